@@ -1,0 +1,1 @@
+"""Where a run happens: the Machine protocol and its implementations."""

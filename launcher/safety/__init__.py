@@ -1,0 +1,1 @@
+"""What keeps a run from leaving anything behind: records, guardian, minder, leases."""

@@ -1,0 +1,1 @@
+"""torchtune recipes, each runnable by itself with `tune run`."""

@@ -1,0 +1,1 @@
+"""Serving the policy: the gateway, the vLLM engines behind it, and what was sampled."""

@@ -1,0 +1,1 @@
+"""Training the policy: batches, losses, packing, the model, checkpoints, the queue of steps."""
