@@ -44,36 +44,36 @@ class Answer(BaseModel):
 class LoraConfig(Body):
     """All-linear LoRA. Serving folds nothing: A and B stay apart from the base weights."""
 
-    rank: int = Field(16, ge=1, le=256)
-    alpha: float = Field(16.0, gt=0)
+    rank: int = Field(default=16, ge=1, le=256)
+    alpha: float = Field(default=16.0, gt=0)
 
 
 class TrainConfig(Body):
     """What one optimizer step does. Defaults follow the field's practice for GRPO with LoRA."""
 
     lora: LoraConfig = LoraConfig()
-    learning_rate: float = Field(2e-5, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    learning_rate: float = Field(default=2e-5, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     loss: Literal["grpo"] = "grpo"
-    clip_low: float = Field(0.2, gt=0)
-    clip_high: float = Field(0.28, gt=0)
-    kl_beta: float = Field(0.0, ge=0)
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
+    kl_beta: float = Field(default=0.0, ge=0)
     scale_rewards: bool = False
     mask_truncated: bool = True
-    pack_tokens: int = Field(4096, ge=16)
+    pack_tokens: int = Field(default=4096, ge=16)
     seed: int = 0
-    keep_checkpoints: int = Field(4, ge=2)
+    keep_checkpoints: int = Field(default=4, ge=2)
 
 
 class EngineConfig(Body):
     """One vLLM server per inference GPU group (one, on the CPU)."""
 
-    max_model_len: int | None = Field(None, ge=64)
-    max_loras: int = Field(4, ge=3)
-    max_num_seqs: int = Field(64, ge=1)
-    memory_fraction: float | None = Field(None, gt=0, le=0.95)
-    kv_cache_gib: float = Field(1.0, gt=0)
+    max_model_len: int | None = Field(default=None, ge=64)
+    max_loras: int = Field(default=4, ge=3)
+    max_num_seqs: int = Field(default=64, ge=1)
+    memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
+    kv_cache_gib: float = Field(default=1.0, gt=0)
 
 
 class RuntimeConfig(Body):
@@ -88,12 +88,12 @@ class RuntimeConfig(Body):
     served_name: str = "policy"
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    engines: int = Field(1, ge=1)
-    train_processes: int = Field(1, ge=1)
+    engines: int = Field(default=1, ge=1)
+    train_processes: int = Field(default=1, ge=1)
     state_dir: str
     socket_dir: str
-    lease_seconds: float = Field(60.0, gt=0)
-    deadline_seconds: float | None = Field(None, gt=0)
+    lease_seconds: float = Field(default=60.0, gt=0)
+    deadline_seconds: float | None = Field(default=None, gt=0)
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str = "slipway"
     train: TrainConfig = TrainConfig()
@@ -113,7 +113,7 @@ class Member(Body):
 
     rollout: str = Field(min_length=1, max_length=128)
     predictor: str | None = None
-    call: int | None = Field(None, ge=0)
+    call: int | None = Field(default=None, ge=0)
     reward: float | None = None
     failure: str | None = None
 
