@@ -1,0 +1,1 @@
+"""The tests: `unit` and `e2e` run in the launcher's environment, `runtime` in the runtime's own."""

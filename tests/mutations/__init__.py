@@ -1,0 +1,1 @@
+"""Patches that break the code on purpose, one per known way to be silently wrong."""

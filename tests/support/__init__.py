@@ -1,0 +1,1 @@
+"""What several tests share: the runtime's environment, and pytest run inside it."""

@@ -1,0 +1,31 @@
+"""The runtime's environment, built once by the product's own bootstrap, with pytest on top."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@functools.cache
+def runtime_python() -> Path:
+    """The Python that has vLLM, torchtune and pytest. Built on first use (a download on a fresh machine)."""
+    if chosen := os.environ.get("SLIPWAY_TEST_RUNTIME_PYTHON"):
+        return Path(chosen)
+    from launcher.home import Home
+    from runtime import bootstrap
+
+    return bootstrap.ensure_environment(Home.find().environments, variant="cpu", extras=("test",))
+
+
+def runtime_environ(tree: Path = REPOSITORY) -> dict[str, str]:
+    """The environment of a process that runs the runtime's code from `tree`."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
