@@ -154,7 +154,7 @@ class StepCounts(Answer):
 
 
 class StepStatus(Answer):
-    """`GET /slipway/steps/{id}?wait=30`: returns when the step is published or failed, or at the wait's end."""
+    """`GET /slipway/steps/{id}?wait=30`: answers once published or failed, or when the wait ends."""
 
     id: int
     key: str
@@ -180,7 +180,7 @@ class CheckpointInfo(Answer):
 
 
 class RestoreRequest(Body):
-    """`POST /slipway/checkpoints/{name}/restore`: serve (and train on from) a kept checkpoint, as a new version."""
+    """`POST /slipway/checkpoints/{name}/restore`: serve a kept checkpoint as a new version."""
 
     key: str = Field(min_length=1, max_length=128)
 
