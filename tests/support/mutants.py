@@ -59,7 +59,10 @@ class Outcome:
 def copy_tree(into: Path) -> Path:
     """Copy the files git knows or would know; a mutation never touches the tree itself."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=REPOSITORY, check=True, capture_output=True
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
     )
     for name in listed.stdout.decode().split("\0"):
         source = REPOSITORY / name
@@ -112,5 +115,7 @@ def run_here(tree: Path, tests: tuple[str, ...], extra_environ: dict[str, str]) 
     """Run tests of the launcher's side against the mutated tree, in this environment."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tree, *tests]
     environ = {**runtime_environ(tree), **extra_environ, "CI": ""}
-    done = subprocess.run(command, cwd=tree, env=environ, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+    done = subprocess.run(
+        command, cwd=tree, env=environ, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+    )
     return Outcome(done.returncode, (done.stdout + done.stderr)[-4000:])

@@ -60,8 +60,11 @@ class RemoteItem(pytest.Item):
             selected = [item.nodeid for item in self.session.items if isinstance(item, RemoteItem)]
             child = self.config.stash[_CHILD] = RemoteSession(selected)
         reports = child.wait_for(self.nodeid)
-        failed = [f"{report['nodeid']} ({report['when']})\n{report['text']}" for report in reports
-                  if report["outcome"] == "failed"]
+        failed = [
+            f"{report['nodeid']} ({report['when']})\n{report['text']}"
+            for report in reports
+            if report["outcome"] == "failed"
+        ]
         if failed:
             raise RemoteFailure("\n\n".join(failed))
         skipped = [report["text"] for report in reports if report["outcome"] == "skipped"]
@@ -154,5 +157,7 @@ def _marks_in(nodes: Iterable[ast.AST]) -> set[str]:
         inner.attr
         for node in nodes
         for inner in ast.walk(node)
-        if isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "pytest.mark" and inner.attr == "slow"
+        if isinstance(inner, ast.Attribute)
+        and ast.unparse(inner.value) == "pytest.mark"
+        and inner.attr == "slow"
     }

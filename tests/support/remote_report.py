@@ -29,7 +29,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Send each phase that says something: the call, and a set-up or tear-down that failed or skipped."""
     if report.when == "call" or not report.passed:
-        _send({"when": report.when, "nodeid": report.nodeid, "outcome": report.outcome, "text": _text(report)})
+        _send(
+            {"when": report.when, "nodeid": report.nodeid, "outcome": report.outcome, "text": _text(report)}
+        )
 
 
 @pytest.hookimpl(trylast=True)

@@ -45,7 +45,9 @@ def _imports(path: Path) -> set[str]:
 
 
 def _sources() -> list[Path]:
-    return [path for path in _tracked() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] != "tests"]
+    return [
+        path for path in _tracked() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] != "tests"
+    ]
 
 
 def test_the_top_level_is_the_agreed_one() -> None:
@@ -79,7 +81,9 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
 
 def test_ruff_is_clean() -> None:
     for arguments in (["check"], ["format", "--check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *arguments, "."], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *arguments, "."], cwd=ROOT, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -89,7 +93,9 @@ def test_types_are_clean() -> None:
 
 
 def test_no_machine_path_or_registry_host_is_committed() -> None:
-    forbidden = re.compile(r"https?://[^\s\"')]*(pypi\.|pythonhosted|download\.pytorch)|/root/|--(extra-)?index-url")
+    forbidden = re.compile(
+        r"https?://[^\s\"')]*(pypi\.|pythonhosted|download\.pytorch)|/root/|--(extra-)?index-url"
+    )
     for path in _tracked():
         if path.suffix in {".safetensors", ".png"} or path == Path(__file__):
             continue

@@ -1,0 +1,108 @@
+"""However a run ends, nothing of ours is left, and the same command runs again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import free_port
+from tests.support.launched import Launched, processes_of, wait_until
+
+pytestmark = pytest.mark.slow
+
+# A program that trains: it says when a step is on its way and never ends by itself.
+PROGRAM = """
+import sys, time
+sys.argv = ["quickstart.py", "--steps", "1000", "--held-out", "8"]
+import runpy
+runpy.run_path("examples/quickstart.py", run_name="__main__")
+"""
+
+
+def _launch(home: Path, *options: str) -> Launched:
+    launched = Launched(
+        home, ["--port", str(free_port()), "--lease", "20s", *options, "--", "python", "-c", PROGRAM]
+    )
+    return launched
+
+
+def _reach_a_step(launched: Launched) -> None:
+    """Wait until a step's batch is on disk and its checkpoint is not: the trainer is at work."""
+
+    def in_a_step() -> bool:
+        assert launched.process.poll() is None, launched.stdout + launched.stderr
+        if not (launched.home / "runs").exists() or not any((launched.home / "runs").iterdir()):
+            return False
+        machine = launched.run_dir / "machine"
+        steps = {path.name for path in machine.glob("steps/0*")}
+        committed = {path.name.removeprefix("step-") for path in machine.glob("checkpoints/step-*")}
+        return len(committed) >= 1 and bool(steps - committed)
+
+    wait_until(in_a_step, 300, "a step in the trainer")
+
+
+def _nothing_left(launched: Launched, seconds: float) -> None:
+    wait_until(lambda: not processes_of(launched.run_id), seconds, f"no process left of {launched.run_id}")
+
+
+def test_ctrl_c_in_mid_run_ends_cleanly_with_130_and_brings_the_results_home(home: Path) -> None:
+    launched = _launch(home)
+    try:
+        _reach_a_step(launched)
+        launched.interrupt()
+        assert launched.wait(90) == 130
+        assert "down: verified" in launched.stderr
+        _nothing_left(launched, 5)
+        assert (launched.run_dir / "results" / "adapter" / "adapter_model.safetensors").exists()
+    finally:
+        launched.kill_tree()
+
+
+def test_kill_9_of_launch_in_mid_step_leaves_nothing(home: Path) -> None:
+    launched = _launch(home)
+    try:
+        _reach_a_step(launched)
+        launched.process.send_signal(signal.SIGKILL)
+        _nothing_left(launched, 60)
+        record = wait_until(lambda: _ended(launched.run_dir), 30, "the guardian to write what it did")
+        assert "guardian" in json.dumps(record)
+    finally:
+        launched.kill_tree()
+
+
+def test_kill_9_of_launch_and_guardian_together_leaves_nothing_once_the_lease_is_over(home: Path) -> None:
+    launched = _launch(home)
+    try:
+        _reach_a_step(launched)
+        guardians = [
+            process
+            for process in processes_of(launched.run_id)
+            if "launcher.safety.guardian" in process.cmdline()
+        ]
+        guardians = guardians or [
+            process for process in psutil.process_iter() if _is_guardian_of(process, launched.run_id)
+        ]
+        assert guardians
+        for pid in [launched.process.pid, *(process.pid for process in guardians)]:
+            os.kill(pid, signal.SIGKILL)
+        _nothing_left(launched, 20 + 60)
+    finally:
+        launched.kill_tree()
+
+
+def _is_guardian_of(process: psutil.Process, run_id: str) -> bool:
+    try:
+        command = process.cmdline()
+    except psutil.Error:
+        return False
+    return "launcher.safety.guardian" in command and any(run_id in word for word in command)
+
+
+def _ended(run_dir: Path) -> dict[str, object] | None:
+    record = json.loads((run_dir / "record.json").read_text())
+    return record if "ended" in json.dumps(record) else None
