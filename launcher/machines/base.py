@@ -1,0 +1,145 @@
+"""What a run needs of a place to run: the Machine protocol, and finding a machine again from its record.
+
+Neighbours: `run.py` drives these calls in order, `local.py` is a machine made of processes on this
+computer; `safety/guardian.py` calls `down` and `proof` when the launcher is gone.
+Knows nothing of prices, programs or the terminal.
+
+    arm → push → setup → serve → (work) → pull → down → proof
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from launcher.errors import LaunchError
+
+if TYPE_CHECKING:  # pydantic costs 0.25 s, the guardian must start at once
+    from launcher.safety.records import RunRecord
+    from runtime.schema import RuntimeConfig
+
+# One line of what is going on, for the terminal and the log.
+Progress = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """A Progress that says nothing."""
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What came home. `skipped` names what was there but not whole, each with its reason."""
+
+    into: Path
+    files: int
+    bytes: int
+    seconds: float
+    step: int | None
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether it is proven that nothing of the machine is left. Silence is never success."""
+
+    verified: bool
+    detail: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Machine(Protocol):
+    """One place a runtime runs, for the length of one run. All waits inside are bounded.
+
+    Before `arm` nothing exists; `describe()` is complete from the start, so that the record holds
+    everything `down` needs before anything is created. `state_dir` and `socket_dir` are paths *there*,
+    for the RuntimeConfig.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The word under which `from_record` finds the class."""
+        ...
+
+    @property
+    def state_dir(self) -> str:
+        """The folder of the run's state on the machine."""
+        ...
+
+    @property
+    def socket_dir(self) -> str:
+        """The folder (0700, a short path) of the runtime's sockets on the machine."""
+        ...
+
+    def arm(self) -> None:
+        """Make the place. Raises PreflightError, CapacityError."""
+        ...
+
+    def push(self) -> None:
+        """Bring the runtime's code and the model there."""
+        ...
+
+    def setup(self, progress: Progress = silent) -> None:
+        """Build the runtime's environment there. Raises PreflightError, JobFailed."""
+        ...
+
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+        """Start the runtime, wait until it is ready; a Unix socket on this computer that answers HTTP.
+
+        Raises JobFailed with the last lines of the log of what failed.
+        """
+        ...
+
+    def pull(self, into: Path) -> PullReport:
+        """Bring the results home, whole files only. Raises NotPulled."""
+        ...
+
+    def down(self) -> None:
+        """End everything, whoever asks and however often. Never raises for what is already gone."""
+        ...
+
+    def proof(self) -> Proof:
+        """Look for what is left."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """All that another process needs to take this machine down, as JSON."""
+        ...
+
+
+class NoMachine:
+    """The machine of a record whose run ended before it had one: nothing to end, nothing left."""
+
+    def down(self) -> None:
+        """Nothing was started."""
+
+    def proof(self) -> Proof:
+        """Nothing was started."""
+        return Proof(True, "nothing had been started")
+
+
+class Endable(Protocol):
+    """The part of a machine that ends it: all that a guardian needs."""
+
+    def down(self) -> None: ...
+
+    def proof(self) -> Proof: ...
+
+
+def from_record(record: RunRecord) -> Endable:
+    """The machine a record describes, in whatever process asks. Raises LaunchError for an unknown kind."""
+    if not record.machine:
+        return NoMachine()
+    kind = record.machine.get("kind")
+    if kind == "local":
+        from launcher.machines.local import LocalMachine
+
+        return LocalMachine.described(record.machine)
+    raise LaunchError(
+        f"{record.id} is on a machine of kind {kind!r}, which this version cannot end",
+        "a newer version wrote the record",
+        f"uv tool upgrade slipway-rl && launch down {record.id}",
+    )

@@ -1,0 +1,179 @@
+"""Processes by pid *and* start time: naming exactly what was started, finding its tree, ending it.
+
+Neighbours: `records.py` stores these names; `guardian.py`, `minder.py` and `machines/local.py` end trees.
+A pid alone is reused by the system; a pid with its start time is not. Linux keeps start times in ticks
+since boot, so a name holds its boot's id as well. Knows nothing of runs or of what processes do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_POLL_SECONDS = 0.02
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, order=True)
+class ProcessId:
+    """One process that was running once, never another one with the same pid."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """The running process with this pid; None when there is none (a zombie has ended)."""
+        started = _started(pid)
+        return None if started is None else cls(pid, started)
+
+    @classmethod
+    def own(cls) -> ProcessId:
+        """This process."""
+        found = cls.of(os.getpid())
+        assert found is not None  # we are running
+        return found
+
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return _started(self.pid) == self.started
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to this very process; nothing happens when it has ended."""
+        try:
+            if not hasattr(os, "pidfd_open"):
+                if self.alive():
+                    os.kill(self.pid, number)
+                return
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                if self.alive():  # asked while the descriptor holds the pid: no other process can take it
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+        except ProcessLookupError:
+            return
+
+
+def tree(roots: Iterable[ProcessId]) -> set[ProcessId]:
+    """The living processes among `roots` and everything below them."""
+    found: set[ProcessId] = set()
+    for root in roots:
+        if not root.alive():
+            continue
+        found.add(root)
+        try:
+            below = [child.pid for child in psutil.Process(root.pid).children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
+        found |= {child for pid in below if (child := ProcessId.of(pid))}
+    return found
+
+
+def carrying(variable: str, value: str) -> set[ProcessId]:
+    """The living processes, other than this one, that were started with `variable=value` in their environment.
+
+    Only this user's processes can be read; those of others cannot be ours.
+    """
+    found: set[ProcessId] = set()
+    for pid in psutil.pids():
+        if pid == os.getpid():
+            continue
+        try:
+            environ = psutil.Process(pid).environ()
+        except (psutil.Error, OSError):
+            continue
+        if environ.get(variable) == value and (process := ProcessId.of(pid)):
+            found.add(process)
+    return found
+
+
+def end(
+    find: Callable[[], set[ProcessId]], grace_seconds: float, kill_seconds: float = 5.0
+) -> set[ProcessId]:
+    """TERM what `find` finds, after the grace KILL it, until it finds nothing; returns what would not go.
+
+    `find` is asked again each round, so a child born meanwhile is met too. What was found once is followed
+    even when its parent's death hides it from `find`.
+    """
+    begun = time.monotonic()
+    known: set[ProcessId] = set()
+    while True:
+        now = time.monotonic() - begun
+        left = {process for process in tree(known | find()) if process.pid != os.getpid()}
+        if not left or now > grace_seconds + kill_seconds:
+            return left
+        for process in left - known:
+            process.send(signal.SIGTERM)
+        if now >= grace_seconds:
+            for process in left:
+                process.send(signal.SIGKILL)
+        known |= left
+        time.sleep(_POLL_SECONDS)
+
+
+def wait_gone(process: ProcessId, seconds: float) -> bool:
+    """Wait for its end, at most so long; whether it ended."""
+    bound = time.monotonic() + seconds
+    while process.alive():
+        if time.monotonic() > bound:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def adopt_orphans() -> None:
+    """Linux: descendants whose parent dies become our children, so none gets out of sight."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(number: signal.Signals, parent: int) -> None:
+    """Linux, in a child before its exec: get `number` when the thread of `parent` that forked us ends."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # it ended before the line above
+            os.kill(os.getpid(), number)
+
+
+def _started(pid: int) -> str | None:
+    """When the process with this pid started, as an opaque text; None when none runs."""
+    if sys.platform == "linux":
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        # Field 2, the command in brackets, may itself hold blanks and brackets: count from its end.
+        fields = stat.rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else f"{_boot()}-{fields[19].decode()}"
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.2f}"
+    except psutil.NoSuchProcess:
+        return None
+
+
+@functools.cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
