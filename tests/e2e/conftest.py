@@ -1,4 +1,4 @@
-"""Homes for real runs (their caches are the user's own, so environments are built once) and a shared endpoint."""
+"""Homes for real runs, whose caches are the user's own (environments are built once), and one endpoint."""
 
 from __future__ import annotations
 

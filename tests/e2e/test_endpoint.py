@@ -124,10 +124,7 @@ def test_response_format_gives_json(client: openai.OpenAI) -> None:
 
 def test_seed_is_answered_and_the_engine_lives(client: openai.OpenAI, endpoint: Launched) -> None:
     before = _engine(endpoint).pid
-    try:
-        client.chat.completions.create(model="policy", messages=PROMPT, max_tokens=4, seed=7)
-    except openai.BadRequestError as error:
-        assert "seed" in str(error)
+    client.chat.completions.create(model="policy", messages=PROMPT, max_tokens=4, seed=7)
     assert client.chat.completions.create(model="policy", messages=PROMPT, max_tokens=4).choices
     assert _engine(endpoint).pid == before
 

@@ -25,7 +25,7 @@ from tests.support.remote_report import DESCRIPTOR_VARIABLE, function_of
 FOLDER = REPOSITORY / "tests" / "runtime"
 
 
-class RemoteFailure(Exception):
+class RemoteError(Exception):
     """A test failed in the runtime's environment; the text is that pytest's own."""
 
 
@@ -66,13 +66,13 @@ class RemoteItem(pytest.Item):
             if report["outcome"] == "failed"
         ]
         if failed:
-            raise RemoteFailure("\n\n".join(failed))
+            raise RemoteError("\n\n".join(failed))
         skipped = [report["text"] for report in reports if report["outcome"] == "skipped"]
         if skipped:
             pytest.skip(skipped[0])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        if isinstance(excinfo.value, RemoteFailure):
+        if isinstance(excinfo.value, RemoteError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
@@ -90,8 +90,8 @@ class RemoteSession:
         self._finished: Counter[str] = Counter()
         self._reports: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self._process = subprocess.Popen(
-            [runtime_python(), "-m", "pytest", "-p", "tests.support.remote_report", "-p", "no:cacheprovider", "-q",
-             "--rootdir", REPOSITORY, "--confcutdir", FOLDER, *nodeids],
+            [runtime_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider",
+             "-p", "tests.support.remote_report", "--rootdir", REPOSITORY, "--confcutdir", FOLDER, *nodeids],
             cwd=REPOSITORY,
             env={**runtime_environ(), DESCRIPTOR_VARIABLE: str(writer)},
             stdin=subprocess.DEVNULL,
@@ -110,7 +110,7 @@ class RemoteSession:
                 break
             self._take(json.loads(line))
         if not self._cases[function] or self._finished[function] < self._cases[function]:
-            raise RemoteFailure(f"the runtime's pytest ended without running {function}:\n{self._tail()}")
+            raise RemoteError(f"the runtime's pytest ended without running {function}:\n{self._tail()}")
         return self._reports[function]
 
     def close(self) -> None:

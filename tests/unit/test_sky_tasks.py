@@ -1,4 +1,4 @@
-"""The task files are SkyPilot's own: the real SkyPilot reads them, and they open no port and carry no secret."""
+"""The real SkyPilot reads our task files; they open no port and carry no secret."""
 
 from __future__ import annotations
 

@@ -1,0 +1,179 @@
+"""The main job as a new user runs it: a wheel, an empty environment that also has SkyPilot, another folder.
+
+One run serves several promises: it learns, it leaves nothing, what came home is what was served, and the
+recorded batches give the same adapter again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import free_port, make_home
+from tests.support.environment import REPOSITORY, runtime_environ, runtime_python
+from tests.support.launched import Launched, processes_of
+
+pytestmark = pytest.mark.slow
+
+LETTERS = 26
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run of the quickstart that has ended."""
+
+    launched: Launched
+    python: Path
+    exit_code: int
+
+    @property
+    def results(self) -> Path:
+        return self.launched.run_dir / "results"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.results / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an empty environment with our wheel and SkyPilot in it."""
+    folder = tmp_path_factory.mktemp("installed")
+    run = lambda *words: subprocess.run(words, check=True, cwd=REPOSITORY, capture_output=True)  # noqa: E731
+    run("uv", "build", "--wheel", "--out-dir", folder)
+    (wheel,) = folder.glob("slipway_rl-*.whl")
+    run("uv", "venv", "--python", sys.executable, folder / "venv")
+    python = folder / "venv" / "bin" / "python"
+    run("uv", "pip", "install", "--python", python, f"slipway-rl[cloud,dspy] @ file://{wheel}")
+    return python
+
+
+@pytest.fixture(scope="module")
+def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    """The quickstart, run once from a folder that is not the repository."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    shutil.copy(REPOSITORY / "examples" / "quickstart.py", folder)
+    launched = Launched(
+        make_home(folder / "home"),
+        ["--port", str(free_port()), "--", str(installed), "quickstart.py", "--seed", "1"],
+        cwd=folder,
+        executable=[str(installed.with_name("launch"))],
+    )
+    try:
+        yield Finished(launched, installed, launched.wait(600))
+    finally:
+        launched.kill_tree()
+
+
+def test_it_ends_well_and_leaves_no_process(finished: Finished) -> None:
+    assert finished.exit_code == 0, finished.launched.stdout + finished.launched.stderr
+    assert "down: verified" in finished.launched.stderr
+    assert "$0.00" in finished.launched.stderr
+    assert not processes_of(finished.launched.run_id)
+
+
+def test_the_reward_rises_and_the_format_holds(finished: Finished) -> None:
+    before, after = finished.summary["before"], finished.summary["after"]
+    assert before["parse_rate"] >= 0.9
+    assert after["parse_rate"] >= before["parse_rate"]
+    assert after["score"] - before["score"] >= 0.25 * LETTERS
+    assert (finished.results / "reward.png").stat().st_size > 1000
+
+
+def test_every_rollout_was_trained_or_counted(finished: Finished) -> None:
+    lines = (finished.results / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == finished.summary["steps"]
+    for line in map(json.loads, lines):
+        counts = line["counts"]
+        assert counts["trained"] + sum(counts["dropped"].values()) == counts["samples"]
+        assert counts["retokenised"] == 0
+
+
+def test_skypilot_is_still_skypilot_beside_our_wheel(finished: Finished, tmp_path: Path) -> None:
+    program = "import sky, launcher; assert hasattr(sky, 'launch'); print(sky.__version__)"
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    done = subprocess.run(
+        [finished.python, "-c", program], cwd=tmp_path, capture_output=True, text=True, env=environ
+    )
+    assert done.stdout.strip() == "0.14.1", done.stderr
+
+
+def test_the_pulled_adapter_is_the_served_policy_in_peft(finished: Finished) -> None:
+    samples = _held_out_samples(finished)
+    assert len(samples) >= 50
+    model = finished.summary["model_path"]
+    done = subprocess.run(
+        [runtime_python(), "-m", "tests.support.adapter_check", model, finished.results / "adapter"],
+        input="".join(json.dumps(sample) + "\n" for sample in samples),
+        cwd=REPOSITORY,
+        env=runtime_environ(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    print(found)
+    assert found["fp32"]["max_delta"] <= 1e-3
+    assert found["fp32"]["mean_policy_minus_base"] >= 20 * found["fp32"]["mean_delta"]
+
+
+def test_tune_run_on_the_recorded_batches_gives_the_adapter_the_run_gave(
+    finished: Finished, tmp_path: Path
+) -> None:
+    machine = finished.launched.run_dir / "machine"
+    config = json.loads((machine / "runtime.json").read_text()) | {"state_dir": str(tmp_path)}
+    (tmp_path / "runtime.json").write_text(json.dumps(config))
+    shutil.copytree(machine / "steps", tmp_path / "steps")
+    program = (
+        "import os, sys; from pathlib import Path\n"
+        "from runtime.schema import RuntimeConfig\n"
+        "from runtime.training.command import trainer_command\n"
+        "config = RuntimeConfig.model_validate_json(Path(sys.argv[1]).read_text())\n"
+        "command = trainer_command(config, follow=False)\n"
+        "os.execv(command[0], command)\n"
+    )
+    done = subprocess.run(
+        [runtime_python(), "-c", program, tmp_path / "runtime.json"],
+        cwd=REPOSITORY,
+        env=runtime_environ(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert _adapter_hash(tmp_path) == _adapter_hash(machine)
+
+
+def _held_out_samples(finished: Finished) -> list[dict[str, Any]]:
+    """Token ids and served logprobs of the held-out answers of the policy that came home."""
+    manifest = _newest_manifest(finished.launched.run_dir / "machine")
+    journal = (finished.launched.run_dir / "machine" / "samples").glob("*.jsonl")
+    records = [json.loads(line) for path in sorted(journal) for line in path.read_text().splitlines()]
+    return [
+        {
+            "prompt": sample["prompt_ids"],
+            "completion": sample["completion_ids"],
+            "logprobs": sample["logprobs"],
+        }
+        for record in records
+        for sample in record["samples"]
+        if sample["purpose"] == "eval" and sample["version"] == manifest["version"]
+    ]
+
+
+def _newest_manifest(machine: Path) -> dict[str, Any]:
+    newest = max((machine / "checkpoints").glob("step-*"))
+    return json.loads((newest / "manifest.json").read_text())
+
+
+def _adapter_hash(machine: Path) -> tuple[int, str]:
+    manifest = _newest_manifest(machine)
+    return manifest["step"], manifest["adapter_sha256"]
