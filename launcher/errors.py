@@ -14,6 +14,7 @@ Knows nothing of printing, files or processes.
     └── NotPulled            8   results are still on the machine
 """
 
+# ruff: noqa: N818 - these names say what happened
 from __future__ import annotations
 
 import difflib

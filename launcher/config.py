@@ -1,0 +1,257 @@
+"""Every setting of a run, each with where it came from.
+
+Flags > `LAUNCH_*` > `.env` > `launch.toml` > the user's `config.toml` > defaults. An unknown key is an error.
+Neighbours: `cli.py` hands in the flags, `settings.py` has our keys, `runtime_config.py` the runtime's own.
+Knows nothing of printing or of how a run is made.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import ConfigError, LaunchError, UsageError, suggestion
+from launcher.home import Home
+from launcher.settings import SECRETS, SETTINGS, Setting, Settings, Value, variable_of
+
+# LAUNCH_* names that are not settings: ours to read, or what a run tells its program.
+_NOT_SETTINGS = frozenset(
+    {
+        "LAUNCH_HOME",
+        "LAUNCH_FAILPOINT",
+        "LAUNCH_BASE_URL",
+        "LAUNCH_API_KEY",
+        "LAUNCH_RUN_DIR",
+        "LAUNCH_RUN_ID",
+    }
+)
+# A foreign LAUNCH_X in the environment is nobody's mistake; one this close to a setting's name is.
+_TYPO = 0.8
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One source: raw values by key, how to name the place of a key, and what its errors are."""
+
+    values: dict[str, Any]
+    place: Callable[[str], str]
+    error: type[LaunchError]
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    sets: tuple[str, ...] = (),
+    env_file: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    home: Home | None = None,
+) -> Settings:
+    """All sources merged. `flags` by key, None where not given; `sets` as `key=value` texts.
+
+    Raises UsageError for a flag, ConfigError for a file or the environment.
+    """
+    environ = os.environ if environ is None else environ
+    folder = Path.cwd() if folder is None else folder
+    home = Home.find() if home is None else home
+    from launcher import runtime_config  # pydantic: 0.25 s that help and status do without
+
+    runtime_defaults = runtime_config.defaults()
+    known = [*SETTINGS, *runtime_defaults]
+    dotenv = _read_dotenv(env_file, folder)
+    layers = [
+        _flag_layer(flags or {}),
+        _set_layer(sets, list(runtime_defaults)),
+        _environment_layer(environ, known, _inside_a_run(environ)),
+        _dotenv_layer(dotenv, known, env_file),
+        _toml_layer(folder / "launch.toml", "launch.toml", known),
+        _toml_layer(home.user_config, str(home.user_config), known),
+    ]
+    values = {key: _resolve(setting, layers) for key, setting in SETTINGS.items()}
+    overrides: dict[str, Any] = {}
+    for key, default in runtime_defaults.items():
+        values[key] = Value(default, "default")
+        for layer in layers:
+            if key in layer.values:
+                overrides[key] = _none_or(layer.values[key])
+                values[key] = Value(overrides[key], layer.place(key))
+                _check_runtime(key, overrides[key], layer)
+                break
+    return Settings(
+        model=values["model"].value,
+        name=values["name"].value,
+        gpus=values["gpus"].value,
+        infra=values["infra"].value,
+        max_seconds=values["max"].value,
+        lease_seconds=values["lease"].value,
+        budget=values["budget"].value,
+        port=values["port"].value,
+        openai_env=values["openai_env"].value,
+        wandb=values["wandb"].value,
+        yes=values["yes"].value,
+        runtime=overrides,
+        values=values,
+        secrets=_secrets(environ, dotenv, env_file),
+    )
+
+
+# ------------------------------------------------------------------ the sources
+
+
+def _flag_layer(flags: Mapping[str, Any]) -> _Layer:
+    given = {key: value for key, value in flags.items() if value is not None}
+    return _Layer(given, lambda key: "--" + key.replace("_", "-"), UsageError)
+
+
+def _set_layer(sets: tuple[str, ...], known: list[str]) -> _Layer:
+    values: dict[str, Any] = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(
+                f"--set {text}: no value",
+                "a setting is given as KEY=VALUE",
+                f"launch --set {key}=VALUE   (`launch config` lists the keys)",
+            )
+        if key in SETTINGS:
+            option = "--" + key.replace("_", "-")
+            raise UsageError(f"--set {key}: this has an option of its own", None, f"launch {option} {value}")
+        _known_or_raise(key, f"--set {key}", known, UsageError, "launch --set {}=" + value)
+        values[key] = value
+    return _Layer(values, lambda key: f"--set {key}", UsageError)
+
+
+def _environment_layer(environ: Mapping[str, str], known: list[str], inside_a_run: bool) -> _Layer:
+    values = _from_variables(environ, known, "the environment")
+    if inside_a_run:
+        # There LAUNCH_MODEL tells the program what to ask the endpoint for.
+        values.pop("model", None)
+    return _Layer(values, variable_of, ConfigError)
+
+
+def _dotenv_layer(dotenv: Mapping[str, str], known: list[str], env_file: Path | None) -> _Layer:
+    name = str(env_file) if env_file else ".env"
+    return _Layer(
+        _from_variables(dotenv, known, name), lambda key: f"{name}: {variable_of(key)}", ConfigError
+    )
+
+
+def _toml_layer(path: Path, name: str, known: list[str]) -> _Layer:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        table = {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} cannot be read", str(error), f"correct {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read", error.strerror, f"ls -l {path}") from None
+    values = _flatten("", table)
+    for key in values:
+        _known_or_raise(key, f"{name}: {key}", known, ConfigError, f"in {path}: {{}} = …")
+    return _Layer(values, lambda _key: name, ConfigError)
+
+
+def _read_dotenv(env_file: Path | None, folder: Path) -> dict[str, str]:
+    path = env_file or folder / ".env"
+    if not path.is_file():
+        if env_file is not None:
+            raise ConfigError(f"no file {env_file}", "named by --env-file", f"ls -l {env_file}")
+        return {}
+    from dotenv import dotenv_values
+
+    return {key: value for key, value in dotenv_values(path).items() if value is not None}
+
+
+def _secrets(
+    environ: Mapping[str, str], dotenv: Mapping[str, str], env_file: Path | None
+) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for name in SECRETS:
+        if environ.get(name):
+            found[name] = Value(environ[name], "the environment")
+        elif dotenv.get(name):
+            found[name] = Value(dotenv[name], str(env_file) if env_file else ".env")
+    return found
+
+
+# ------------------------------------------------------------------ keys and values
+
+
+def _from_variables(variables: Mapping[str, str], known: list[str], place: str) -> dict[str, Any]:
+    """The LAUNCH_* settings among `variables`; an empty one counts as not set."""
+    by_variable = {variable_of(key): key for key in known}
+    values: dict[str, Any] = {}
+    for name, value in variables.items():
+        if not name.startswith("LAUNCH_") or name in _NOT_SETTINGS or not value:
+            continue
+        if name in by_variable:
+            values[by_variable[name]] = value
+        elif meant := suggestion(name, by_variable, _TYPO):
+            why = f"the nearest is {meant}"
+            raise ConfigError(f"{name} in {place}: no such setting", why, f"export {meant}=…")
+    return values
+
+
+def _known_or_raise(key: str, place: str, known: list[str], error: type[LaunchError], hint: str) -> None:
+    if key in known:
+        return
+    from launcher.runtime_config import OURS
+
+    if key in OURS:
+        raise error(f"{place}: launch sets this itself", "it follows from the options", "launch config")
+    full = suggestion(key, known) or _by_last_word(key, known)
+    raise error(
+        f"{place}: no such setting",
+        f"the nearest is {full}" if full else "`launch config` lists every key",
+        hint.format(full) if full else "launch config",
+    )
+
+
+def _by_last_word(key: str, known: list[str]) -> str | None:
+    """`learning_rat` means `train.learning_rate`: people leave the room out."""
+    by_word = {name.rpartition(".")[2]: name for name in known}
+    word = suggestion(key.rpartition(".")[2], by_word)
+    return by_word[word] if word else None
+
+
+def _resolve(setting: Setting, layers: list[_Layer]) -> Value:
+    for layer in layers:
+        if setting.key in layer.values:
+            raw, place = layer.values[setting.key], layer.place(setting.key)
+            try:
+                return Value(setting.parse(raw), place)
+            except ValueError as reason:
+                raise layer.error(f"{place}: {raw!r} does not fit", str(reason), "launch --help") from None
+    return Value(setting.default, "default")
+
+
+def _check_runtime(key: str, value: Any, layer: _Layer) -> None:
+    """Refuse a value the runtime would refuse, while it is known who said it."""
+    from launcher import runtime_config
+
+    try:
+        runtime_config.check({key: value})
+    except runtime_config.InvalidSettingError as invalid:
+        place = layer.place(key)
+        name = place if key in place else f"{place}: {key}"
+        raise layer.error(f"{name}: {value!r} does not fit", invalid.reason, "launch config") from None
+
+
+def _inside_a_run(environ: Mapping[str, str]) -> bool:
+    return bool(environ.get("LAUNCH_RUN_ID"))
+
+
+def _none_or(value: Any) -> Any:
+    return None if isinstance(value, str) and value.lower() == "none" else value
+
+
+def _flatten(prefix: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        keys.update(_flatten(f"{key}.", value) if isinstance(value, dict) else {key: value})
+    return keys

@@ -1,0 +1,127 @@
+"""The settings of a run: each key, how its text becomes a value, what it is when nobody says.
+
+Neighbours: `config.py` fills Settings from all sources, `run.py` reads them.
+Knows nothing of files, flags or the environment. The runtime's own keys are in `runtime_config.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.units import parse_duration, parse_money
+
+TINY_MODEL = "tiny"
+DEFAULT_PORT = 7453
+WANDB_MODES = ("disabled", "offline", "online")
+# Handed to the runtime in its environment, shown as set or not set, never with their value.
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "WANDB_ENTITY", "WANDB_BASE_URL")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("expected some text")
+    return value.strip()
+
+
+def _run_name(value: Any) -> str:
+    name = _text(value)
+    plain = name.replace("-", "").replace("_", "")
+    if not plain.isascii() or not plain.isalnum() or not name[0].isalnum() or len(name) > 40:
+        raise ValueError("a name is up to 40 letters, digits, - or _, and starts with a letter or digit")
+    return name
+
+
+def _duration(value: Any) -> float:
+    return parse_duration(str(value))
+
+
+def _money(value: Any) -> float:
+    return parse_money(str(value))
+
+
+def _port(value: Any) -> int:
+    number = int(str(value)) if str(value).isdecimal() else 0
+    if not 1024 <= number <= 65535:
+        raise ValueError("a port is a number from 1024 to 65535")
+    return number
+
+
+def _switch(value: Any) -> bool:
+    word = str(value).strip().lower()
+    if word in {"true", "1", "yes", "on"}:
+        return True
+    if word in {"false", "0", "no", "off"}:
+        return False
+    raise ValueError("expected true or false")
+
+
+def _wandb(value: Any) -> str:
+    if value not in WANDB_MODES:
+        raise ValueError(f"expected one of {', '.join(WANDB_MODES)}")
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of ours: how its text becomes a value, and what it is when nobody says."""
+
+    key: str
+    parse: Callable[[Any], Any]
+    default: Any = None
+
+    @property
+    def variable(self) -> str:
+        return variable_of(self.key)
+
+
+SETTINGS: dict[str, Setting] = {
+    setting.key: setting
+    for setting in (
+        Setting("model", _text, TINY_MODEL),
+        Setting("name", _run_name),
+        Setting("gpus", _text),
+        Setting("infra", _text),
+        Setting("max", _duration),
+        Setting("lease", _duration, 15 * 60.0),
+        Setting("budget", _money),
+        Setting("port", _port),
+        Setting("openai_env", _switch, False),
+        Setting("wandb", _wandb, "disabled"),
+        Setting("yes", _switch, False),
+    )
+}
+
+
+def variable_of(key: str) -> str:
+    """The environment variable of a key: `train.learning_rate` is LAUNCH_TRAIN__LEARNING_RATE."""
+    return "LAUNCH_" + key.upper().replace(".", "__")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value and where it came from, in words: "--max", "LAUNCH_MAX", "launch.toml", "default"."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one run was asked to be. `runtime` holds overrides of the runtime's own keys, dotted."""
+
+    model: str
+    name: str | None
+    gpus: str | None
+    infra: str | None
+    max_seconds: float | None
+    lease_seconds: float
+    budget: float | None
+    port: int | None
+    openai_env: bool
+    wandb: str
+    yes: bool
+    runtime: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    secrets: dict[str, Value] = field(default_factory=dict)

@@ -1,0 +1,58 @@
+"""Durations and money as people write and read them.
+
+Neighbours: `config.py` parses with these, `output.py` shows with these.
+Knows nothing of where a value came from. Errors are ValueErrors whose text is the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+_MONEY = re.compile(r"\$?\s*(\d+(?:\.\d{1,2})?)\s*(?:\$|usd)?", re.IGNORECASE)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in "90s", "15m", "4h", "1h30m", "2d". A bare number is refused: nobody knows its unit."""
+    compact = text.strip().lower().replace(" ", "")
+    parts = _PART.findall(compact)
+    if not parts or "".join(number + unit for number, unit in parts) != compact:
+        raise ValueError("a duration is a number with its unit: 90s, 15m, 4h, 1h30m, 2d")
+    seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+    if seconds <= 0:
+        raise ValueError("a duration is longer than zero")
+    return seconds
+
+
+def parse_money(text: str) -> float:
+    """US dollars in "40", "$40", "12.50"."""
+    match = _MONEY.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("an amount is a number of US dollars: 40, $40, 12.50")
+    amount = float(match.group(1))
+    if amount <= 0:
+        raise ValueError("an amount is more than zero")
+    return amount
+
+
+def format_duration(seconds: float) -> str:
+    """Two units at most: "0.4 s", "8 s", "3m 12s", "1h 05m", "2d 04h"."""
+    if not math.isfinite(seconds):
+        return "-"
+    seconds = max(0.0, seconds)
+    if seconds < 0.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def format_money(dollars: float) -> str:
+    return f"${dollars:,.2f}"
