@@ -1,0 +1,89 @@
+"""The supervisor: starts the gateway, the engines and the trainer, keeps them running, ends them in order.
+
+    python -m runtime --config STATE/runtime.json        (the token on the first line of stdin)
+
+Neighbours: the keeper is its parent and passes the token through; supervision.py does the work. It serves no
+HTTP: the gateway reads `supervisor.json`. All children start at once, because importing is what takes long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from runtime.keeper import read_token
+from runtime.probes import EngineProbe, HealthProbe, TrainerProbe
+from runtime.schema import RuntimeConfig
+from runtime.supervision import ChildSpec, Supervisor, stop_on
+from runtime.training.command import trainer_command
+
+# The trainer ends between two steps: a step begun is finished and committed when it fits into this.
+TRAINER_STOP_SECONDS = 30.0
+
+
+def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[ChildSpec]:
+    """The children. They stop in this order: the trainer (it saves), the gateway, the engines."""
+    state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
+    logs = state_dir / "logs"
+    told = ["--config", str(config_path)]
+    trainer = ChildSpec(
+        name="trainer",
+        command=trainer_command(config),
+        log=logs / "trainer.log",
+        probe=TrainerProbe(state_dir / "trainer.json"),
+        sick_seconds=5.0,  # the probe itself waits for a stall
+        stop_seconds=TRAINER_STOP_SECONDS,
+        stop_rank=0,
+    )
+    gateway = ChildSpec(
+        name="gateway",
+        command=[sys.executable, "-m", "runtime.serving.gateway", *told],
+        log=logs / "gateway.log",
+        probe=HealthProbe(socket_dir / "gateway.sock", "/healthz"),
+        stdin_line=token,
+        start_seconds=120.0,
+        stop_seconds=5.0,
+        stop_rank=1,
+        vital=True,
+    )
+    engines = [
+        ChildSpec(
+            name=f"engine-{index}",
+            command=[sys.executable, "-m", "runtime.serving.engine", *told, "--index", str(index)],
+            log=logs / f"engine-{index}.log",
+            probe=EngineProbe(socket_dir / f"engine-{index}.sock"),
+            stop_rank=2,
+        )
+        for index in range(config.engines)
+    ]
+    return [trainer, gateway, *engines]
+
+
+async def supervise(config_path: Path, token: bytes) -> int:
+    """Run until SIGTERM; the exit code."""
+    config = RuntimeConfig.model_validate_json(config_path.read_text())
+    for folder in (Path(config.state_dir), Path(config.state_dir) / "logs"):
+        folder.mkdir(parents=True, exist_ok=True)
+    Path(config.socket_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+    Path(config.socket_dir).chmod(0o700)
+    stop = asyncio.Event()
+    stop_on((signal.SIGTERM, signal.SIGINT), stop.set)
+    return await Supervisor(Path(config.state_dir), children(config_path, config, token)).run(stop)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="runtime", description="Supervises the runtime's processes.")
+    parser.add_argument("--config", required=True, help="state_dir/runtime.json")
+    config_path = Path(parser.parse_args(arguments).config).resolve()
+    token = read_token()
+    if not token:
+        print("supervisor: no token on the first line of stdin", file=sys.stderr)  # noqa: T201 - its one message
+        return 2
+    return asyncio.run(supervise(config_path, token))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""Small files that several processes of the runtime read while one writes: whole or absent, never half.
+
+Neighbours: the keeper, the supervisor and the gateway write their state with it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    """Replace `path` with `value` as JSON in one step; `durable` also survives a power cut (fsync)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w") as file:
+        json.dump(value, file)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(temporary, path)
+    if durable:
+        sync_folder(path.parent)
+
+
+def read_json(path: Path) -> Any | None:
+    """The file's value; None when there is no such file. Raises ValueError when it is not JSON."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Append one JSON object as a line, in one write."""
+    line = json.dumps(value) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries (a rename, a new file) survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def last_lines(path: Path, count: int = 12, most_bytes: int = 8192) -> list[str]:
+    """The end of a log: at most `count` lines out of the last `most_bytes`."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - most_bytes))
+            return file.read().decode(errors="replace").splitlines()[-count:]
+    except FileNotFoundError:
+        return []

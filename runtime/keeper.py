@@ -1,0 +1,211 @@
+"""The process that ends the runtime when nobody renews its lease, at its deadline, or when it is told to.
+
+    python -m runtime.keeper --config STATE/runtime.json        (the token on the first line of stdin)
+
+It is the parent of the supervisor and adopts every orphan below, so that whatever is killed, nothing is left:
+the supervisor ends its children when the keeper dies (death signal), the keeper ends what a dead supervisor
+leaves. Shares nothing with the runtime but files and signals: standard library only.
+
+- `lease`: its mtime *changing* renews the lease, counted on this process's monotonic clock, which stands
+  still while the computer sleeps. The deadline counts on the boot clock, which does not.
+- `keeper.json`: {"state": "running"|"ended",
+  "reason": null|"lease"|"deadline"|"signal"|"supervisor exited", …}
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime import files, processes
+
+TOKEN_SECONDS = 30.0
+# What the supervisor has for an orderly end (it saves between two steps) before everything is killed.
+GRACE_SECONDS = 75.0
+ORPHAN_SECONDS = 10.0
+_TICK_SECONDS = 0.2
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a run: seconds without a renewal, seconds in all (None: no deadline)."""
+
+    lease_seconds: float
+    deadline_seconds: float | None
+
+
+class Lease:
+    """How long ago the lease file last changed, by our own clock: the file's clock may be anyone's."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._seen = self._stamp()
+        self._renewed_at = time.monotonic()
+
+    def left_seconds(self) -> float:
+        """Seconds until it runs out; negative when it has."""
+        now = self._stamp()
+        if now is not None and now != self._seen:
+            self._seen = now
+            self._renewed_at = time.monotonic()
+        return self._seconds - (time.monotonic() - self._renewed_at)
+
+    def _stamp(self) -> int | None:
+        try:
+            return self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+
+class Keeper:
+    """Runs the supervisor `command` under the limits; `run` returns the exit code."""
+
+    def __init__(
+        self, state_dir: Path, limits: Limits, command: list[str], grace_seconds: float = GRACE_SECONDS
+    ) -> None:
+        self._state_dir = state_dir
+        self._limits = limits
+        self._command = command
+        self._grace_seconds = grace_seconds
+        self._supervisor = 0
+        self._exit_code: int | None = None
+
+    def run(self, token: bytes) -> int:
+        """Until the supervisor ends, by itself (1) or because a limit or a signal ended the run (0)."""
+        processes.adopt_orphans()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            self._start(token)
+            reason = self._watch()
+            self._say(f"ending: {reason}")
+            self._end()
+        finally:
+            left = processes.kill_descendants()
+        self._record("ended", reason, left)
+        self._say(f"ended: {reason}; supervisor's exit code {self._exit_code}; left: {left or 'nothing'}")
+        return 1 if reason == "supervisor exited" or left else 0
+
+    def _start(self, token: bytes) -> None:
+        supervisor = processes.spawn(
+            self._command,
+            death_signal=signal.SIGTERM,
+            log=self._state_dir / "logs" / "supervisor.log",
+            stdin=subprocess.PIPE,
+        )
+        self._supervisor = supervisor.pid
+        if supervisor.stdin is not None:
+            supervisor.stdin.write(token + b"\n")
+            supervisor.stdin.close()
+        self._record("running", None, [])
+        self._say(f"supervisor {supervisor.pid} started; limits {self._limits}")
+
+    def _watch(self) -> str:
+        """Why the run must end."""
+        lease = Lease(self._state_dir / "lease", self._limits.lease_seconds)
+        deadline = self._limits.deadline_seconds
+        ends_at = None if deadline is None else _boot_seconds() + deadline
+        while True:
+            received = signal.sigtimedwait(_SIGNALS, _TICK_SECONDS)
+            self._reap()
+            if self._exit_code is not None:
+                return "supervisor exited"
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                return "signal"
+            if lease.left_seconds() <= 0:
+                return "lease"
+            if ends_at is not None and _boot_seconds() >= ends_at:
+                return "deadline"
+            self._end_orphans()
+
+    def _end(self) -> None:
+        """SIGTERM and a bounded wait: the supervisor ends its children in order."""
+        processes.send(self._supervisor, signal.SIGTERM)
+        self._wait_until(lambda: self._exit_code is not None, self._grace_seconds)
+        # Children of a supervisor that was killed got their death signal and are ending by themselves.
+        self._wait_until(lambda: not processes.descendants(os.getpid()), ORPHAN_SECONDS)
+
+    def _wait_until(self, done: Callable[[], bool], bound_seconds: float) -> None:
+        end = time.monotonic() + bound_seconds
+        while not done() and time.monotonic() < end:
+            signal.sigtimedwait((signal.SIGCHLD,), 0.1)
+            self._reap()
+
+    def _end_orphans(self) -> None:
+        """Kill what lost its parent: only a tether killed by force leaves such processes behind."""
+        for pid in processes.children(os.getpid()):
+            if pid != self._supervisor:
+                for lost in (*processes.descendants(pid), pid):
+                    processes.send(lost, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        ended = processes.reap()
+        if self._supervisor in ended:
+            self._exit_code = ended[self._supervisor]
+
+    def _record(self, state: str, reason: str | None, left: list[int]) -> None:
+        files.write_json(
+            self._state_dir / "keeper.json",
+            {
+                "state": state,
+                "reason": reason,
+                "pid": os.getpid(),
+                "supervisor_pid": self._supervisor,
+                "supervisor_exit_code": self._exit_code,
+                "left": left,
+                "time": time.time(),
+            },
+            durable=True,
+        )
+
+    def _say(self, text: str) -> None:
+        with open(self._state_dir / "logs" / "keeper.log", "a") as log:
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
+
+
+def _boot_seconds() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def read_token(descriptor: int = 0, bound_seconds: float = TOKEN_SECONDS) -> bytes:
+    """The first line of stdin, without its end; b"" when none comes within the bound."""
+    line = b""
+    end = time.monotonic() + bound_seconds
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        chunk = os.read(descriptor, 1) if ready else b""
+        if not chunk:
+            return b""
+        line += chunk
+    return line.strip()
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="runtime.keeper", description="Ends the runtime when it must end.")
+    parser.add_argument("--config", required=True, help="state_dir/runtime.json")
+    config_path = Path(parser.parse_args(arguments).config).resolve()
+    config = json.loads(config_path.read_text())
+    state_dir = Path(config["state_dir"])
+    (state_dir / "logs").mkdir(parents=True, exist_ok=True)
+    token = read_token()
+    if not token:
+        print("keeper: no token on the first line of stdin", file=sys.stderr)  # noqa: T201 - its one message
+        return 2
+    # The configuration's own defaults are the schema's; this file reads what it needs without pydantic.
+    limits = Limits(float(config.get("lease_seconds", 60.0)), config.get("deadline_seconds"))
+    command = [sys.executable, "-m", "runtime", "--config", str(config_path)]
+    return Keeper(state_dir, limits, command).run(token)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

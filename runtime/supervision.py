@@ -1,0 +1,228 @@
+"""Keeps a set of children running: start all at once, restart with back-off and a bound, end in order.
+
+Neighbours: __main__.py says which children; probes.py how each is known to be well; tether.py runs each one.
+State goes to `supervisor.json` on each change. Serves no HTTP, starts no thread (it forks).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime import files, processes, tether
+from runtime.probes import Probe
+from runtime.schema import ChildState
+
+_POLL_SECONDS = 0.1
+_PROBE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """One child: what runs, how it is known to be well, and how long each thing may take."""
+
+    name: str
+    command: list[str]
+    log: Path
+    probe: Probe
+    # First line of its standard input (the token); None: /dev/null.
+    stdin_line: bytes | None = None
+    start_seconds: float = 1800.0
+    # How long the probe may fail, once it has succeeded, before the child is ended and started again.
+    sick_seconds: float = 30.0
+    stop_seconds: float = 10.0
+    # Lower ranks are ended first; equal ranks together.
+    stop_rank: int = 0
+    # Without it nothing can be said to anyone: when it fails for good, the supervisor ends.
+    vital: bool = False
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """Back-off and bound. A child that was well for `settled_seconds` starts with a clean sheet."""
+
+    most: int = 4
+    first_wait_seconds: float = 0.5
+    longest_wait_seconds: float = 30.0
+    settled_seconds: float = 120.0
+
+    def wait_seconds(self, failures: int) -> float:
+        return min(self.longest_wait_seconds, self.first_wait_seconds * 2.0 ** (failures - 1))
+
+
+@dataclass
+class Child:
+    """A child as it is now. Only its own task changes it."""
+
+    spec: ChildSpec
+    state: ChildState = field(init=False)
+    process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.state = ChildState(name=self.spec.name, state="starting")
+
+
+class Supervisor:
+    """Owns the children from start to end."""
+
+    def __init__(self, state_dir: Path, specs: list[ChildSpec], restarts: Restarts | None = None) -> None:
+        self._path = state_dir / "supervisor.json"
+        self._children = [Child(spec) for spec in specs]
+        self._restarts = restarts or Restarts()
+        self._stopping = False
+        self._failed_for_good = asyncio.Event()
+        self._detail: str | None = None
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Until `stop` is set (0) or a vital child fails for good (1); then ends the children, rank by rank."""
+        self._write()
+        tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
+        waits = [asyncio.create_task(stop.wait()), asyncio.create_task(self._failed_for_good.wait())]
+        try:
+            await asyncio.wait([*waits, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()  # a child's task never ends by itself: raise what broke it
+        finally:
+            self._stopping = True
+            self._write()
+            for task in (*tasks, *waits):
+                task.cancel()
+            await asyncio.gather(*tasks, *waits, return_exceptions=True)
+            for rank in sorted({child.spec.stop_rank for child in self._children}):
+                await asyncio.gather(*(self._stop(c) for c in self._children if c.spec.stop_rank == rank))
+        return 1 if self._failed_for_good.is_set() else 0
+
+    async def _keep(self, child: Child) -> None:
+        """Start the child, watch it, start it again: for ever, or until it has failed too often."""
+        failures = 0
+        while True:
+            started = self._start(child)
+            trouble, well_seconds = await self._watch(child)
+            await self._end(child)
+            failures = 1 if well_seconds >= self._restarts.settled_seconds else failures + 1
+            detail = f"{trouble}; last log lines: " + " | ".join(files.last_lines(child.spec.log))
+            if failures > self._restarts.most:
+                self._fail(child, f"failed {failures} times in a row: {detail}")
+                await asyncio.Event().wait()  # stays failed until the supervisor ends
+            self._set(child, state="restarting", pid=None, restarts=child.state.restarts + 1, detail=detail)
+            wait_seconds = self._restarts.wait_seconds(failures)
+            await asyncio.sleep(max(0.0, wait_seconds - (time.monotonic() - started)))
+
+    def _start(self, child: Child) -> float:
+        spec = child.spec
+        spec.probe.reset()
+        process = processes.spawn(
+            tether.command(spec.command, spec.stop_seconds),
+            death_signal=signal.SIGTERM,
+            log=spec.log,
+            stdin=subprocess.DEVNULL if spec.stdin_line is None else subprocess.PIPE,
+        )
+        if process.stdin is not None and spec.stdin_line is not None:
+            process.stdin.write(spec.stdin_line + b"\n")
+            process.stdin.close()
+        child.process = process
+        state = "starting" if child.state.restarts == 0 else "restarting"
+        self._set(child, state=state, pid=None)
+        return time.monotonic()
+
+    async def _watch(self, child: Child) -> tuple[str, float]:
+        """Until something is wrong: what, and for how many seconds the child had been well."""
+        spec, process = child.spec, child.process
+        assert process is not None
+        started = well_at = time.monotonic()
+        ready_at: float | None = None
+        probe: asyncio.Task[str | None] | None = None
+        next_probe = started
+        try:
+            while True:
+                await asyncio.sleep(_POLL_SECONDS)
+                now = time.monotonic()
+                code = process.poll()
+                if code is not None:
+                    return f"ended with exit code {code}", 0.0 if ready_at is None else now - ready_at
+                if probe is None and now >= next_probe:
+                    pid = child.state.pid or tether.held_by(process.pid)
+                    if pid is None:  # the tether itself is still starting
+                        continue
+                    if child.state.pid is None:
+                        self._set(child, pid=pid)
+                    probe = asyncio.create_task(spec.probe(pid))
+                if probe is not None and probe.done():
+                    trouble, probe, next_probe = probe.result(), None, now + _PROBE_SECONDS
+                    if trouble is None:
+                        well_at = now
+                        if ready_at is None:
+                            ready_at = now
+                        if child.state.state != "ready":
+                            self._set(child, state="ready", detail=None)
+                    elif ready_at is None and now - started > spec.start_seconds:
+                        return f"not ready after {now - started:.0f} s: {trouble}", 0.0
+                    elif ready_at is not None and now - well_at > spec.sick_seconds:
+                        return f"sick for {now - well_at:.0f} s: {trouble}", now - ready_at
+        finally:
+            if probe is not None:
+                probe.cancel()
+
+    async def _end(self, child: Child) -> None:
+        """SIGTERM, a bounded wait, SIGKILL. The tether ends everything below the child."""
+        process = child.process
+        if process is None:
+            return
+        end = time.monotonic() + child.spec.stop_seconds + 5.0
+        processes.send(process.pid, signal.SIGTERM)
+        while process.poll() is None and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        if process.poll() is None:
+            process.kill()
+            while process.poll() is None:
+                await asyncio.sleep(0.02)
+        child.process = None
+
+    async def _stop(self, child: Child) -> None:
+        await self._end(child)
+        self._set(child, state="stopped", pid=None)
+
+    def _fail(self, child: Child, detail: str) -> None:
+        self._set(child, state="failed", pid=None, detail=detail)
+        if child.spec.vital:
+            self._failed_for_good.set()
+
+    def _set(self, child: Child, **changes: object) -> None:
+        child.state = child.state.model_copy(update=changes)
+        self._write()
+
+    def _phase(self) -> str:
+        states = {child.state.state for child in self._children}
+        if self._stopping:
+            return "stopping"
+        if "failed" in states:
+            return "failed"
+        if "restarting" in states:
+            return "degraded"
+        return "ready" if states <= {"ready"} else "starting"
+
+    def _write(self) -> None:
+        failed = [child.state for child in self._children if child.state.state == "failed"]
+        files.write_json(
+            self._path,
+            {
+                "phase": self._phase(),
+                "pid": os.getpid(),
+                "children": [child.state.model_dump() for child in self._children],
+                "detail": "; ".join(f"{state.name} {state.detail}" for state in failed) or None,
+            },
+        )
+
+
+def stop_on(signals: tuple[signal.Signals, ...], on_stop: Callable[[], None]) -> None:
+    """Call `on_stop` in the running loop when one of the signals arrives."""
+    loop = asyncio.get_running_loop()
+    for number in signals:
+        loop.add_signal_handler(number, on_stop)
