@@ -1,0 +1,275 @@
+"""Builds the runtime's own environment from pinned files, once; after that it is found in milliseconds.
+
+    python -m runtime.bootstrap --variant cpu --root DIR        prints the environment's python
+
+An environment is a folder named after the hash of everything that decides its content. It is built under
+another name and renamed when whole, its marker written last, so a killed build leaves nothing that is taken
+for an environment; a lock lets two builders of the same one share the work.
+Neighbours: `launcher/machines/local.py` calls this here, the setup task on a rented machine.
+Standard library only: it runs before there is anything else. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
+VARIANTS = ("cpu", "cuda")
+# A cpu environment and what uv keeps of it: 3.4 GB installed, the archives beside it.
+NEEDED_BYTES = {"cpu": 8 * 10**9, "cuda": 25 * 10**9}
+WAIT_SECONDS = 3600.0
+_MARKER = "environment.json"
+_SHOWN_LINES = 20
+_NOT_FOR_UV = ("VIRTUAL_ENV", "PYTHONPATH", "UV_FIND_LINKS")
+
+
+class BootstrapError(Exception):
+    """The environment cannot be built; the text says why, uv's last lines included."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What one environment is made of. Two of the same `name` are interchangeable."""
+
+    root: Path
+    variant: str
+    extras: tuple[str, ...] = ()
+    requirements: Path = REQUIREMENTS
+    interpreter: str = sys.executable
+
+    def __post_init__(self) -> None:
+        for name in (self.variant, *self.extras):
+            if not self.lock_file(name).is_file():
+                known = ", ".join(sorted(path.stem for path in self.requirements.glob("*.in")))
+                raise BootstrapError(f"there is no requirement set {name!r} (there are: {known})")
+
+    def lock_file(self, name: str) -> Path:
+        """The fully pinned requirement file of a variant or an extra."""
+        return self.requirements / f"{name}.txt"
+
+    @property
+    def lock_files(self) -> list[Path]:
+        return [self.lock_file(name) for name in (self.variant, *self.extras)]
+
+    @property
+    def name(self) -> str:
+        """The variant, and the hash over what is installed for which Python on which machine."""
+        version = ".".join(map(str, sys.version_info[:2]))
+        identity = [sys.implementation.name, version, sys.platform, platform.machine(), self.variant]
+        identity += [path.name + "\n" + path.read_text() for path in self.lock_files]
+        digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()
+        return f"{'-'.join((self.variant, *self.extras))}-py{version}-{digest[:12]}"
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def whole(self) -> bool:
+        """Whether it is there, its build was finished, and its interpreter (a link) still exists."""
+        return (self.folder / _MARKER).is_file() and os.access(self.python, os.X_OK)
+
+
+def ensure_environment(
+    root: Path,
+    variant: str = "cpu",
+    *,
+    extras: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda line: None,
+    environ: Mapping[str, str] | None = None,
+    requirements: Path = REQUIREMENTS,
+) -> Path:
+    """The python of the environment under `root`, built first where it is missing or broken.
+
+    `extras` adds further pinned sets (`test`); `environ` is what uv gets beside this process's environment.
+    Raises BootstrapError.
+    """
+    environment = Environment(Path(root).absolute(), variant, tuple(extras), requirements)
+    if environment.whole():
+        return environment.python
+    environment.root.mkdir(parents=True, exist_ok=True)
+    with _only_builder(environment, progress):
+        if not environment.whole():
+            _build(environment, progress, dict(os.environ) | dict(environ or {}))
+    return environment.python
+
+
+def is_ready(root: Path, variant: str = "cpu", extras: Sequence[str] = ()) -> bool:
+    """Whether `ensure_environment` would return at once."""
+    return Environment(Path(root).absolute(), variant, tuple(extras)).whole()
+
+
+@contextlib.contextmanager
+def _only_builder(environment: Environment, progress: Callable[[str], None]) -> Iterator[None]:
+    """Hold the environment's lock; the system frees it when a builder dies."""
+    descriptor = os.open(environment.root / f".{environment.name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        bound = time.monotonic() + WAIT_SECONDS
+        told = False
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > bound:
+                    raise BootstrapError(
+                        f"another process has been building {environment.folder} for an hour"
+                    ) from None
+                if not told:
+                    progress("another run is building the same environment: waiting for it")
+                    told = True
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _build(environment: Environment, progress: Callable[[str], None], environ: dict[str, str]) -> None:
+    """Build aside, then put in place. Called with the lock held, so whatever stands in the way is debris."""
+    begun = time.monotonic()
+    for debris in environment.root.glob(f".{environment.name}.building-*"):
+        shutil.rmtree(debris, ignore_errors=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{environment.name}.building-", dir=environment.root))
+    try:
+        uv = find_uv()
+        # Relocatable: the scripts in bin/ must still find their python after the rename.
+        _uv([uv, "venv", "--relocatable", "--allow-existing", "--python", environment.interpreter,
+             str(building)], environment.root, progress, environ)  # fmt: skip
+        _install(uv, environment, building / "bin" / "python", progress, environ)
+        marker = {"name": environment.name, "seconds": round(time.monotonic() - begun, 1)}
+        (building / _MARKER).write_text(json.dumps(marker) + "\n")
+        if environment.folder.exists():
+            shutil.rmtree(environment.folder)
+        building.rename(environment.folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _install(
+    uv: str, environment: Environment, python: Path, progress: Callable[[str], None], environ: dict[str, str]
+) -> None:
+    """Install exactly what the lock files pin. torch's CPU build is not on PyPI: a configured folder of
+    wheels has it, or PyTorch's own index."""
+    command = [uv, "pip", "sync", "--python", str(python), *map(str, environment.lock_files)]
+    places = find_links(environ)
+    for place in places:
+        command += ["--find-links", place]
+    from_index = [*command, "--torch-backend", "cpu"]
+    if _holds_cpu_torch(places, environment.lock_file(environment.variant)):
+        _uv(command, environment.root, progress, environ)
+    elif any("://" in place for place in places):
+        try:
+            _uv(command, environment.root, progress, environ)
+        except BootstrapError:
+            _uv(from_index, environment.root, progress, environ)
+    else:
+        _uv(from_index, environment.root, progress, environ)
+
+
+def find_links(environ: Mapping[str, str]) -> list[str]:
+    """The configured folders of wheels: pip's variable is split at blanks, uv's at commas."""
+    pip = environ.get("PIP_FIND_LINKS", "").split()
+    uv = environ.get("UV_FIND_LINKS", "").split(",")
+    places = (place.strip() for place in pip + uv if place.strip())
+    return list(dict.fromkeys(place if "://" in place else os.path.abspath(place) for place in places))
+
+
+def _holds_cpu_torch(places: Sequence[str], lock_file: Path) -> bool:
+    """Whether PyTorch's own index is not needed: the lock names no CPU build, or a folder here has it."""
+    pins = [line.split(";")[0].strip() for line in lock_file.read_text().splitlines()]
+    torch = next((pin.removeprefix("torch==") for pin in pins if pin.startswith("torch==")), None)
+    if torch is None:
+        return True
+    for place in places:
+        folder = Path(unquote(place.removeprefix("file://")))
+        with contextlib.suppress(OSError):
+            if any(unquote(name).startswith(f"torch-{torch}-") for name in os.listdir(folder)):
+                return True
+    return False
+
+
+def find_uv() -> str:
+    """uv's binary: the one of this Python's package, else the one on the PATH. Raises BootstrapError."""
+    with contextlib.suppress(ImportError, FileNotFoundError):
+        return os.fspath(importlib.import_module("uv").find_uv_bin())
+    if found := shutil.which("uv"):
+        return found
+    raise BootstrapError("uv, which installs the runtime's packages, is not here: pip install uv")
+
+
+def _uv(command: list[str], folder: Path, progress: Callable[[str], None], environ: dict[str, str]) -> None:
+    """Run uv in `folder` to its end, its lines going to `progress`; when we are interrupted it ends with us.
+
+    The user's own folder may hold a project whose uv settings are not meant for us, and the environment
+    this process runs in is not the one to fill.
+    """
+    last: collections.deque[str] = collections.deque(maxlen=_SHOWN_LINES)
+    clean = {key: value for key, value in environ.items() if key not in _NOT_FOR_UV}
+    with subprocess.Popen(
+        command,
+        env=clean,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None  # a pipe, as asked for
+        try:
+            for line in process.stdout:
+                text = line.strip()
+                if text and not text.startswith(("+ ", "Using ", "Activate ")):
+                    last.append(text)
+                    progress(text)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        said = "\n".join(last) or "(uv said nothing)"
+        raise BootstrapError(f"uv {command[1]} ended with code {process.returncode}:\n{said}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m runtime.bootstrap", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--variant", choices=VARIANTS, default="cpu")
+    parser.add_argument("--root", type=Path, required=True, help="the folder that holds the environments")
+    parser.add_argument(
+        "--extra", action="append", default=[], help="a further requirement set, such as test"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        python = ensure_environment(
+            options.root,
+            options.variant,
+            extras=options.extra,
+            progress=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201 - a command's stderr
+        )
+    except BootstrapError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    print(python)  # noqa: T201 - the command's result
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
