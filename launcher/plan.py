@@ -7,6 +7,7 @@ A run on this computer costs nothing, whatever its budget.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from launcher.errors import UsageError
 from launcher.settings import Settings
@@ -50,7 +51,7 @@ class Plan:
         )
         return f"{self.model} on {self.where}, {format_money(self.price_per_hour)}/h, {limit}"
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"cost_at_most": self.cost_at_most}
 
 
@@ -60,7 +61,7 @@ def make_plan(settings: Settings) -> Plan:
         if value is not None:
             raise UsageError(
                 f"{option} {value}: renting GPUs is not in this version",
-                "this version runs on this computer; SkyPilot clusters, priced and confirmed first, come next",
+                "it runs on this computer; SkyPilot clusters, priced and confirmed first, come next",
                 f"launch -- COMMAND   (the same run here, without {option})",
             )
     return Plan(

@@ -25,14 +25,6 @@ def _text(value: Any) -> str:
     return value.strip()
 
 
-def _run_name(value: Any) -> str:
-    name = _text(value)
-    plain = name.replace("-", "").replace("_", "")
-    if not plain.isascii() or not plain.isalnum() or not name[0].isalnum() or len(name) > 40:
-        raise ValueError("a name is up to 40 letters, digits, - or _, and starts with a letter or digit")
-    return name
-
-
 def _duration(value: Any) -> float:
     return parse_duration(str(value))
 
@@ -80,7 +72,7 @@ SETTINGS: dict[str, Setting] = {
     setting.key: setting
     for setting in (
         Setting("model", _text, TINY_MODEL),
-        Setting("name", _run_name),
+        Setting("name", _text),
         Setting("gpus", _text),
         Setting("infra", _text),
         Setting("max", _duration),

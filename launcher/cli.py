@@ -1,0 +1,70 @@
+"""`launch`: takes the command line apart, and turns every end into three lines and an exit code.
+
+Neighbours: `commands.py` has the options and their help, `output.py` prints, `errors.py` has the codes.
+Imports nothing heavy before the first words are out: typer alone takes 0.1 s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LaunchError
+
+# A command line with one of these does not start a run.
+_NO_RUN = frozenset(
+    {"status", "logs", "pull", "down", "env", "config"}
+    | {"--help", "-h", "--version", "--install-completion", "--show-completion", "--json", "--plain"}
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The console script. Returns the exit code; `python -m launcher.cli` is the same."""
+    words = sys.argv[1:] if argv is None else argv
+    own, command = split(words)
+    _first_words(own)
+    return _dispatch(own, command)
+
+
+def split(words: list[str]) -> tuple[list[str], list[str] | None]:
+    """What is ours, and the user's command behind `--`: None without a `--`."""
+    if "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _first_words(own: list[str]) -> None:
+    """Tell a person at once that a run was asked for; `output.py` draws over it a moment later."""
+    is_run = _NO_RUN.isdisjoint(own) and "_LAUNCH_COMPLETE" not in os.environ
+    if is_run and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        sys.stderr.write("launch: looking at this computer\r")
+        sys.stderr.flush()
+
+
+def _dispatch(own: list[str], command: list[str] | None) -> int:
+    from launcher.commands import Invocation, invoke
+    from launcher.output import Output
+
+    output = Output(as_json="--json" in own, plain="--plain" in own)
+    try:
+        return invoke(own, Invocation(command, output))
+    except LaunchError as error:
+        output.traceback(show="--debug" in own)
+        output.error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the outermost boundary: a bug gets three lines and code 1
+        output.traceback(show="--debug" in own)
+        output.error(_bug(error))
+        return EXIT_BUG
+
+
+def _bug(error: Exception) -> LaunchError:
+    why = f"{type(error).__name__}: {error}"
+    return LaunchError("launch has a bug", why, "the same command with --debug shows the traceback")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

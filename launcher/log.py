@@ -1,0 +1,66 @@
+"""The run's own log, `launch.log`: everything said and every traceback, never a secret.
+
+Neighbours: `output.py` logs what it shows, `cli.py` logs tracebacks. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+LOGGER = logging.getLogger("launcher")
+LOGGER.addHandler(logging.NullHandler())  # before there is a file, nothing goes to stderr
+_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_SHORTEST_SECRET = 8  # shorter values would blank out ordinary words
+
+
+class Redactor(logging.Formatter):
+    """Formats records, tracebacks included, with every known secret replaced by `***`."""
+
+    def __init__(self) -> None:
+        super().__init__(_FORMAT)
+        self._secrets: set[str] = set()
+
+    def hide(self, secrets: Iterable[str]) -> None:
+        """Never write these values from now on."""
+        self._secrets |= {secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self.clean(super().format(record))
+
+    def clean(self, text: str) -> str:
+        """`text` without the secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+REDACTOR = Redactor()
+
+
+def open_log(path: Path) -> None:
+    """Append what `LOGGER` gets to this file (0600) from now on, and to no other."""
+    close_log()
+    path.touch(mode=0o600)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(REDACTOR)
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.DEBUG)
+    LOGGER.propagate = False
+
+
+def close_log() -> None:
+    """Let go of the file."""
+    for handler in list(LOGGER.handlers):
+        if isinstance(handler, logging.FileHandler):
+            LOGGER.removeHandler(handler)
+            handler.close()
+
+
+def log_path() -> Path | None:
+    """The file that is written now."""
+    for handler in LOGGER.handlers:
+        if isinstance(handler, logging.FileHandler):
+            return Path(handler.baseFilename)
+    return None
