@@ -46,5 +46,15 @@ class Home:
         """The user's own settings, for all projects."""
         return self.config / "config.toml"
 
+    @property
+    def environments(self) -> Path:
+        """The runtime's built environments, shared by all runs."""
+        return self.cache / "environments"
+
+    @property
+    def timings(self) -> Path:
+        """How long phases took."""
+        return self.cache / "timings.json"
+
     def run_folder(self, run_id: str) -> Path:
         return self.runs / run_id

@@ -1,0 +1,81 @@
+"""What Ctrl-C, TERM and HUP do: the first one ends the run well, the second leaves the rest to the guardian.
+
+Neighbours: `run.py` runs inside. Knows nothing of runs: only when an interruption may be raised, and whom to
+tell. What it says goes round the streams, which the interrupted code may be writing to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "TERM", signal.SIGHUP: "the terminal closed"}
+# A wrapper (`uv run`, a shell) may pass on the very signal that the terminal sent us as well.
+_SAME_SIGNAL_SECONDS = 0.15
+
+
+class Interrupted(BaseException):
+    """The first signal, raised where the run may be interrupted; no `except Exception` swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell calls it: 130 for INT, 143 for TERM, 129 for HUP."""
+        return 128 + self.number
+
+
+class Signals:
+    """While entered, the three signals are ours. `say` must not wait for a lock."""
+
+    def __init__(self, say: Callable[[str], None], leave: Callable[[int], None] = os._exit) -> None:
+        self._say = say
+        self._leave = leave
+        self._may_raise = False
+        self._first_at = 0.0
+        self._before: dict[int, Any] = {}
+        self.received: int | None = None
+        # What the first signal makes of the run, in words; `run.py` keeps it true.
+        self.consequence = "nothing has been started yet"
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """In here the first signal is raised as Interrupted; elsewhere it is only noted in `received`."""
+        self._may_raise = True
+        try:
+            if self.received is not None:
+                raise Interrupted(self.received)
+            yield
+        finally:
+            self._may_raise = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.received is None:
+            self.received = number
+            self._first_at = now
+            self._say(f"{_NAMES[signal.Signals(number)]}: {self.consequence}")
+            if self._may_raise:
+                raise Interrupted(number)
+        elif now - self._first_at > _SAME_SIGNAL_SECONDS:
+            self._say("leaving now; the guardian takes everything down in the background")
+            self._leave(128 + number)

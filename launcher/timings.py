@@ -1,0 +1,45 @@
+"""How long each phase usually takes on this computer: the median of its last few times.
+
+Neighbours: `run.py` asks and tells. A comfort: an unreadable file is an empty one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+from pathlib import Path
+
+_KEPT = 5
+
+
+class Timings:
+    """Seconds by (kind of machine, phase), in one small file of the cache."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seconds = self._read()
+
+    def usual(self, kind: str, phase: str) -> float | None:
+        """The median of the last times; None for the first time."""
+        known = self._seconds.get(f"{kind}/{phase}")
+        return statistics.median(known) if known else None
+
+    def add(self, kind: str, phase: str, seconds: float) -> None:
+        """Remember one time. Two runs at once may lose one of theirs."""
+        self._seconds = self._read()
+        key = f"{kind}/{phase}"
+        self._seconds[key] = [*self._seconds.get(key, []), round(seconds, 2)][-_KEPT:]
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(self._seconds))
+            os.replace(temporary, self._path)
+
+    def _read(self) -> dict[str, list[float]]:
+        try:
+            data = json.loads(self._path.read_text())
+            return {key: [float(value) for value in values] for key, values in data.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
