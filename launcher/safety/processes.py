@@ -67,35 +67,38 @@ class ProcessId:
 
 def tree(roots: Iterable[ProcessId]) -> set[ProcessId]:
     """The living processes among `roots` and everything below them."""
-    found: set[ProcessId] = set()
-    for root in roots:
-        if not root.alive():
-            continue
-        found.add(root)
-        try:
-            below = [child.pid for child in psutil.Process(root.pid).children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-        found |= {child for pid in below if (child := ProcessId.of(pid))}
+    running = _snapshot()
+    below: dict[int, list[ProcessId]] = {}
+    for process, parent in running.items():
+        below.setdefault(parent, []).append(process)
+    waiting = [root for root in roots if root in running]
+    found = set(waiting)
+    while waiting:
+        new = [child for child in below.get(waiting.pop().pid, ()) if child not in found]
+        found.update(new)
+        waiting.extend(new)
     return found
 
 
 def carrying(variable: str, value: str) -> set[ProcessId]:
-    """The living processes, other than this one, that were started with `variable=value` in their environment.
+    """The living processes that were started with `variable=value` in their environment.
 
-    Only this user's processes can be read; those of others cannot be ours.
+    Without this one and those above it: who asks is not what is left over. Only this user's processes can
+    be read; those of others cannot be ours.
     """
-    found: set[ProcessId] = set()
-    for pid in psutil.pids():
-        if pid == os.getpid():
-            continue
-        try:
-            environ = psutil.Process(pid).environ()
-        except (psutil.Error, OSError):
-            continue
-        if environ.get(variable) == value and (process := ProcessId.of(pid)):
-            found.add(process)
-    return found
+    running = _snapshot()
+    parents = {process.pid: parent for process, parent in running.items()}
+    own: int | None = os.getpid()
+    while own is not None:
+        own = parents.pop(own, None)
+    return {process for process in running if process.pid in parents and _carries(process, variable, value)}
+
+
+def _carries(process: ProcessId, variable: str, value: str) -> bool:
+    try:
+        return psutil.Process(process.pid).environ().get(variable) == value
+    except (psutil.Error, OSError):
+        return False
 
 
 def end(
@@ -146,8 +149,19 @@ def die_with_parent(number: signal.Signals, parent: int) -> None:
             os.kill(os.getpid(), number)
 
 
+def _snapshot() -> dict[ProcessId, int]:
+    """Every running process with its parent's pid."""
+    seen = ((pid, _look(pid)) for pid in psutil.pids())
+    return {ProcessId(pid, look[0]): look[1] for pid, look in seen if look is not None}
+
+
 def _started(pid: int) -> str | None:
-    """When the process with this pid started, as an opaque text; None when none runs."""
+    look = _look(pid)
+    return None if look is None else look[0]
+
+
+def _look(pid: int) -> tuple[str, int] | None:
+    """When the process with this pid started, as an opaque text, and its parent; None when none runs."""
     if sys.platform == "linux":
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -155,10 +169,12 @@ def _started(pid: int) -> str | None:
             return None
         # Field 2, the command in brackets, may itself hold blanks and brackets: count from its end.
         fields = stat.rpartition(b")")[2].split()
-        return None if fields[0] in (b"Z", b"X") else f"{_boot()}-{fields[19].decode()}"
+        return None if fields[0] in (b"Z", b"X") else (f"{_boot()}-{fields[19].decode()}", int(fields[1]))
     try:
         process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.2f}"
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return f"{process.create_time():.2f}", process.ppid() or 0
     except psutil.NoSuchProcess:
         return None
 

@@ -26,6 +26,8 @@ from launcher.safety.processes import ProcessId
 
 SCHEMA = 1
 RECORD = "record.json"
+# In the environment of every process a run starts, so that none is out of reach.
+RUN_VARIABLE = "SLIPWAY_RUN_ID"
 ID_PATTERN = re.compile(r"slip-[0-9a-f]{8}")
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 

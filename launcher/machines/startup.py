@@ -1,0 +1,105 @@
+"""Waits for a runtime that is starting: says what its children do, gives up early when one cannot start.
+
+Neighbours: `local.py` started the keeper and knows the folder. Reads `supervisor.json`, `keeper.json` and
+logs, and asks the gateway. Knows nothing of how the processes were started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import JobFailed
+from launcher.machines.base import Progress
+from launcher.machines.unix_http import get_json
+
+START_SECONDS = 1800.0
+# A child that ended twice before the first start was complete would end a third time.
+MOST_RESTARTS = 1
+_POLL_SECONDS = 0.2
+_LOG_LINES = 12
+_LOG_BYTES = 8192
+
+
+class Startup:
+    """The start of one runtime, seen from its folder."""
+
+    def __init__(self, state_dir: Path, gateway: Path, progress: Progress) -> None:
+        self._state_dir = state_dir
+        self._gateway = gateway
+        self._progress = progress
+        self._told: dict[str, str] = {}
+
+    def wait(self, token: str, keeper_code: Callable[[], int | None], bound_seconds: float) -> None:
+        """Until the gateway says that everything is ready. Renews the lease meanwhile: who waits is alive.
+
+        `keeper_code` is the keeper's exit code once it has ended. Raises JobFailed.
+        """
+        bound = time.monotonic() + bound_seconds
+        while True:
+            (self._state_dir / "lease").touch()
+            self._follow_children()
+            if self._ready(token):
+                return
+            code = keeper_code()
+            if code is not None:
+                raise self._ended(code)
+            if time.monotonic() > bound:
+                raise self._failed(f"the runtime was not ready after {bound_seconds:.0f} s", self._slowest())
+            time.sleep(_POLL_SECONDS)
+
+    def _ready(self, token: str) -> bool:
+        try:
+            if get_json(self._gateway, "/healthz")[0] != 200:
+                return False
+            status, body = get_json(self._gateway, "/slipway/status", token)
+        except OSError:
+            return False
+        return status == 200 and isinstance(body, dict) and body.get("phase") == "ready"
+
+    def _follow_children(self) -> None:
+        for child in self._children():
+            name, state = child["name"], child["state"]
+            if self._told.get(name) != state:
+                self._told[name] = state
+                self._progress(f"{name}: {state}")
+            if state == "failed" or child["restarts"] > MOST_RESTARTS:
+                raise self._failed(f"the runtime's {name} does not start", name)
+
+    def _children(self) -> list[dict[str, Any]]:
+        try:
+            said = json.loads((self._state_dir / "supervisor.json").read_text())
+        except (FileNotFoundError, ValueError):
+            return []
+        return said["children"]
+
+    def _slowest(self) -> str:
+        """The child that is not ready, or the supervisor where it started none."""
+        return next((c["name"] for c in self._children() if c["state"] != "ready"), "supervisor")
+
+    def _ended(self, code: int) -> JobFailed:
+        try:
+            reason = json.loads((self._state_dir / "keeper.json").read_text())["reason"]
+        except (FileNotFoundError, ValueError):
+            return self._failed(f"the runtime's keeper ended at once with code {code}", "keeper")
+        return self._failed(f"the runtime ended while it started: {reason}", "supervisor")
+
+    def _failed(self, message: str, name: str) -> JobFailed:
+        log = self._state_dir / "logs" / f"{name}.log"
+        lines = last_lines(log)
+        return JobFailed(message, "\n".join(lines) or f"{log} is empty", f"less {log}")
+
+
+def last_lines(log: Path) -> list[str]:
+    """The end of a log, empty lines left out; nothing when there is no log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-_LOG_LINES:]

@@ -1,0 +1,166 @@
+"""The detached process that takes a run's machine down when its launcher is gone, however it went.
+
+    python -m launcher.safety.guardian RUNS/<id>/record.json
+
+`launch` holds the other end of a pipe on its standard input. The line "released" lets it go; the end of the
+pipe without that line means that the launcher is dead, and the system says so within milliseconds.
+Neighbours: `run.py` starts it before the machine is armed; `machines/base.py` finds the machine again.
+Imports little, so that it stands before anything else does. Knows nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import LaunchError, PreflightError
+from launcher.machines.base import Proof, from_record
+from launcher.safety import processes
+from launcher.safety.processes import ProcessId
+from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
+
+LOG = "guardian.log"
+_RELEASE = b"released\n"
+_READY = b"ready\n"
+_START_SECONDS = 20.0
+# The user's command has its own minder, which sees the same end; this is for what it could not end.
+_COMMAND_SECONDS = 5.0
+_ATTEMPTS = 3
+_PAUSE_SECONDS = 2.0
+
+
+class Guardian:
+    """The launcher's hold on its guardian. Let it go out of scope and the guardian acts."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], process: ProcessId) -> None:
+        self._popen = popen
+        self.process = process
+
+    def alive(self) -> bool:
+        """Whether it still watches."""
+        return self._popen.poll() is None
+
+    def release(self) -> None:
+        """The run has ended in order, down and verified: the guardian need not act."""
+        assert self._popen.stdin is not None  # start() made the pipe
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.write(_RELEASE)
+            self._popen.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=5)
+
+
+def start(record: Path) -> Guardian:
+    """Start the guardian of a run and wait until it watches. Raises PreflightError."""
+    with record.with_name(LOG).open("ab") as log:
+        popen = subprocess.Popen(
+            # -P: a file in the user's folder must not stand in for a module.
+            [sys.executable, "-P", "-m", "launcher.safety.guardian", str(record)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert popen.stdout is not None  # a pipe, as asked for
+    readable, _, _ = select.select([popen.stdout], [], [], _START_SECONDS)
+    process = ProcessId.of(popen.pid)
+    if not readable or popen.stdout.read(len(_READY)) != _READY or process is None:
+        popen.kill()
+        popen.wait()
+        raise PreflightError(
+            "the run's guardian does not start", "nothing was started", f"less {record.with_name(LOG)}"
+        )
+    popen.stdout.close()
+    return Guardian(popen, process)
+
+
+def main(arguments: list[str]) -> int:
+    """Wait for the end of the pipe; then, unless released, end the run. Exit code 0 when all is well."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    record = Path(arguments[0]).absolute()
+    os.write(1, _READY)
+    os.dup2(2, 1)  # nothing of ours may hang on a pipe to the launcher
+    os.chdir("/")
+    if _released():
+        return 0
+    return _end(RecordStore.holding(record), record.parent.name)
+
+
+def _released() -> bool:
+    """Whether the launcher said so before its end of the pipe closed."""
+    said = b""
+    while chunk := os.read(0, 4096):
+        said += chunk
+    return said.endswith(_RELEASE)
+
+
+def _end(store: RecordStore, run_id: str) -> int:
+    try:
+        record = store.load(run_id)
+    except (LaunchError, OSError):
+        _say(traceback.format_exc())
+        return 1 if processes.end(lambda: processes.carrying(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
+    if not record.live:
+        return 0
+    reason = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended without a word"
+    _say(f"{run_id}: {reason}; taking the machine down")
+    # From here on a full disk or a lost folder must not stop us: the machine matters, the record follows.
+    _note(store, run_id, state="down", ended_by="guardian", reason=reason)
+    proof = _take_down(record)
+    _say(f"{run_id}: {proof.detail}")
+    state = "verified" if proof.verified else "unverified"
+    _note(store, run_id, state=state, proof=proof.to_dict(), ended=time.time())
+    return 0 if proof.verified else 1
+
+
+def _take_down(record: RunRecord) -> Proof:
+    """End the machine and the user's command, with proof; asks again when it is not proven."""
+    proof = Proof(False, "not tried")
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_PAUSE_SECONDS)
+        try:
+            machine = from_record(record)
+            machine.down()
+            _end_command(record)
+            proof = machine.proof()
+        except Exception as error:  # noqa: BLE001 - whatever it is: try again, then say it in the record
+            _say(traceback.format_exc())
+            proof = Proof(False, f"the guardian failed: {error!r}")
+        if proof.verified:
+            break
+    return proof
+
+
+def _end_command(record: RunRecord) -> None:
+    """End what the minder has left of the user's command, and the minder."""
+    minder = {record.minder} if record.minder else set()
+    processes.end(
+        lambda: processes.tree(minder) | processes.carrying(RUN_VARIABLE, record.id), _COMMAND_SECONDS
+    )
+
+
+def _note(store: RecordStore, run_id: str, **changes: Any) -> None:
+    try:
+        store.update(run_id, **changes)
+    except (OSError, ValueError):
+        _say(traceback.format_exc())
+
+
+def _say(text: str) -> None:
+    """A line in guardian.log."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
