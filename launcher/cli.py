@@ -23,7 +23,12 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     own, command = split(words)
     _first_words(own)
-    return _dispatch(own, command)
+    code = _dispatch(own, command)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # `launch … | head`: Python would complain again when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
 
 
 def split(words: list[str]) -> tuple[list[str], list[str] | None]:

@@ -196,11 +196,18 @@ class Output:
         if self._line:
             self._line.clear()
 
-    def abandon_terminal(self, last_words: str) -> None:
-        """As `release_terminal`, then a line, from a signal handler that can wait for no lock."""
+    def say_at_once(self, text: str) -> None:
+        """A line from a signal handler: it waits for no lock and goes round the stream's own buffer."""
         sequence = self._line.unpin_sequence() if self._line else ""
-        with contextlib.suppress(OSError):
-            os.write(self._stderr.fileno(), f"{sequence}{last_words}\n".encode(errors="replace"))
+        with contextlib.suppress(OSError, ValueError):
+            os.write(self._stderr.fileno(), f"{sequence}{text}\n".encode(errors="replace"))
+
+    def claim_stdout(self) -> None:
+        """With `--json`, keep stdout for our objects: what a program or a library prints goes to stderr."""
+        if self.as_json and self._stdout is sys.stdout:
+            sys.stdout.flush()
+            self._stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+            os.dup2(2, 1)
 
     # -------------------------------------------------------------- how
 

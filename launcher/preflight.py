@@ -14,7 +14,7 @@ import re
 import shutil
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import runtime
@@ -25,7 +25,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own bound on its header
 
 
-def check_command(command: list[str]) -> None:
+def check_command(command: Sequence[str]) -> None:
     """The program exists and may be run."""
     if not command:
         return

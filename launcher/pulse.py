@@ -106,5 +106,8 @@ class Pulse:
             since = self._clock()
             LOGGER.warning("the runtime does not answer: %s", error)
         self._beat = replace(
-            self._beat, round_trip_seconds=None, silent_since=since, silence=f"{type(error).__name__}: {error}"
+            self._beat,
+            round_trip_seconds=None,
+            silent_since=since,
+            silence=f"{type(error).__name__}: {error}",
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.units import parse_duration, parse_money
+from launcher.units import format_duration, format_money, parse_duration, parse_money
 
 TINY_MODEL = "tiny"
 DEFAULT_PORT = 7453
@@ -57,11 +57,12 @@ def _wandb(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of ours: how its text becomes a value, and what it is when nobody says."""
+    """One key of ours: how its text becomes a value and a value text, and what it is when nobody says."""
 
     key: str
     parse: Callable[[Any], Any]
     default: Any = None
+    show: Callable[[Any], str] = str
 
     @property
     def variable(self) -> str:
@@ -75,9 +76,9 @@ SETTINGS: dict[str, Setting] = {
         Setting("name", _text),
         Setting("gpus", _text),
         Setting("infra", _text),
-        Setting("max", _duration),
-        Setting("lease", _duration, 15 * 60.0),
-        Setting("budget", _money),
+        Setting("max", _duration, show=format_duration),
+        Setting("lease", _duration, 15 * 60.0, format_duration),
+        Setting("budget", _money, show=format_money),
         Setting("port", _port),
         Setting("openai_env", _switch, False),
         Setting("wandb", _wandb, "disabled"),

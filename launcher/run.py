@@ -1,0 +1,358 @@
+"""The life of one run: plan → arm → push → setup → serve → connect → work → pull → down → verified.
+
+Neighbours: `machines/base.py` is where it happens, `safety/` covers every way it may end, `relay.py` is the
+program's door, `pulse.py` the heartbeat, `work.py` what happens between connect and pull.
+Knows nothing of flags, of how a machine does what it is asked, or of how things look on the terminal.
+
+The record is on disk and the guardian alive before anything else starts. Whatever happens after that, `_end`
+runs: results home, everything down, proof. If this process is killed, the guardian does the last two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher import log, request
+from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
+from launcher.errors import EXIT_OK, JobFailed, LaunchError, LimitReached, NotPulled, TeardownUnverified
+from launcher.home import Home
+from launcher.machines.base import Machine, Proof, PullReport
+from launcher.output import Output
+from launcher.request import Request
+from launcher.safety import guardian, minder
+from launcher.safety.lease import Limits
+from launcher.safety.records import RecordStore, RunRecord
+from launcher.settings import DEFAULT_PORT
+from launcher.signals import Interrupted, Signals
+from launcher.summary import Summary
+from launcher.timings import Timings
+
+if TYPE_CHECKING:
+    from launcher.pulse import Pulse
+    from launcher.relay import Relay
+    from runtime.schema import RuntimeConfig
+
+_AGAIN = "; again leaves that to the guardian"
+
+
+def launch_run(
+    flags: Mapping[str, Any],
+    sets: tuple[str, ...],
+    env_file: Path | None,
+    command: tuple[str, ...],
+    output: Output,
+) -> int:
+    """Check, then run; the exit code. Raises LaunchError when nothing was started."""
+    home = Home.find()
+    checked = request.check(flags, sets, env_file, command, home)
+    request.adopt_secrets(checked.settings)
+    output.claim_stdout()
+    return Run(checked, home, output).execute()
+
+
+def local_machine(record: RunRecord, store: RecordStore, home: Home) -> Machine:
+    """The machine of a run on this computer."""
+    from launcher.machines.local import LocalMachine
+
+    return LocalMachine(
+        record.id,
+        store.folder(record.id) / "machine",
+        home.environments,
+        keep=lambda description: _keep_machine(store, record.id, description),
+    )
+
+
+def _keep_machine(store: RecordStore, run_id: str, description: dict[str, Any]) -> None:
+    store.update(run_id, machine=description)
+
+
+class Run:
+    """One run. `machine` makes its machine from the fresh record."""
+
+    def __init__(
+        self,
+        request: Request,
+        home: Home,
+        output: Output,
+        machine: Callable[[RunRecord, RecordStore, Home], Machine] = local_machine,
+    ) -> None:
+        self._request = request
+        self._home = home
+        self._output = output
+        self._make_machine = machine
+        self._store = RecordStore(home)
+        self._timings = Timings(home.timings)
+        self._begun_at = time.monotonic()
+        self._machine: Machine | None = None
+        self._guardian: guardian.Guardian | None = None
+        self._relay: Relay | None = None
+        self._pulse: Pulse | None = None
+        self._token: str | None = None
+        self._pulled: PullReport | None = None
+
+    def execute(self) -> int:
+        """Live it from beginning to end; the exit code. Raises LaunchError when nothing was started."""
+        settings, plan = self._request.settings, self._request.plan
+        with Signals(self._output.say_at_once) as self._signals:
+            self._record = self._store.create(
+                name=settings.name,
+                command=self._request.command,
+                details={"plan": plan.to_dict(), "openai_env": settings.openai_env},
+            )
+            self._label = settings.name or self._record.id
+            self._folder = self._store.folder(self._record.id)
+            log.open_log(self._folder / "launch.log")
+            self._limits = Limits(self._begun_at, plan.deadline_seconds, plan.budget, plan.price_per_hour)
+            return self._end(self._live())
+
+    # -------------------------------------------------------------- beginning
+
+    def _live(self) -> BaseException | None:
+        """Everything until the work is over; what ended it, None when all went well."""
+        try:
+            with self._signals.raising():
+                machine = self._arm()
+                token, socket = self._serve(machine)
+                self._work(machine, self._connect(token, socket))
+        except (Interrupted, LaunchError) as ended:
+            return self._as_limit(ended)
+        except Exception as bug:  # noqa: BLE001 - whatever it is, everything must still come down
+            self._output.traceback(show=False)
+            return LaunchError(
+                "launch has a bug", f"{type(bug).__name__}: {bug}", f"less {self._folder / 'launch.log'}"
+            )
+        return None
+
+    def _arm(self) -> Machine:
+        """Record and guardian first, then the place itself and the runtime's environment."""
+        plan = self._request.plan
+        self._output.event(
+            "run",
+            f"{self._label} · {plan.describe()}",
+            run_id=self._record.id,
+            name=self._record.name,
+            plan=plan.to_dict(),
+            folder=str(self._folder),
+            log=str(self._folder / "launch.log"),
+        )
+        machine = self._machine = self._make_machine(self._record, self._store, self._home)
+        self._update(machine=machine.describe())
+        self._guardian = guardian.start(self._store.path(self._record.id))
+        self._update(guardian=self._guardian.process)
+        self._signals.consequence = f"taking everything down{_AGAIN}"
+        with self._phase("arm"):
+            machine.arm()
+        with self._phase("push"):
+            machine.push()
+        with self._phase("setup") as progress:
+            machine.setup(progress)
+        return machine
+
+    def _serve(self, machine: Machine) -> tuple[str, Path]:
+        """The runtime runs and is ready: its token and its socket here."""
+        token = self._token = secrets.token_urlsafe(32)
+        log.REDACTOR.hide([token])
+        self._signals.consequence = f"bringing the logs home, then taking everything down{_AGAIN}"
+        with self._phase("serve") as progress:
+            return token, machine.serve(self._runtime_config(machine), token, progress)
+
+    def _connect(self, token: str, socket: Path) -> Endpoint:
+        """The relay listens, the runtime answers through it, the heart beats."""
+        from launcher.pulse import Pulse
+        from launcher.relay import Relay
+
+        settings = self._request.settings
+        with self._phase("connect"):
+            relay = self._relay = Relay(socket, settings.port or DEFAULT_PORT)
+            root = f"http://127.0.0.1:{relay.start()}"
+            pulse = self._pulse = Pulse(root, token, settings.lease_seconds)
+            pulse.start()
+            keep_token(self._folder, token)
+            self._update(url=root)
+        results = self._folder / RESULTS
+        results.mkdir(mode=0o700, exist_ok=True)
+        return Endpoint(root, token, self._record.id, results, settings.openai_env)
+
+    # -------------------------------------------------------------- work
+
+    def _work(self, machine: Machine, endpoint: Endpoint) -> None:
+        from launcher.work import Watched, Work
+
+        assert self._pulse is not None  # _connect made it
+        command = self._request.command
+        self._enter("work")
+        self._say_ready(endpoint)
+        program = minder.start(command, endpoint.environ(os.environ)) if command else None
+        if program is not None:
+            self._update(minder=program.process)
+        doing = "ending the program, then " if command else ""
+        self._signals.consequence = f"{doing}bringing the results home and taking everything down{_AGAIN}"
+        watched = Watched(
+            self._label,
+            self._begun_at,
+            self._limits,
+            self._request.plan.budget,
+            self._pulse,
+            machine.proof,
+        )
+        Work(watched, program, shlex.join(command), self._output).do()
+
+    def _say_ready(self, endpoint: Endpoint) -> None:
+        lines = [f"ready: {endpoint.base_url} · model {endpoint.variables()['LAUNCH_MODEL']}"]
+        if not self._request.command:
+            lines.append(f'  in another terminal: eval "$(launch env {self._label})"')
+            lines.append("  Ctrl-C here brings the results home and takes everything down")
+        self._output.event(
+            "ready",
+            "\n".join(lines),
+            base_url=endpoint.base_url,
+            model=endpoint.variables()["LAUNCH_MODEL"],
+            run_dir=str(endpoint.run_dir),
+        )
+
+    # -------------------------------------------------------------- the end
+
+    def _end(self, failure: BaseException | None) -> int:
+        """Results home, everything down, proof; then say how it was. The exit code."""
+        if self._machine is None:
+            return self._say_end(failure, Proof(True, "nothing had been started"))
+        if isinstance(failure, LaunchError):
+            self._output.warn(f"{failure.message}; ending the run")
+        self._signals.consequence = f"already ending: results home, then everything down{_AGAIN}"
+        unpulled = self._pull(self._machine)
+        proof = self._down(self._machine)
+        failure = failure or unpulled
+        if self._signals.received is not None and failure is None:
+            failure = Interrupted(self._signals.received)
+        return self._say_end(failure, proof)
+
+    def _pull(self, machine: Machine) -> NotPulled | None:
+        """The results home, if there is a runtime to have any; the reason when they stay where they are."""
+        if self._token is None:
+            return None
+        try:
+            with self._phase("pull"):
+                self._pulled = machine.pull(self._folder / RESULTS)
+        except NotPulled as error:
+            self._output.warn(error.message)
+            return error
+        for skipped in self._pulled.skipped:
+            self._output.warn(f"not brought home: {skipped}")
+        return None
+
+    def _down(self, machine: Machine) -> Proof:
+        with self._phase("down"):
+            if self._pulse is not None:
+                self._pulse.stop()
+            if self._relay is not None:
+                self._relay.stop()
+            drop_token(self._folder)
+            machine.down()
+            return machine.proof()
+
+    def _say_end(self, failure: BaseException | None, proof: Proof) -> int:
+        """Finish the record, let the guardian go, and say how it was."""
+        if not proof.verified:
+            # The guardian is not released: when this process ends it tries again.
+            failure = TeardownUnverified(
+                "not everything is proven to be down", proof.detail, f"launch down {self._label}"
+            )
+        code = _exit_code(failure)
+        self._update(
+            state="verified" if proof.verified else "unverified",
+            ended=time.time(),
+            ended_by="launch",
+            reason=_reason(failure),
+            exit_code=_program_code(failure, self._request.command),
+            proof=proof.to_dict(),
+        )
+        if self._guardian is not None and proof.verified:
+            self._guardian.release()
+        if isinstance(failure, LaunchError):
+            self._output.error(failure)
+        self._summary(failure, proof, code).say(self._output)
+        return code
+
+    # -------------------------------------------------------------- small things
+
+    def _summary(self, failure: BaseException | None, proof: Proof, code: int) -> Summary:
+        seconds = time.monotonic() - self._begun_at
+        return Summary(
+            run_id=self._record.id,
+            name=self._record.name,
+            seconds=seconds,
+            cost=self._request.plan.cost_after(seconds),
+            status=self._pulse.now().status if self._pulse is not None else None,
+            results=self._pulled.into if self._pulled is not None else None,
+            proof=proof,
+            reason=_reason(failure),
+            exit_code=code,
+            program_exit_code=_program_code(failure, self._request.command),
+        )
+
+    def _runtime_config(self, machine: Machine) -> RuntimeConfig:
+        from launcher import runtime_config
+
+        settings = self._request.settings
+        return runtime_config.build(
+            settings.runtime,
+            run_id=self._record.id,
+            model_path=self._request.model_path,
+            state_dir=machine.state_dir,
+            socket_dir=machine.socket_dir,
+            lease_seconds=settings.lease_seconds,
+            deadline_seconds=self._limits.deadline_left(time.monotonic()),
+            wandb_mode=settings.wandb,
+        )
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[Callable[[str], None]]:
+        """One phase: in the record before it begins, on the screen while it lasts, its time remembered."""
+        self._enter(name)
+        assert self._machine is not None
+        begun = time.monotonic()
+        with self._output.phase(name, self._timings.usual(self._machine.kind, name)) as progress:
+            yield progress
+        self._timings.add(self._machine.kind, name, time.monotonic() - begun)
+
+    def _enter(self, state: str) -> None:
+        reached = self._limits.reached(time.monotonic())
+        if reached and state not in ("pull", "down"):
+            raise LimitReached(reached, f"before {state}", "launch --max TIME")
+        self._update(state=state)
+
+    def _update(self, **changes: Any) -> None:
+        self._record = self._store.update(self._record.id, **changes)
+
+    def _as_limit(self, ended: BaseException) -> BaseException:
+        """A runtime that the keeper ended at the deadline looks like a failure; it is the deadline."""
+        reached = self._limits.reached(time.monotonic())
+        if reached and isinstance(ended, JobFailed) and ended.job_exit_code is None:
+            return LimitReached(reached, ended.message, "launch --max TIME")
+        return ended
+
+
+def _exit_code(failure: BaseException | None) -> int:
+    if isinstance(failure, LaunchError | Interrupted):
+        return failure.exit_code
+    return EXIT_OK
+
+
+def _reason(failure: BaseException | None) -> str | None:
+    if isinstance(failure, Interrupted):
+        return f"interrupted by {failure}"
+    return failure.message if isinstance(failure, LaunchError) else None
+
+
+def _program_code(failure: BaseException | None, command: tuple[str, ...]) -> int | None:
+    """The program's own exit code; None where it did not come to its end."""
+    if isinstance(failure, JobFailed):
+        return failure.job_exit_code
+    return 0 if failure is None and command else None

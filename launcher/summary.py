@@ -1,0 +1,62 @@
+"""How a run was: the last lines of `launch`, and the last object of `--json`.
+
+Neighbours: `run.py` fills it in, `output.py` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.machines.base import Proof
+from launcher.output import Output
+from launcher.units import format_duration, format_money
+
+if TYPE_CHECKING:
+    from runtime.schema import RuntimeStatus
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`status` is the last the runtime said; `program_exit_code` is None where the program was ended."""
+
+    run_id: str
+    name: str | None
+    seconds: float
+    cost: float
+    status: RuntimeStatus | None
+    results: Path | None
+    proof: Proof
+    reason: str | None
+    exit_code: int
+    program_exit_code: int | None
+
+    def say(self, output: Output) -> None:
+        """Print it."""
+        output.event(
+            "end",
+            self.text(),
+            run_id=self.run_id,
+            name=self.name,
+            reason=self.reason,
+            exit_code=self.exit_code,
+            program_exit_code=self.program_exit_code,
+            seconds=round(self.seconds, 3),
+            cost=self.cost,
+            step=self.status.step if self.status else None,
+            version=self.status.version if self.status else None,
+            results=str(self.results) if self.results else None,
+            down=self.proof.to_dict(),
+        )
+
+    def text(self) -> str:
+        """The lines for people."""
+        label = self.name or self.run_id
+        lines = [f"{label} ended after {format_duration(self.seconds)}, {format_money(self.cost)}"]
+        if self.status is not None:
+            lines.append(f"  steps    {self.status.step}, policy version {self.status.version}")
+        if self.results is not None:
+            lines.append(f"  results  {self.results}")
+        verdict = "verified" if self.proof.verified else "NOT VERIFIED"
+        return "\n".join([*lines, f"  down: {verdict} ({self.proof.detail})"])

@@ -1,0 +1,278 @@
+"""What the verbs do to runs that were started before: status, logs, pull, down, env, config.
+
+Neighbours: `commands.py` calls these, `safety/records.py` knows the runs, `output.py` prints.
+Imports no HTTP library and no pydantic where the answer is on this disk.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from launcher.endpoint import RESULTS, Endpoint, drop_token, token_file
+from launcher.errors import EXIT_OK, LaunchError, NotPulled, TeardownUnverified, UsageError, suggestion
+from launcher.home import Home
+from launcher.machines.base import Machine, NoMachine, PullReport, from_record
+from launcher.output import Output, columns
+from launcher.safety import processes
+from launcher.safety.records import RecordStore, RunRecord
+from launcher.settings import SETTINGS
+from launcher.units import format_duration
+
+_STATUS_SECONDS = 5.0
+# `down` lets the run's own `launch` end it: results home, runtime in order.
+_ORDERLY_SECONDS = 180.0
+_FOLLOW_EVERY_SECONDS = 0.25
+_LAUNCHER_LOGS = ("launch", "guardian")
+
+
+def status(output: Output, name: str | None) -> int:
+    """All runs from their records; one run with what its runtime says."""
+    store = RecordStore(Home.find())
+    if name is not None:
+        return _status_of(output, store, store.load(name))
+    records = store.list()
+    for unreadable in store.unreadable():
+        output.warn(f"{unreadable.path} cannot be read: {unreadable.why}")
+    rows = [["NAME", "ID", "STATE", "AGE", "ENDPOINT"]]
+    for record in records:
+        age = format_duration(time.time() - record.created)
+        rows.append([record.name or "-", record.id, _state(record), age, _url(record) or "-"])
+    text = columns(rows) if records else "no runs yet: launch -- python my_program.py"
+    output.result({"runs": [_described(record, store) for record in records]}, text)
+    return EXIT_OK
+
+
+def logs(output: Output, name: str, which: str, follow: bool) -> int:
+    """One log of a run, to its end or as long as the run lives."""
+    store = RecordStore(Home.find())
+    record = store.load(name)
+    path = _log_file(store.folder(record.id), name, which)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while True:
+            lives = store.load(record.id).live
+            while piece := file.read(65536):
+                output.raw(piece)
+            if not (follow and lives):
+                return EXIT_OK
+            time.sleep(_FOLLOW_EVERY_SECONDS)
+
+
+def pull(output: Output, name: str) -> int:
+    """Bring home what there is now."""
+    store = RecordStore(Home.find())
+    report = _pull(store, store.load(name))
+    for skipped in report.skipped:
+        output.warn(f"not brought home: {skipped}")
+    step = "no step yet" if report.step is None else f"step {report.step}"
+    output.result(
+        {
+            "into": str(report.into),
+            "files": report.files,
+            "bytes": report.bytes,
+            "seconds": round(report.seconds, 3),
+            "step": report.step,
+            "skipped": list(report.skipped),
+        },
+        f"{report.into}: {step}, {report.files} files, {report.bytes / 1e6:.1f} MB",
+    )
+    return EXIT_OK
+
+
+def down(output: Output, name: str) -> int:
+    """End a run, whoever started it, and prove it."""
+    store = RecordStore(Home.find())
+    record = store.load(name)
+    if record.live and record.launch is not None and record.launch.alive():
+        output.event("note", f"telling launch (pid {record.launch.pid}) to end {name}", run_id=record.id)
+        record.launch.send(signal.SIGTERM)
+        processes.wait_gone(record.launch, _ORDERLY_SECONDS)
+        record = store.load(record.id)
+    if record.live:
+        record = _take_down(output, store, record)
+    proof = record.proof or {"verified": True, "detail": "nothing had been started"}
+    output.result({"run_id": record.id, "down": proof}, f"{name} is down: verified ({proof['detail']})")
+    return EXIT_OK
+
+
+def env(output: Output, name: str) -> int:
+    """What a shell must export; on a terminal without the token itself."""
+    store = RecordStore(Home.find())
+    record = store.load(name)
+    endpoint = Endpoint.of(record, store)
+    path = token_file(store.folder(record.id))
+    data = {
+        "base_url": endpoint.base_url,
+        "api_key_file": str(path),
+        "model": endpoint.variables()["LAUNCH_MODEL"],
+        "run_id": record.id,
+        "run_dir": str(endpoint.run_dir),
+    }
+    output.result(data, endpoint.exports(path if sys.stdout.isatty() else None))
+    return EXIT_OK
+
+
+def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_file: Path | None) -> int:
+    """Every setting, its value and its source."""
+    from launcher.config import load
+
+    settings = load(flags, sets, env_file)
+    rows = [["SETTING", "VALUE", "SOURCE"]]
+    rows += [[key, _shown(key, value.value), value.source] for key, value in settings.values.items()]
+    rows += [[name, "set", value.source] for name, value in settings.secrets.items()]
+    data = {key: {"value": value.value, "source": value.source} for key, value in settings.values.items()}
+    secrets = {name: {"set": True, "source": value.source} for name, value in settings.secrets.items()}
+    output.result({"settings": data, "secrets": secrets}, columns(rows))
+    return EXIT_OK
+
+
+# ------------------------------------------------------------------ how
+
+
+def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
+    runtime, trouble = _ask_runtime(store, record)
+    rows = [
+        ["run", f"{record.id}" + (f" ({record.name})" if record.name else "")],
+        ["state", _state(record)],
+        ["age", format_duration(time.time() - record.created)],
+        ["program", " ".join(record.command) or "none: the endpoint is held"],
+        ["endpoint", _url(record) or "-"],
+        ["folder", str(store.folder(record.id))],
+    ]
+    if record.reason:
+        rows.append(["reason", record.reason])
+    if record.proof:
+        rows.append(
+            ["down", "verified" if record.proof["verified"] else f"NOT VERIFIED: {record.proof['detail']}"]
+        )
+    if runtime is not None:
+        lease = runtime.get("lease_left_seconds")
+        rows.append(
+            ["runtime", f"{runtime['phase']}, step {runtime['step']}, policy version {runtime['version']}"]
+        )
+        rows.append(["lease", "-" if lease is None else f"{format_duration(lease)} left"])
+        for child in runtime.get("children", []):
+            detail = f" ({child['detail']})" if child.get("detail") else ""
+            rows.append([f"  {child['name']}", f"{child['state']}, restarts {child['restarts']}{detail}"])
+    if trouble:
+        rows.append(["runtime", trouble])
+    width = max(len(row[0]) for row in rows)
+    text = "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+    output.result({"run": _described(record, store), "runtime": runtime}, text)
+    return EXIT_OK
+
+
+def _ask_runtime(store: RecordStore, record: RunRecord) -> tuple[dict[str, Any] | None, str | None]:
+    """The runtime's own status through the relay; or why there is none although the run lives."""
+    import json
+    import urllib.error
+    import urllib.request
+
+    try:
+        endpoint = Endpoint.of(record, store)
+    except UsageError:
+        return None, None
+    request = urllib.request.Request(
+        f"{endpoint.root}/slipway/status", headers={"Authorization": f"Bearer {endpoint.token}"}
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(request, timeout=_STATUS_SECONDS) as answer:
+            return json.load(answer), None
+    except (OSError, ValueError) as error:
+        return None, f"does not answer: {error}"
+
+
+def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "name": record.name,
+        "state": record.state,
+        "live": record.live,
+        "attended": record.attended,
+        "created": record.created,
+        "ended": record.ended,
+        "ended_by": record.ended_by,
+        "reason": record.reason,
+        "exit_code": record.exit_code,
+        "command": list(record.command),
+        "base_url": f"{_url(record)}/v1" if _url(record) else None,
+        "folder": str(store.folder(record.id)),
+        "down": record.proof,
+    }
+
+
+def _state(record: RunRecord) -> str:
+    """The state, and what it means where nobody looks after a live run."""
+    if not record.live:
+        return "down: verified"
+    return (
+        record.state
+        if record.attended
+        else f"{record.state}, left alone: launch down {record.name or record.id}"
+    )
+
+
+def _url(record: RunRecord) -> str | None:
+    return record.url if record.live and record.attended else None
+
+
+def _log_file(folder: Path, name: str, which: str) -> Path:
+    if which in _LAUNCHER_LOGS:
+        found = {which: folder / f"{which}.log"}
+    else:
+        # The machine's own files while they are here, else what came home.
+        found = {path.stem: path for path in sorted((folder / RESULTS / "logs").glob("*.log"))}
+        found |= {path.stem: path for path in sorted((folder / "machine" / "logs").glob("*.log"))}
+    if which in found and found[which].exists():
+        return found[which]
+    known = [*_LAUNCHER_LOGS, *found]
+    meant = suggestion(which, known) or "launch"
+    raise UsageError(
+        f"{name} has no log {which}", f"it has {', '.join(known)}", f"launch logs {name} --which {meant}"
+    )
+
+
+def _pull(store: RecordStore, record: RunRecord) -> PullReport:
+    machine = from_record(record)
+    if isinstance(machine, NoMachine):
+        raise NotPulled(
+            f"{record.id} has nothing to bring home", "it ended before it had a machine", "launch status"
+        )
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
+
+
+def _take_down(output: Output, store: RecordStore, record: RunRecord) -> RunRecord:
+    """Nobody looks after it, or who did was too slow: pull what can be pulled, end it, prove it."""
+    try:
+        _pull(store, record)
+    except LaunchError as error:
+        output.warn(f"{error.message}: {error.why}")
+    machine = from_record(record)
+    machine.down()
+    proof = machine.proof()
+    drop_token(store.folder(record.id))
+    record = store.update(
+        record.id,
+        state="verified" if proof.verified else "unverified",
+        ended=time.time(),
+        ended_by="down",
+        proof=proof.to_dict(),
+    )
+    if not proof.verified:
+        raise TeardownUnverified(
+            f"{record.id} is not proven to be down", proof.detail, f"launch down {record.name or record.id}"
+        )
+    return record
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return SETTINGS[key].show(value) if key in SETTINGS else str(value)

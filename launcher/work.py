@@ -1,0 +1,160 @@
+"""What happens between connect and pull: the program runs, or the endpoint is held, and the run is watched.
+
+Neighbours: `run.py` calls `do` and acts on how it ends; `safety/minder.py` holds the user's program,
+`pulse.py` knows how the runtime is. Knows nothing of how to take anything down.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launcher.errors import JobFailed, LimitReached
+from launcher.machines.base import Proof
+from launcher.output import Live, Output
+from launcher.pulse import Beat, Pulse
+from launcher.safety.lease import Limits
+from launcher.safety.minder import Command
+from launcher.signals import Interrupted
+
+_LOOK_EVERY_SECONDS = 0.25
+_DRAW_EVERY_SECONDS = 1.0
+# A runtime that is silent may be busy; is it still there at all?
+_PROVE_AFTER_SECONDS = 10.0
+_SILENT_AT_MOST_SECONDS = 180.0
+# A program that got the same Ctrl-C as we did is given so long to end by itself; when the signal did not
+# come from the terminal it may have missed it, and is told after a moment.
+_OWN_END_SECONDS = 5.0
+_MISSED_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the loop looks at. `proof` asks the machine whether anything is left; times are monotonic."""
+
+    label: str
+    begun_at: float
+    limits: Limits
+    budget: float | None
+    pulse: Pulse
+    proof: Callable[[], Proof]
+
+
+class Work:
+    """One program, or None to hold the endpoint until a signal. `text` is the program's command line."""
+
+    def __init__(self, watched: Watched, program: Command | None, text: str, output: Output) -> None:
+        self._watched = watched
+        self._program = program
+        self._text = text
+        self._output = output
+        self._proven_at = 0.0
+
+    def do(self) -> None:
+        """Until the program has ended, whatever the reason.
+
+        Raises JobFailed when it or the runtime failed, LimitReached, Interrupted.
+        """
+        try:
+            with self._output.shared_terminal(self._program is not None):
+                self._watch()
+        except Interrupted as interrupted:
+            if self._program is not None and interrupted.number == signal.SIGINT:
+                self._let_end(self._program)
+            raise
+        finally:
+            if self._program is not None and self._program.poll() is None:
+                self._program.terminate()
+
+    def _watch(self) -> None:
+        drawn_at = 0.0
+        while True:
+            now = time.monotonic()
+            beat = self._watched.pulse.now()
+            if now - drawn_at >= _DRAW_EVERY_SECONDS:
+                self._output.live(self._live(beat, now))
+                drawn_at = now
+            code = self._wait()
+            if code is not None:
+                self._check_program(code)
+                return
+            self._check_limits(now)
+            self._check_runtime(beat, now)
+
+    def _wait(self) -> int | None:
+        """A little while; the program's exit code if it has ended."""
+        if self._program is None:
+            time.sleep(_LOOK_EVERY_SECONDS)
+            return None
+        return self._program.wait(_LOOK_EVERY_SECONDS)
+
+    def _check_program(self, code: int) -> None:
+        if code == 0 or self._program is None:
+            return
+        raise JobFailed(
+            f"the program ended with exit code {code}",
+            self._text,
+            f"launch logs {self._watched.label}",
+            job_exit_code=code,
+        )
+
+    def _check_limits(self, now: float) -> None:
+        if reached := self._watched.limits.reached(now):
+            raise LimitReached(reached, "the run is ended here, its results are kept", "launch --max TIME")
+
+    def _check_runtime(self, beat: Beat, now: float) -> None:
+        label = self._watched.label
+        if beat.status is not None and beat.status.phase == "failed":
+            failed = next((child for child in beat.status.children if child.state == "failed"), None)
+            which = failed.name if failed else "supervisor"
+            why = (failed.detail if failed else None) or beat.status.detail
+            raise JobFailed("the runtime failed", why, f"launch logs {label} --which {which}")
+        if beat.silent_since is None or now - beat.silent_since < _PROVE_AFTER_SECONDS:
+            return
+        hint = f"launch logs {label} --which supervisor"
+        if now - self._proven_at > _PROVE_AFTER_SECONDS:
+            self._proven_at = now
+            if self._watched.proof().verified:
+                raise JobFailed("the runtime has ended by itself", beat.silence, hint)
+        if now - beat.silent_since > _SILENT_AT_MOST_SECONDS:
+            raise JobFailed("the runtime does not answer any more", beat.silence, hint)
+
+    def _live(self, beat: Beat, now: float) -> Live:
+        status = beat.status
+        silent = None if beat.silent_since is None else now - beat.silent_since
+        degraded = status is not None and status.phase == "degraded"
+        trouble = "a part of the runtime is restarting" if degraded else None
+        return Live(
+            name=self._watched.label,
+            up_seconds=now - self._watched.begun_at,
+            cost=self._watched.limits.cost(now),
+            budget=self._watched.budget,
+            step=status.step if status else None,
+            reward=reward_of(status.last_metrics) if status else None,
+            tunnel_ms=None if beat.round_trip_seconds is None else beat.round_trip_seconds * 1000,
+            lease_left_seconds=beat.lease.left(now),
+            trouble=trouble if silent is None else f"no answer for {silent:.0f} s",
+        )
+
+    def _let_end(self, program: Command) -> None:
+        """After an interruption: the program may save what it has."""
+        if not _in_foreground() and program.wait(_MISSED_SECONDS) is None:
+            program.interrupt()
+        program.wait(_OWN_END_SECONDS)
+
+
+def _in_foreground() -> bool:
+    """Whether our terminal sends its Ctrl-C to us, and so to the program, which is in our group."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
+
+
+def reward_of(metrics: dict[str, float]) -> float | None:
+    """The mean reward of the newest step."""
+    return metrics.get("reward_mean", metrics.get("reward"))
