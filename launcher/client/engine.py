@@ -1,0 +1,174 @@
+"""DSPy's engine for the run's endpoint: a canonical request out with our tags, a canonical response back.
+
+Neighbours: `lm.py` puts it under a `dspy.LM`, `tagging.py` says who is calling, `wire.py` carries it.
+DSPy 3.4 asks this of a custom LM (`complete(Request) -> Response`; `forward` is deprecated). Each `complete`
+is one sample. Retries are the wire's, with one request id, so DSPy's own are off: they would be a second
+sample under the same rollout (C6). Knows nothing of adapters, predictors or training.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+from dspy import lm15
+
+from launcher.client.errors import EndpointLost
+from launcher.client.session import Session
+from launcher.client.tagging import Call, astray, begin_call
+from launcher.client.wire import AsyncWire, Wire, new_request_id
+from runtime.schema import REQUEST_HEADER, VERSION_HEADER
+
+_PATH = "/v1/chat/completions"
+# What makes the sampled distribution another than the policy's: dropped where a rollout fixes the sampling
+# (C9).
+_SUPPORT = ("top_p", "top_k", "frequency_penalty", "presence_penalty")
+SUPPORT_EXTRAS = frozenset({*_SUPPORT, "min_p", "repetition_penalty", "logit_bias", "typical_p"})
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A request ready for the wire."""
+
+    body: bytes
+    headers: dict[str, str]
+    call: Call | None
+
+
+class _Dialect:
+    """Canonical ↔ chat completions, with vLLM's spellings; what both engines share."""
+
+    def __init__(self, session: Session, extra_body: dict[str, Any] | None = None) -> None:
+        self.session = session
+        self.extra_body = dict(extra_body or {})
+        self._chat = lm15.OpenAIChatLM(api_key="the wire adds it", base_url=session.base_url, compat="vllm")
+        self._lock = threading.Lock()
+        self.astray = 0
+
+    def send(self, request: lm15.Request) -> _Sent:
+        call = begin_call()
+        if astray():
+            with self._lock:
+                self.astray += 1
+        sampling = call.sampling if call is not None else {}
+        body = json.loads(self._chat.build_request(_shaped(request, sampling), stream=False).body)
+        if request.config.top_k is not None and not sampling:
+            body["top_k"] = request.config.top_k  # the dialect drops it; vLLM takes it
+        extra = self.extra_body
+        if sampling:
+            extra = {key: value for key, value in extra.items() if key not in SUPPORT_EXTRAS}
+        headers = {"content-type": "application/json", REQUEST_HEADER: new_request_id()}
+        if call is not None:
+            headers |= call.headers
+        return _Sent(json.dumps(body | extra).encode(), headers, call)
+
+    def receive(self, request: lm15.Request, sent: _Sent, response: httpx.Response) -> lm15.Response:
+        if response.is_error:
+            error = self._chat.normalize_error(response.status_code, response.text)
+            if not isinstance(error, lm15.ContextLengthError):
+                _note_lost(sent.call, f"HTTP {response.status_code}: {error.message}")
+            raise error
+        try:
+            answer = lm15.response_from_openai_chat(response.json(), model=request.model)
+        except (ValueError, lm15.LM15Error) as error:
+            _note_lost(sent.call, f"unreadable answer: {error}")
+            raise lm15.ServerError(f"the endpoint's answer is not a chat completion: {error}") from error
+        if sent.call is not None:
+            _note_answer(sent.call, answer, response.headers.get(VERSION_HEADER, ""))
+        return answer
+
+
+def _shaped(request: lm15.Request, sampling: dict[str, Any]) -> lm15.Request:
+    if not sampling:
+        return request
+    return replace(request, config=replace(request.config, **dict.fromkeys(_SUPPORT), **sampling))
+
+
+def _note_answer(call: Call, answer: lm15.Response, version: str) -> None:
+    if version.isdecimal():
+        call.rollout.versions.add(int(version))
+    if not answer.text and not answer.tool_calls:
+        call.rollout.empty.add((call.predictor, call.index))
+
+
+def _note_lost(call: Call | None, reason: str) -> None:
+    """Remember on the rollout that an answer never came: the program may swallow the exception."""
+    if call is not None:
+        call.rollout.lost.append(reason)
+
+
+def _lost(call: Call | None, error: EndpointLost) -> lm15.TransportError:
+    _note_lost(call, str(error))
+    return lm15.TransportError(str(error))
+
+
+@dataclass
+class PolicyEngine:
+    """The sync engine. Shared by copies of its LM; its pool belongs to it."""
+
+    session: Session
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._dialect = _Dialect(self.session, self.extra_body)
+        self._wire = Wire(self.session.endpoint, self.session.patience)
+
+    @property
+    def astray(self) -> int:
+        """Requests so far that came from where no rollout is known, nor meant to be."""
+        return self._dialect.astray
+
+    def complete(self, request: lm15.Request) -> lm15.Response:
+        """One sample. Raises lm15's errors: TransportError when the endpoint stays away, else by status."""
+        sent = self._dialect.send(request)
+        try:
+            response = self._wire.send("POST", _PATH, sent.body, sent.headers)
+        except EndpointLost as error:
+            raise _lost(sent.call, error) from error
+        return self._dialect.receive(request, sent, response)
+
+    def stream(self, request: lm15.Request) -> Iterator[Any]:
+        """The whole answer as events: rollouts need it whole, and DSPy's listeners need events."""
+        return lm15.response_to_events(self.complete(request))
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def asynchronous(self) -> AsyncPolicyEngine:
+        """Its counterpart for `acall`."""
+        return AsyncPolicyEngine(self._dialect, AsyncWire(self.session.endpoint, self.session.patience))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PolicyEngine:
+        return self  # a copied program talks to the same endpoint through the same pool
+
+
+class AsyncPolicyEngine:
+    """The async engine: the same requests from async programs."""
+
+    def __init__(self, dialect: _Dialect, wire: AsyncWire) -> None:
+        self._dialect = dialect
+        self._wire = wire
+
+    async def complete(self, request: lm15.Request) -> lm15.Response:
+        """See `PolicyEngine.complete`."""
+        sent = self._dialect.send(request)
+        try:
+            response = await self._wire.send("POST", _PATH, sent.body, sent.headers)
+        except EndpointLost as error:
+            raise _lost(sent.call, error) from error
+        return self._dialect.receive(request, sent, response)
+
+    async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:
+        """See `PolicyEngine.stream`."""
+        for event in lm15.response_to_events(await self.complete(request)):
+            yield event
+
+    async def aclose(self) -> None:
+        await self._wire.aclose()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AsyncPolicyEngine:
+        return self

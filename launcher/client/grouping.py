@@ -1,0 +1,93 @@
+"""Finished rollouts as the groups of one step: one for each example and each predictor that asked the policy.
+
+Neighbours: `rollouts.py` finishes them, `grpo.py` sends the groups, `runtime/schema.py` has their form.
+A reward goes to what was sampled, by rollout, predictor and call; text is never rendered or parsed here.
+Knows nothing of DSPy's objects, the wire or the optimizer's loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from launcher.client.rollouts import Finished
+from runtime.schema import Group, Member
+
+_REASON_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a run is worth that came to no score by its own fault."""
+
+    failure_score: float = 0.0
+    format_failure_score: float = -1.0
+
+    def reward(self, finished: Finished, predictor: str, call: int) -> float:
+        """The reward of one call of a run that is not excluded.
+
+        The call whose answer did not parse gets the format failure; the others of a run that came to nothing
+        get the failure, as their own format held.
+        """
+        if (predictor, call) in finished.run.rollout.unparsed:
+            return self.format_failure_score
+        if finished.score is None:
+            return self.failure_score
+        return finished.score.of(predictor)
+
+
+EXCLUDED = frozenset({"unscored", "lost", "overdue"})
+"""Outcomes that say nothing about the policy: sent without a reward, so that they are counted (C22)."""
+
+
+@dataclass
+class Grouped:
+    """The groups of one step, each predictor's rewards, and what became of the runs."""
+
+    groups: list[Group] = field(default_factory=list)
+    rewards: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    outcomes: Counter[str] = field(default_factory=Counter)
+    # Runs that asked the policy nothing: there is no sample to reward, so they are counted here alone.
+    without_calls: int = 0
+
+
+def build_groups(finished: Sequence[Finished], rules: Rules, prefix: str) -> Grouped:
+    """Group ids are `prefix/example/predictor`; runs of one example are those with the same `run.index`."""
+    grouped = Grouped(outcomes=Counter(it.outcome for it in finished))
+    by_example: dict[int, list[Finished]] = defaultdict(list)
+    for it in finished:
+        by_example[it.run.index].append(it)
+    for index, runs in by_example.items():
+        grouped.without_calls += sum(not it.run.rollout.calls for it in runs)
+        for predictor in dict.fromkeys(name for it in runs for name in it.run.rollout.calls):
+            members = [
+                member
+                for it in runs
+                if it.run.rollout.calls[predictor]
+                for member in _members(it, predictor, rules)
+            ]
+            grouped.rewards[predictor] += _rewards(members)
+            group_id = f"{prefix}/{index}/{predictor}"[:128]
+            grouped.groups.append(Group(id=group_id, predictor=predictor, members=members))
+    return grouped
+
+
+def _members(finished: Finished, predictor: str, rules: Rules) -> list[Member]:
+    """One member for all the predictor's calls, or one for each where their rewards differ."""
+    rollout = finished.run.rollout
+    if finished.outcome in EXCLUDED:
+        # The runtime counts by reason, so what differs from run to run stays out of it.
+        reason = f"{finished.outcome}: {(finished.reason or '').partition(':')[0]}"[:_REASON_LENGTH]
+        return [Member(rollout=rollout.id, predictor=predictor, failure=reason)]
+    rewards = [rules.reward(finished, predictor, call) for call in range(rollout.calls[predictor])]
+    if len(set(rewards)) == 1:
+        return [Member(rollout=rollout.id, predictor=predictor, reward=rewards[0])]
+    return [
+        Member(rollout=rollout.id, predictor=predictor, call=call, reward=reward)
+        for call, reward in enumerate(rewards)
+    ]
+
+
+def _rewards(members: Iterable[Member]) -> list[float]:
+    return [it.reward for it in members if it.reward is not None]

@@ -1,0 +1,99 @@
+"""The run's policy as a DSPy LM.
+
+Neighbours: `engine.py` sends its requests, `grpo.py` trains the predictors that hold one, `tagging.py` tags.
+Works with every adapter, `n`, `temperature`, `max_tokens`, `stop` and `tools`, in threads and async.
+Knows nothing of rewards or steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
+
+from launcher.client.engine import PolicyEngine
+from launcher.client.session import Session, connect
+from launcher.client.tagging import current_rollout
+
+# What a saved state has that the constructor of a new run's LM decides itself.
+_NOT_RESTORED = (LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "cache")
+
+
+class PolicyLM(dspy.LM):
+    """The policy being trained, on the run this program was started in.
+
+    `model` is the run's base name, which means the newest version; `base` is the model before training. With
+    `cache=True` the name is today's version (`policy@v12`), as the name is the cache's key; a rollout is
+    never answered from a cache. `extra_body` goes into each request as it is: `chat_template_kwargs`,
+    `min_p`, … Other keyword arguments are dspy.LM's. Raises NotConnected outside a run.
+    """
+
+    def __init__(
+        self,
+        session: Session | None = None,
+        *,
+        model: str | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        cache: bool = False,
+        extra_body: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.session = session or connect()
+        if model is None:
+            model = f"{self.session.model}@v{self.session.version}" if cache else self.session.model
+        engine = PolicyEngine(self.session, dict(extra_body or {}))
+        super().__init__(
+            model,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            cache=cache,
+            num_retries=0,  # the engine's retries carry one request id, so they make one sample
+            engine=engine,
+            async_engine=engine.asynchronous(),
+            **kwargs,
+        )
+
+    @classmethod
+    def like(cls, lm: dspy.LM, session: Session) -> PolicyLM:
+        """A PolicyLM with the temperature, lengths and other request settings of a plain LM."""
+        settings = {key: value for key, value in lm.kwargs.items() if key not in _CONNECTION}
+        extra = dict(settings.pop("extra_body", None) or {})
+        extra |= {key: settings.pop(key) for key in _VLLM_ONLY if key in settings}
+        return cls(session, extra_body=extra, callbacks=lm.callbacks, **settings)
+
+    @property
+    def policy(self) -> PolicyEngine:
+        """The engine under this LM; copies of the LM share it."""
+        engine = self.engine
+        if not isinstance(engine, PolicyEngine):
+            raise TypeError(f"this PolicyLM was given another engine: {type(engine).__name__}")
+        return engine
+
+    def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        return super().__call__(prompt, messages=messages, **_sampled_anew(kwargs))
+
+    async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        return await super().acall(prompt, messages=messages, **_sampled_anew(kwargs))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PolicyLM:
+        return self.copy()  # locks and the session's pool are shared, as in copy()
+
+    def dump_state(self) -> dict[str, Any]:
+        """Settings without address or token. Loading needs `allow_unsafe_lm_state=True`, inside a run."""
+        return BaseLM.dump_state(self) | {"extra_body": self.policy.extra_body}
+
+    @classmethod
+    def load_state(cls, state: dict[str, Any], *, allow_custom_lm_class: bool = False) -> PolicyLM:
+        """The LM of the run this program is in now: a saved program never calls the run that trained it."""
+        return cls(**{key: value for key, value in state.items() if key not in _NOT_RESTORED})
+
+
+_CONNECTION = frozenset({"api_key", "api_base", "base_url", "headers", "extra_headers", "timeout"})
+_VLLM_ONLY = ("min_p", "repetition_penalty", "chat_template_kwargs")
+
+
+def _sampled_anew(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """No answer from DSPy's cache inside a rollout: it would be another rollout's sample."""
+    return kwargs if current_rollout() is None else {**kwargs, "cache": False}

@@ -1,0 +1,157 @@
+"""What an optimizer did: every rollout is trained or counted with its reason.
+
+Neighbours: `training.py` tells it each step and validation. Writes lines to stderr and `grpo.jsonl` into the
+run's folder. Knows nothing of how training is done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, TextIO
+
+from launcher.client.grouping import Grouped
+from launcher.client.place import Validated
+from runtime.schema import StepCounts, StepStatus
+
+
+@dataclass
+class Report:
+    """Totals over all steps of one `compile`. A dropped sample has the reason it was dropped for."""
+
+    steps: int = 0
+    empty_steps: int = 0
+    rollouts: int = 0
+    groups: int = 0
+    members: int = 0
+    samples: int = 0
+    trained: int = 0
+    sampled_tokens: int = 0
+    retokenised: int = 0
+    groups_without_variance: int = 0
+    rollouts_without_calls: int = 0
+    calls_outside_rollouts: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def add_rollouts(self, grouped: Grouped) -> None:
+        self.rollouts += grouped.outcomes.total()
+        self.outcomes += grouped.outcomes
+        self.rollouts_without_calls += grouped.without_calls
+
+    def add_step(self, counts: StepCounts) -> None:
+        self.steps += 1
+        self.add_dropped(counts)
+        self.trained += counts.trained
+        self.sampled_tokens += counts.sampled_tokens
+        self.retokenised += counts.retokenised
+        self.groups_without_variance += counts.groups_without_variance
+
+    def add_dropped(self, counts: StepCounts) -> None:
+        """A step that came to nothing is counted too."""
+        self.groups += counts.groups
+        self.members += counts.members
+        self.samples += counts.samples
+        self.dropped += Counter(counts.dropped)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"outcomes": dict(self.outcomes), "dropped": dict(self.dropped)}
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """One step as it is printed and written."""
+
+    step: int
+    epoch: int
+    version: int | None
+    reward: float
+    spread: float
+    rewards: dict[str, float]
+    parse_rate: float
+    outcomes: dict[str, int]
+    counts: dict[str, Any]
+    metrics: dict[str, float]
+    rollout_seconds: float
+    train_seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        epoch: int,
+        grouped: Grouped,
+        parse_rate: float,
+        status: StepStatus,
+        seconds: tuple[float, float],
+    ) -> StepLine:
+        everything = [reward for rewards in grouped.rewards.values() for reward in rewards]
+        return cls(
+            step=step,
+            epoch=epoch,
+            version=status.version,
+            reward=fmean(everything) if everything else float("nan"),
+            spread=pstdev(everything) if everything else float("nan"),
+            rewards={name: fmean(it) for name, it in grouped.rewards.items() if it},
+            parse_rate=parse_rate,
+            outcomes=dict(grouped.outcomes),
+            counts=status.counts.model_dump(),
+            metrics=status.metrics,
+            rollout_seconds=round(seconds[0], 3),
+            train_seconds=round(seconds[1], 3),
+        )
+
+
+class Journal:
+    """Says each thing once: a line for people, an object for programs."""
+
+    def __init__(self, folder: Path | None, steps: int, stream: TextIO | None = None) -> None:
+        self._path = folder / "grpo.jsonl" if folder is not None and folder.is_dir() else None
+        self._steps = steps
+        self._stream = stream or sys.stderr
+
+    def note(self, text: str) -> None:
+        """A line for people alone."""
+        self._stream.write(f"grpo: {text}\n")
+        self._stream.flush()
+
+    def step(self, line: StepLine) -> None:
+        parts = [
+            f"step {line.step}/{self._steps}",
+            f"reward {line.reward:.3f} ±{line.spread:.3f}{_each(line.rewards)}",
+            f"parsed {line.parse_rate:.0%}",
+            f"trained {line.counts['trained']} of {line.counts['samples']}",
+            f"v{line.version}" if line.version is not None else "not published",
+            f"{line.rollout_seconds + line.train_seconds:.1f} s"
+            f" (rollouts {line.rollout_seconds:.1f}, training {line.train_seconds:.1f})",
+        ]
+        self.note(" · ".join(parts))
+        self._write("step", asdict(line))
+
+    def validation(self, validated: Validated, figures: dict[str, Any], best: bool, seconds: float) -> None:
+        words = [
+            f"validation after {validated.step} of {self._steps} steps",
+            f"score {validated.score:.3f} ±{figures['standard_error']:.3f}{_each(figures['predictors'])}"
+            + (" (best so far)" if best and validated.step else ""),
+            f"parsed {validated.parse_rate:.0%}",
+            f"{seconds:.1f} s",
+        ]
+        self.note(" · ".join(words))
+        self._write(
+            "validation", {**asdict(validated), **figures, "best": best, "seconds": round(seconds, 3)}
+        )
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"kind": kind, **fields}) + "\n")
+
+
+def _each(values: dict[str, float]) -> str:
+    if len(values) < 2:
+        return ""
+    return " (" + ", ".join(f"{name} {value:.3f}" for name, value in values.items()) + ")"

@@ -1,0 +1,37 @@
+"""Which examples a step takes: epochs in an order that depends on the seed and the epoch alone.
+
+Neighbours: `grpo.py` asks for the examples of each step. The place in the data is one number, the steps
+taken, so a resumed run goes on with the very examples it would have had (C43). Knows nothing of examples.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EpochSampler:
+    """`size` examples, `per_step` of them a step; each epoch takes every example once."""
+
+    size: int
+    per_step: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.per_step < 1:
+            raise ValueError("an epoch needs at least one example, and a step too")
+
+    def at(self, step: int) -> list[int]:
+        """The examples of step `step` (0 is the first); an epoch's end may fall inside a step."""
+        places = range(step * self.per_step, (step + 1) * self.per_step)
+        return [self._order(place // self.size)[place % self.size] for place in places]
+
+    def epoch(self, step: int) -> int:
+        """The epoch that step `step` begins in."""
+        return step * self.per_step // self.size
+
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(self.size))
+        random.Random(f"{self.seed}/{epoch}").shuffle(order)
+        return order

@@ -1,0 +1,282 @@
+"""A program's hold on its run: where it answers, its state, its training steps and checkpoints.
+
+Neighbours: `wire.py` carries the requests, `grpo.py` trains through `Session.step`; `runtime/schema.py` has
+the bodies. Knows nothing of DSPy: any program in any SDK can roll out against `rollout_url` and reward here.
+
+    session = connect()
+    for example in examples:
+        rewards = {}
+        for _ in range(8):
+            rollout = session.new_rollout()
+            client = OpenAI(base_url=session.rollout_url(rollout), api_key=session.api_key)
+            rewards[rollout] = judge(agent(client, example))
+        session.step([group(example.id, rewards)])
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from launcher.client.errors import EndpointLost, NotConnected, Refused, Rewound, StepFailed
+from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
+from runtime.schema import (
+    CLIENT_STATE_MAX_BYTES,
+    REQUEST_HEADER,
+    CheckpointInfo,
+    Group,
+    Member,
+    RestoreRequest,
+    RuntimeStatus,
+    StepRequest,
+    StepStatus,
+)
+
+_LONG_POLL_SECONDS = 30
+_STEP_SECONDS = 3600.0
+_SETTLED = ("published", "failed")
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
+
+def connect(
+    base_url: str | None = None, api_key: str | None = None, patience: Patience | None = None
+) -> Session:
+    """The run this program was started in; `LAUNCH_BASE_URL` and `LAUNCH_API_KEY` say which.
+
+    Asks for the run's status, so it raises NotConnected, EndpointLost or Refused now rather than later.
+    """
+    base_url = base_url or os.environ.get("LAUNCH_BASE_URL")
+    api_key = api_key or os.environ.get("LAUNCH_API_KEY")
+    if not base_url or not api_key:
+        missing = "LAUNCH_BASE_URL" if not base_url else "LAUNCH_API_KEY"
+        raise NotConnected(
+            f"This program has no run to train on: {missing} is not set",
+            hint="start it with `launch -- python YOUR_PROGRAM.py`",
+        )
+    session = Session(Endpoint(base_url.rstrip("/").removesuffix("/v1"), api_key), patience)
+    session.status()
+    return session
+
+
+def group(group_id: str, rewards: Mapping[str, float | str | None], predictor: str | None = None) -> Group:
+    """One group: rollout id → reward; a text instead of a number excludes the rollout and says why (C22)."""
+    return Group(
+        id=group_id,
+        predictor=predictor,
+        members=[_member(rollout, it, predictor) for rollout, it in rewards.items()],
+    )
+
+
+def _member(rollout: str, reward: float | str | None, predictor: str | None) -> Member:
+    if reward is None or isinstance(reward, str):
+        return Member(rollout=rollout, predictor=predictor, failure=reward or "no reward")
+    return Member(rollout=rollout, predictor=predictor, reward=float(reward))
+
+
+@dataclass
+class Session:
+    """Made by `connect()`. Safe to use from several threads."""
+
+    endpoint: Endpoint
+    patience: Patience | None = None
+    _wire: Wire = field(init=False, repr=False)
+    _served_name: str | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._wire = Wire(self.endpoint, self.patience)
+
+    # ------------------------------------------------------------- where it answers
+
+    @property
+    def api_key(self) -> str:
+        return self.endpoint.api_key
+
+    @property
+    def base_url(self) -> str:
+        """The OpenAI-compatible base URL."""
+        return f"{self.endpoint.root}/v1"
+
+    def rollout_url(self, rollout: str) -> str:
+        """The base URL that tags everything sent through it with this rollout, for any SDK."""
+        return f"{self.endpoint.root}/rollouts/{rollout}/v1"
+
+    def new_rollout(self) -> str:
+        """A rollout id nobody has used."""
+        return f"r-{uuid.uuid4().hex}"
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The folder that comes home with the run, if `launch` gave one."""
+        folder = os.environ.get("LAUNCH_RUN_DIR")
+        return Path(folder) if folder else None
+
+    # ------------------------------------------------------------- its state
+
+    def status(self) -> RuntimeStatus:
+        """The whole state of the run now."""
+        status = self._get("/slipway/status", RuntimeStatus)
+        self._served_name = status.served_name
+        return status
+
+    @property
+    def model(self) -> str:
+        """The policy's name on the endpoint; it always means the newest published version."""
+        return self._served_name or self.status().served_name
+
+    @property
+    def version(self) -> int:
+        """The policy version served now."""
+        return self.status().version
+
+    @property
+    def client_state(self) -> dict[str, Any] | None:
+        """What the last committed step carried, or None."""
+        return self.status().client_state
+
+    def metrics(self, after: int = 0) -> list[dict[str, Any]]:
+        """The trainer's metrics of the steps after `after`, oldest first."""
+        return _json(self._ask("GET", f"/slipway/metrics?after={after}"))
+
+    # ------------------------------------------------------------- training
+
+    def step(
+        self,
+        groups: Iterable[Group],
+        key: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        wait: bool = True,
+        timeout_seconds: float = _STEP_SECONDS,
+    ) -> StepStatus:
+        """Train one step on these groups; with `wait`, until its version is published.
+
+        The step happens once, whatever the connection does: each try has the same `key`. The same key with
+        another body is refused (409). Raises StepFailed with the runtime's reason, ValueError for a
+        client_state over 64 KiB, EndpointLost, and Rewound when the machine and these rollouts were lost.
+        """
+        if client_state is not None:
+            _check_size(client_state)
+        request = StepRequest(key=key or uuid.uuid4().hex, groups=list(groups), client_state=client_state)
+        status = self._post("/slipway/steps", request, StepStatus)
+        return self.wait(status.id, timeout_seconds) if wait else status
+
+    def wait(self, step: int, timeout_seconds: float = _STEP_SECONDS) -> StepStatus:
+        """The step once it is published. Raises StepFailed when it failed or took too long."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            status = self._get(f"/slipway/steps/{step}?wait={_LONG_POLL_SECONDS}", StepStatus)
+            if status.state == "failed":
+                raise StepFailed(
+                    f"Step {step} failed",
+                    step,
+                    why=status.error,
+                    hint="the policy before it is still served; the trainer's log has the rest",
+                )
+            if status.state in _SETTLED:
+                return status
+            if time.monotonic() > deadline:
+                raise StepFailed(
+                    f"Step {step} was not published within {timeout_seconds:.0f} s (it is {status.state})",
+                    step,
+                )
+            self._check_alive()
+
+    def settle(self, timeout_seconds: float = _STEP_SECONDS) -> RuntimeStatus:
+        """The status once no step is under way: what a restarted program should resume from."""
+        deadline = time.monotonic() + timeout_seconds
+        while (status := self.status()).steps_queued:
+            if time.monotonic() > deadline:
+                raise StepFailed(
+                    f"{status.steps_queued} steps are still queued after {timeout_seconds:.0f} s", None
+                )
+            self._check_alive(status)
+            time.sleep(0.2)
+        return status
+
+    def _check_alive(self, status: RuntimeStatus | None = None) -> None:
+        status = status or self.status()
+        if status.phase == "failed":
+            raise EndpointLost(
+                "The runtime has failed", why=status.detail, hint="`launch logs` shows its logs"
+            )
+
+    # ------------------------------------------------------------- checkpoints
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """The committed checkpoints that are kept, oldest first."""
+        found = [CheckpointInfo.model_validate(it) for it in _json(self._ask("GET", "/slipway/checkpoints"))]
+        return sorted(found, key=lambda it: it.step)
+
+    def pin(self, name: str) -> None:
+        """Keep this checkpoint for as long as the run lives."""
+        self._ask("POST", f"/slipway/checkpoints/{name}/pin")
+
+    def restore(
+        self, name: str, key: str | None = None, wait: bool = True, timeout_seconds: float = _STEP_SECONDS
+    ) -> StepStatus:
+        """Serve a kept checkpoint again, as a new version. It is a step: see `step` for what it raises."""
+        request = RestoreRequest(key=key or uuid.uuid4().hex)
+        status = self._post(f"/slipway/checkpoints/{name}/restore", request, StepStatus)
+        return self.wait(status.id, timeout_seconds) if wait else status
+
+    # ------------------------------------------------------------- requests
+
+    def _get(self, path: str, answer: type[_Answer]) -> _Answer:
+        return answer.model_validate(_json(self._ask("GET", path)))
+
+    def _post(self, path: str, body: BaseModel, answer: type[_Answer]) -> _Answer:
+        return answer.model_validate(_json(self._ask("POST", path, body.model_dump_json().encode())))
+
+    def _ask(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+        headers = {REQUEST_HEADER: new_request_id()}
+        if content is not None:
+            headers["content-type"] = "application/json"
+        response = self._wire.send(method, path, content, headers)
+        if response.is_error:
+            raise _refusal(method, path, response)
+        return response
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        raise Refused(
+            "The endpoint's answer is not JSON",
+            response.status_code,
+            why=response.text[:300],
+            hint="is LAUNCH_BASE_URL the address `launch` gave?",
+        ) from None
+
+
+def _refusal(method: str, path: str, response: httpx.Response) -> Refused:
+    """The error the runtime answered with, as an exception."""
+    try:
+        error = dict(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        error = {}
+    kind = Rewound if error.get("code") == "rewound" else Refused
+    return kind(
+        f"{method} {path.partition('?')[0]} was refused with HTTP {response.status_code}",
+        response.status_code,
+        error,
+        why=str(error.get("message") or response.text[:300]),
+        hint="LAUNCH_API_KEY is not this run's token" if response.status_code == 401 else None,
+    )
+
+
+def _check_size(client_state: dict[str, Any]) -> None:
+    size = len(json.dumps(client_state).encode())
+    if size > CLIENT_STATE_MAX_BYTES:
+        raise ValueError(
+            f"client_state is {size} bytes of JSON; at most {CLIENT_STATE_MAX_BYTES} ride on a step"
+        )

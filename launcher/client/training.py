@@ -1,0 +1,259 @@
+"""The loop of one `GRPO.compile`: roll out, send the groups, train, validate, keep the best.
+
+Neighbours: `grpo.py` checks what it was asked and builds it; `rollouts.py` and `grouping.py` make a step's
+groups; `session.py` trains them; `place.py` is where it stands, `report.py` what it says.
+Advantages and losses are the runtime's; here are only rollouts and their rewards.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import dspy
+
+from launcher.client.errors import EndpointLost, Refused, TrainingFailed
+from launcher.client.grouping import Grouped, Rules, build_groups
+from launcher.client.lm import PolicyLM
+from launcher.client.place import Place, Validated
+from launcher.client.report import Journal, Report, StepLine
+from launcher.client.rollouts import Finished, Limits, Quiet, Run, run_all
+from launcher.client.sampler import EpochSampler
+from launcher.client.scoring import Metric
+from launcher.client.session import Session
+from launcher.client.tagging import Predictors, Rollout
+from launcher.client.validation import evaluate
+from runtime.schema import StepCounts
+
+_EMPTY_STEPS_IN_A_ROW = 3
+
+Keep = Literal["single-best", "improvements", "none"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one `compile` was asked to do."""
+
+    steps: int
+    rollouts: int
+    temperature: float
+    seed: int
+    limits: Limits
+    rules: Rules
+    steps_for_validation: int
+    keep: Keep
+    staleness: int
+    report_train_scores: bool
+
+
+@dataclass(frozen=True)
+class _Rolled:
+    """One step's rollouts, before they are trained."""
+
+    step: int
+    grouped: Grouped
+    parse_rate: float
+    seconds: float
+
+
+@dataclass
+class Training:
+    """One run of the loop. `history` has a dict for each step and each validation, as in `grpo.jsonl`."""
+
+    program: dspy.Module
+    policies: Sequence[PolicyLM]
+    trainset: Sequence[dspy.Example]
+    valset: Sequence[dspy.Example]
+    metric: Metric
+    adapter: dspy.Adapter
+    session: Session
+    sampler: EpochSampler
+    plan: Plan
+    place: Place
+    journal: Journal
+    report: Report = field(default_factory=Report)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    restored: str | None = None
+    _predictors: Predictors = field(init=False)
+    _token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    _empty_in_a_row: int = 0
+
+    def __post_init__(self) -> None:
+        self._predictors = Predictors(self.program)
+
+    def run(self) -> None:
+        """All steps from the place on. Raises what the session raises, and TrainingFailed."""
+        with _quiet_dspy():
+            self._validate_if_due(self.place.step)
+            under_way: tuple[_Rolled, int, float] | None = None
+            for step in range(self.place.step, self.plan.steps):
+                rolled = self._roll_out(step)
+                if under_way is not None:
+                    self._finish(*under_way)
+                under_way = self._send(rolled)
+                if under_way is not None and (self.plan.staleness == 0 or self._due(step + 1)):
+                    self._finish(*under_way)
+                    under_way = None
+                if under_way is None:
+                    self._validate_if_due(step + 1)
+            self._restore_best()
+
+    # ------------------------------------------------------------- a step
+
+    def _roll_out(self, step: int) -> _Rolled:
+        began = time.monotonic()
+        astray = self._astray()
+        finished = run_all(self.program, self._runs(step), self.metric, self.adapter, self.plan.limits)
+        grouped = build_groups(finished, self.plan.rules, f"{self._token}/s{step}")
+        self.report.add_rollouts(grouped)
+        self._check(finished, self._astray() - astray)
+        answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
+        parse_rate = sum(it.parsed for it in answered) / len(answered) if answered else 0.0
+        return _Rolled(step, grouped, parse_rate, time.monotonic() - began)
+
+    def _runs(self, step: int) -> list[Run]:
+        """E × K runs, each a rollout of its own: no answer from a cache, no two with one seed (C44)."""
+        sampling = {"temperature": self.plan.temperature}
+        return [
+            Run(
+                self.trainset[example],
+                index,
+                Rollout(
+                    f"{self._token}-s{step}-e{index}-k{member}",
+                    self._predictors,
+                    sampling=sampling,
+                    seed=f"{self.plan.seed}/{step}/{index}/{member}",
+                ),
+            )
+            for index, example in enumerate(self.sampler.at(step))
+            for member in range(self.plan.rollouts)
+        ]
+
+    def _check(self, finished: Sequence[Finished], astray: int) -> None:
+        if all(it.outcome in ("lost", "overdue") for it in finished):
+            raise EndpointLost(
+                f"None of the step's {len(finished)} rollouts got an answer",
+                why=finished[0].reason,
+                hint="`launch status` shows the run; a program that hangs shows as 'no result within'",
+            )
+        if astray:
+            if not self.report.calls_outside_rollouts:
+                self.journal.note(
+                    f"{astray} calls came from threads the program started by itself: they belong to no "
+                    "rollout and are not trained. Start them with dspy.Parallel, or in copy_context()"
+                )
+            self.report.calls_outside_rollouts += astray
+
+    def _astray(self) -> int:
+        return sum(policy.policy.astray for policy in self.policies)
+
+    def _send(self, rolled: _Rolled) -> tuple[_Rolled, int, float] | None:
+        """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
+        began = time.monotonic()
+        why = "no rollout asked the policy"
+        if rolled.grouped.groups:
+            state = self.place.client_state(rolled.step + 1)
+            try:
+                status = self.session.step(rolled.grouped.groups, client_state=state, wait=False)
+            except Refused as refused:
+                if refused.code != "nothing_to_train":
+                    raise
+                why = refused.why or refused.message
+                self.report.add_dropped(StepCounts.model_validate(refused.error.get("counts") or {}))
+            else:
+                self._empty_in_a_row = 0
+                return rolled, status.id, began
+        self._note_empty(rolled, why)
+        return None
+
+    def _note_empty(self, rolled: _Rolled, why: str) -> None:
+        self.report.empty_steps += 1
+        self._empty_in_a_row += 1
+        self.place.step = rolled.step + 1
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in rolled.grouped.outcomes.items())
+        self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
+        if self._empty_in_a_row >= _EMPTY_STEPS_IN_A_ROW:
+            raise TrainingFailed(
+                f"{self._empty_in_a_row} steps in a row had nothing to train on",
+                why=f"{why}; the last rollouts ended so: {outcomes}",
+                hint="run the program once by hand: does it ask the policy, does the metric score it?",
+            )
+
+    def _finish(self, rolled: _Rolled, step_id: int, began: float) -> None:
+        status = self.session.wait(step_id)
+        self.place.step = rolled.step + 1
+        self.report.add_step(status.counts)
+        seconds = (rolled.seconds, time.monotonic() - began)
+        epoch = self.sampler.epoch(rolled.step)
+        line = StepLine.of(rolled.step + 1, epoch, rolled.grouped, rolled.parse_rate, status, seconds)
+        self.journal.step(line)
+        self.history.append({"kind": "step", **asdict(line)})
+
+    # ------------------------------------------------------------- validation
+
+    def _due(self, step: int) -> bool:
+        """Whether there is a validation after `step` steps."""
+        return step in (0, self.plan.steps) or step % self.plan.steps_for_validation == 0
+
+    def _validate_if_due(self, step: int) -> None:
+        if not self.valset or not self._due(step) or self.place.validated(step):
+            return
+        began = time.monotonic()
+        evaluation = self._evaluate(self.valset)
+        figures = evaluation.to_dict()
+        if self.plan.report_train_scores:
+            figures["train_score"] = self._evaluate(self.trainset).score
+        checkpoint = self._checkpoint_of(evaluation.version)
+        validated = Validated(step, evaluation.score, evaluation.parse_rate, checkpoint)
+        best = self.place.add(validated)
+        if best and checkpoint is not None and self.plan.keep != "none":
+            self.session.pin(checkpoint)
+        self.journal.validation(validated, figures, best, time.monotonic() - began)
+        self.history.append({"kind": "validation", **asdict(validated), **figures, "best": best})
+
+    def _evaluate(self, examples: Sequence[dspy.Example]) -> Any:
+        return evaluate(
+            self.program,
+            examples,
+            self.metric,
+            session=self.session,
+            adapter=self.adapter,
+            num_threads=self.plan.limits.threads,
+            failure_score=self.plan.rules.failure_score,
+        )
+
+    def _checkpoint_of(self, version: int | None) -> str | None:
+        return next((it.name for it in self.session.checkpoints() if it.version == version), None)
+
+    def _restore_best(self) -> None:
+        """Serve the best validated policy, when it is better than the last one."""
+        best, last = self.place.best, self.place.scores[-1] if self.place.scores else None
+        if self.plan.keep == "none" or best is None or last is None or best.score <= last.score:
+            return
+        words = f"validation was best after {best.step} steps ({best.score:.3f}, at the end {last.score:.3f})"
+        if best.checkpoint is None:
+            self.journal.note(
+                f"{words}: that is the model itself, still served as 'base'; no step improved on it"
+            )
+            return
+        self.session.restore(best.checkpoint)
+        self.restored = best.checkpoint
+        self.journal.note(f"{words}: {best.checkpoint} is served again")
+
+
+@contextmanager
+def _quiet_dspy() -> Iterator[None]:
+    quiet = Quiet()
+    loggers = [logging.getLogger(name) for name in ("dspy.clients.lm", "dspy.predict.predict")]
+    for logger in loggers:
+        logger.addFilter(quiet)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(quiet)

@@ -1,0 +1,115 @@
+"""Greedy evaluation of a program on held-out examples, by the same code as training rolls out.
+
+Neighbours: `rollouts.py` runs, `grpo.py` validates with it, examples print it before and after.
+Everything is asked with purpose "eval", which the gateway records apart and refuses to train on (C48).
+Knows nothing of steps or checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+
+from launcher.client.errors import EndpointLost
+from launcher.client.programs import attach, strict_adapter
+from launcher.client.rollouts import Finished, Limits, Run, run_all
+from launcher.client.scoring import Metric
+from launcher.client.session import Session, connect
+from launcher.client.tagging import Predictors, Rollout
+
+GREEDY = {"temperature": 0.0}
+# A held-out set is small and a metric may fail on part of it: this many failures in a row are no accident.
+_METRIC_PATIENCE = 32
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A program's greedy score. A run that failed counts `failure_score`; an unscored one is left out."""
+
+    score: float
+    standard_error: float
+    parse_rate: float
+    version: int | None
+    predictors: dict[str, float]
+    outcomes: dict[str, int]
+    finished: tuple[Finished, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, as JSON has them."""
+        return {
+            "score": self.score,
+            "standard_error": self.standard_error,
+            "parse_rate": self.parse_rate,
+            "version": self.version,
+            "predictors": self.predictors,
+            "examples": len(self.finished),
+            "outcomes": self.outcomes,
+        }
+
+
+def evaluate(
+    program: dspy.Module,
+    examples: Sequence[dspy.Example],
+    metric: Callable[..., Any] | Metric,
+    *,
+    session: Session | None = None,
+    adapter: dspy.Adapter | None = None,
+    num_threads: int = 16,
+    failure_score: float = 0.0,
+) -> Evaluation:
+    """The program's score at temperature 0 on `examples`, with the policy served now.
+
+    Raises EndpointLost when no run got an answer, TrainingFailed when the metric never scores, ValueError for
+    a program without a predictor that asks the policy.
+    """
+    if not examples:
+        raise ValueError("there is no example to evaluate on")
+    attach(program, session or connect())
+    predictors = Predictors(program)
+    batch = uuid.uuid4().hex[:12]
+    runs = [
+        Run(example, index, Rollout(f"eval-{batch}-{index}", predictors, "eval", sampling=GREEDY))
+        for index, example in enumerate(examples)
+    ]
+    if not isinstance(metric, Metric):
+        metric = Metric(metric, _METRIC_PATIENCE)
+    finished = run_all(program, runs, metric, strict_adapter(adapter), Limits(threads=num_threads))
+    return _evaluation(finished, failure_score)
+
+
+def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
+    answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
+    if not answered:
+        raise EndpointLost("No example got an answer from the run", why=finished[0].reason)
+    scores = [_score(it, failure_score) for it in answered if it.outcome != "unscored"]
+    versions = {version for it in finished for version in it.run.rollout.versions}
+    spread = statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
+    return Evaluation(
+        score=statistics.fmean(scores) if scores else math.nan,
+        standard_error=spread,
+        parse_rate=sum(it.parsed for it in answered) / len(answered),
+        version=max(versions, default=None),
+        predictors=_by_predictor(answered),
+        outcomes=dict(Counter(it.outcome for it in finished)),
+        finished=tuple(finished),
+    )
+
+
+def _score(finished: Finished, failure_score: float) -> float:
+    return failure_score if finished.score is None else finished.score.value
+
+
+def _by_predictor(finished: list[Finished]) -> dict[str, float]:
+    """The mean of what the metric said of single predictors, where it does."""
+    said: dict[str, list[float]] = {}
+    for it in finished:
+        for name, value in (it.score.predictors if it.score else {}).items():
+            said.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in said.items()}

@@ -1,0 +1,196 @@
+"""HTTP to the run's endpoint: one connection pool, bounded retries, the same request id on each try.
+
+Neighbours: `session.py` (our routes) and `engine.py` (chat completions) send through it.
+A retried request is the same request: the gateway answers an id it has seen with the stored answer (C6, C46),
+so a lost connection makes neither an error nor a second sample.
+Knows nothing of steps, samples or DSPy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from launcher.client.errors import EndpointLost
+from runtime.schema import REQUEST_HEADER
+
+# Answers that say "not now": the link or an engine is away (502, 503, 504), the queue is full (429).
+_NOT_NOW = frozenset({429, 502, 503, 504})
+_FIRST_PAUSE_SECONDS = 0.25
+_LONGEST_PAUSE_SECONDS = 8.0
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the run answers. `root` has no `/v1`; the key never appears in a repr."""
+
+    root: str
+    api_key: str
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.root!r})"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.api_key}"}
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for one answer, and in all for an endpoint that is away."""
+
+    answer_seconds: float = 600.0
+    away_seconds: float = 180.0
+
+    @property
+    def timeout(self) -> httpx.Timeout:
+        return httpx.Timeout(self.answer_seconds, connect=_CONNECT_SECONDS)
+
+
+def new_request_id() -> str:
+    """An id the gateway has never seen."""
+    return uuid.uuid4().hex
+
+
+class _Away:
+    """Counts one request's failures; says how long to pause, or that patience has ended."""
+
+    def __init__(self, endpoint: Endpoint, patience: Patience) -> None:
+        self._root = endpoint.root
+        self._seconds = patience.away_seconds
+        self._deadline: float | None = None
+        self._attempt = 0
+        self.last = "no answer"
+
+    def pause(self, asked_seconds: float | None = None) -> float:
+        pause = min(_FIRST_PAUSE_SECONDS * 2**self._attempt, _LONGEST_PAUSE_SECONDS)
+        pause *= 1 + random.random() / 4  # 64 threads that failed together should not come back together
+        if asked_seconds is not None:
+            pause = max(pause, min(asked_seconds, _LONGEST_PAUSE_SECONDS))
+        self._attempt += 1
+        if self._deadline is None:  # a slow answer is not an absent one: patience starts at the first failure
+            self._deadline = time.monotonic() + self._seconds
+        if time.monotonic() + pause > self._deadline:
+            raise EndpointLost(
+                f"No answer from the run at {self._root} for {self._seconds:.0f} s",
+                why=self.last,
+                hint="`launch status` shows the run; its log says why it is gone",
+            )
+        return pause
+
+    def after(self, response: httpx.Response) -> float | None:
+        """Seconds to pause before asking again, or None when this answer stands."""
+        if response.status_code not in _NOT_NOW:
+            return None
+        self.last = f"HTTP {response.status_code}: {response.text[:300]}"
+        return self.pause(_retry_after_seconds(response))
+
+    def after_error(self, error: httpx.TransportError) -> float:
+        self.last = f"{type(error).__name__}: {error}".rstrip(": ")
+        return self.pause()
+
+
+def _retry_after_seconds(response: httpx.Response) -> float | None:
+    try:
+        return max(0.0, float(response.headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _request_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    return {REQUEST_HEADER: new_request_id(), **(headers or {})}
+
+
+def _limits() -> httpx.Limits:
+    return httpx.Limits(max_connections=1024, max_keepalive_connections=128)
+
+
+class Wire:
+    """Sends from any thread. The environment's proxies are not asked: the endpoint is on this computer."""
+
+    def __init__(self, endpoint: Endpoint, patience: Patience | None = None) -> None:
+        self.endpoint = endpoint
+        self.patience = patience or Patience()
+        self._client = httpx.Client(
+            base_url=endpoint.root,
+            headers=endpoint.headers,
+            timeout=self.patience.timeout,
+            limits=_limits(),
+            trust_env=False,
+        )
+
+    def send(
+        self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        """The answer, whatever its status except "not now". Raises EndpointLost when patience ends."""
+        away = _Away(self.endpoint, self.patience)
+        headers = _request_headers(headers)
+        while True:
+            try:
+                response = self._client.request(method, path, content=content, headers=headers)
+                pause = away.after(response)
+            except httpx.TransportError as error:
+                pause = away.after_error(error)
+            else:
+                if pause is None:
+                    return response
+            time.sleep(pause)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class AsyncWire:
+    """The same for async programs: one pool for each event loop, as sockets belong to their loop."""
+
+    def __init__(self, endpoint: Endpoint, patience: Patience | None = None) -> None:
+        self.endpoint = endpoint
+        self.patience = patience or Patience()
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def _client(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            for ended in [other for other in self._clients if other.is_closed()]:
+                del self._clients[ended]
+            client = self._clients[loop] = httpx.AsyncClient(
+                base_url=self.endpoint.root,
+                headers=self.endpoint.headers,
+                timeout=self.patience.timeout,
+                limits=_limits(),
+                trust_env=False,
+            )
+        return client
+
+    async def send(
+        self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        """See `Wire.send`."""
+        away = _Away(self.endpoint, self.patience)
+        headers = _request_headers(headers)
+        while True:
+            try:
+                response = await self._client().request(method, path, content=content, headers=headers)
+                pause = away.after(response)
+            except httpx.TransportError as error:
+                pause = away.after_error(error)
+            else:
+                if pause is None:
+                    return response
+            await asyncio.sleep(pause)
+
+    async def aclose(self) -> None:
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
