@@ -29,7 +29,6 @@ from launcher.request import Request
 from launcher.safety import guardian, minder
 from launcher.safety.lease import Limits
 from launcher.safety.records import RecordStore, RunRecord
-from launcher.settings import DEFAULT_PORT
 from launcher.signals import Interrupted, Signals
 from launcher.summary import Summary
 from launcher.timings import Timings
@@ -170,7 +169,7 @@ class Run:
 
         settings = self._request.settings
         with self._phase("connect"):
-            relay = self._relay = Relay(socket, settings.port or DEFAULT_PORT)
+            relay = self._relay = Relay(socket, settings.port)
             root = f"http://127.0.0.1:{relay.start()}"
             pulse = self._pulse = Pulse(root, token, settings.lease_seconds)
             pulse.start()

@@ -13,7 +13,6 @@ from typing import Any
 from launcher.units import format_duration, format_money, parse_duration, parse_money
 
 TINY_MODEL = "tiny"
-DEFAULT_PORT = 7453
 WANDB_MODES = ("disabled", "offline", "online")
 # Handed to the runtime in its environment, shown as set or not set, never with their value.
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "WANDB_ENTITY", "WANDB_BASE_URL")

@@ -1,0 +1,147 @@
+"""A machine in this process, for what `run.py` does around a machine; the real ones are tested end to end.
+
+It keeps the Machine protocol's promises (a test checks that it is one) and answers on a real Unix socket,
+so relay, heartbeat, minder and guardian are the real ones. `acts` can make any call misbehave.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import shutil
+import socketserver
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.machines.base import Progress, Proof, PullReport, silent
+from runtime.schema import RuntimeConfig, RuntimeStatus
+
+
+class PretendMachine:
+    """`calls` lists what was asked of it. `acts[name]` runs inside that call, before it does anything."""
+
+    kind = "pretend"
+
+    def __init__(self, folder: Path, acts: dict[str, Callable[[], None]] | None = None) -> None:
+        self.folder = folder
+        self.sockets = Path(tempfile.mkdtemp(prefix="pretend-"))
+        self.acts = acts or {}
+        self.calls: list[str] = []
+        self.renewals = 0
+        self.token = ""
+        self.config: RuntimeConfig | None = None
+        self.phase = "ready"
+        self.proven = Proof(True, "nothing is left")
+        self._server: _Gateway | None = None
+
+    @property
+    def state_dir(self) -> str:
+        return str(self.folder)
+
+    @property
+    def socket_dir(self) -> str:
+        return str(self.sockets)
+
+    def arm(self) -> None:
+        self._called("arm")
+
+    def push(self) -> None:
+        self._called("push")
+
+    def setup(self, progress: Progress = silent) -> None:
+        self._called("setup")
+        progress("nothing to install")
+
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+        self.token, self.config = token, config
+        self._called("serve")
+        path = self.sockets / "gateway.sock"
+        self._server = _Gateway(path, self)
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return path
+
+    def pull(self, into: Path) -> PullReport:
+        self._called("pull")
+        (into / "adapter").mkdir(parents=True, exist_ok=True)
+        return PullReport(into, files=0, bytes=0, seconds=0.0, step=None)
+
+    def down(self) -> None:
+        self._called("down")
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def proof(self) -> Proof:
+        self._called("proof")
+        return self.proven
+
+    def describe(self) -> dict[str, Any]:
+        return {}  # nothing that another process could end
+
+    def status(self) -> RuntimeStatus:
+        """What the gateway says."""
+        return RuntimeStatus.model_validate(
+            {
+                "run_id": self.config.run_id if self.config else "",
+                "phase": self.phase,
+                "model": "pretend",
+                "served_name": "policy",
+                "version": 3,
+                "step": 3,
+                "last_metrics": {"reward_mean": 0.5},
+                "children": [{"name": "trainer", "state": "failed", "detail": "out of memory"}]
+                if self.phase == "failed"
+                else [],
+            }
+        )
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.acts:
+            self.acts[name]()
+
+
+class _Gateway(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+    def __init__(self, path: Path, machine: PretendMachine) -> None:
+        self.machine = machine
+        super().__init__(str(path), _Handler)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Gateway
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path == "/healthz":
+            self._answer(200, {"ok": True})
+        elif self.headers.get("Authorization") != f"Bearer {self.server.machine.token}":
+            self._answer(401, {})
+        elif self.path == "/slipway/status":
+            self._answer(200, self.server.machine.status().model_dump())
+        else:
+            self._answer(404, {})
+
+    def do_PUT(self) -> None:
+        self.server.machine.renewals += 1
+        self._answer(200, {"lease_left_seconds": 1.0})
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+        """Quiet."""
+
+    def address_string(self) -> str:
+        return "unix"

@@ -1,0 +1,314 @@
+"""launcher/run.py: the order of a run's life, and that every way it can end ends in down and proof.
+
+The machine is in this process; record, guardian, relay, heartbeat, minder and signals are the real ones.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config import load
+from launcher.errors import CapacityError, JobFailed, LaunchError, NotPulled, PreflightError
+from launcher.home import Home
+from launcher.log import close_log
+from launcher.machines.base import Machine, Proof
+from launcher.output import Output
+from launcher.plan import make_plan
+from launcher.request import Request
+from launcher.run import Run
+from launcher.safety.records import RecordStore, RunRecord
+from tests.support.pretend_machine import PretendMachine
+
+IN_ORDER = ["arm", "push", "setup", "serve", "pull", "down", "proof"]
+
+
+@dataclass
+class Lived:
+    """A run that is over, and what can be seen of it."""
+
+    code: int
+    machine: PretendMachine
+    record: RunRecord
+    folder: Path
+    stderr: str
+    objects: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def end(self) -> dict[str, Any]:
+        return self.objects[-1]
+
+
+@pytest.fixture
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Live a run: `live(acts={"serve": …}, command=[…], flags={…})`."""
+    home = Home(tmp_path / "home", tmp_path / "config", tmp_path / "cache")
+    for name in [name for name in os.environ if name.startswith("LAUNCH_")]:
+        monkeypatch.delenv(name)
+
+    def live_once(
+        command: tuple[str, ...] = (sys.executable, "-c", "pass"),
+        flags: dict[str, Any] | None = None,
+        acts: dict[str, Callable[[], None]] | None = None,
+        prepare: Callable[[PretendMachine], None] = lambda machine: None,
+    ) -> Lived:
+        machine = PretendMachine(tmp_path / "machine", acts)
+        prepare(machine)
+        settings = load({"port": None, **(flags or {})}, environ={}, folder=tmp_path, home=home)
+        stdout, stderr = io.StringIO(), io.StringIO()
+        output = Output(as_json=True, stdout=stdout, stderr=stderr, environ={})
+        request = Request(settings, make_plan(settings), "/nowhere", command)
+        code = Run(request, home, output, lambda record, store, home: machine).execute()
+        close_log()
+        store = RecordStore(home)
+        (record,) = store.list()
+        objects = [json.loads(line) for line in stdout.getvalue().splitlines()]
+        return Lived(code, machine, record, store.folder(record.id), stderr.getvalue(), objects)
+
+    return live_once
+
+
+def test_the_pretend_machine_is_a_machine(tmp_path: Path) -> None:
+    machine: Machine = PretendMachine(tmp_path)
+    machine.down()
+
+
+def test_a_run_goes_through_its_phases_in_order_and_ends_verified(live) -> None:
+    lived = live()
+    assert lived.code == 0
+    assert lived.machine.calls == IN_ORDER
+    assert lived.record.state == "verified"
+    assert lived.record.ended_by == "launch"
+    assert not lived.record.attended or lived.record.guardian is None or not lived.record.guardian.alive()
+    begun = [item["phase"] for item in lived.objects if item["event"] == "phase" and item["state"] == "begin"]
+    assert begun == ["arm", "push", "setup", "serve", "connect", "pull", "down"]
+    assert {item["schema"] for item in lived.objects} == {1}
+    assert lived.end["event"] == "end"
+    assert (lived.end["step"], lived.end["version"]) == (3, 3)
+
+
+def test_record_and_guardian_stand_before_the_machine_is_armed(live, tmp_path: Path) -> None:
+    seen: list[RunRecord] = []
+
+    def look() -> None:
+        home = Home(tmp_path / "home", tmp_path / "config", tmp_path / "cache")
+        seen.extend(RecordStore(home).list())
+
+    live(acts={"arm": look})
+    assert seen[0].state == "arm"
+    assert seen[0].guardian is not None
+    assert seen[0].launch is not None
+    assert seen[0].launch.pid == os.getpid()
+
+
+def raise_(error: BaseException) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("phase", "error", "code"),
+    [
+        ("arm", CapacityError("no room"), 4),
+        ("push", PreflightError("no disk"), 3),
+        ("setup", JobFailed("no packages"), 6),
+        ("serve", JobFailed("the engine does not start", "line one\nline two"), 6),
+        ("setup", ZeroDivisionError("a bug"), 1),
+    ],
+)
+def test_whatever_fails_on_the_way_up_everything_comes_down(
+    live, phase: str, error: Exception, code: int
+) -> None:
+    lived = live(acts={phase: raise_(error)})
+    assert lived.code == code
+    assert lived.machine.calls[-2:] == ["down", "proof"]
+    assert ("pull" in lived.machine.calls) == (phase == "serve"), "logs are there once something served"
+    assert lived.record.state == "verified"
+    assert "Error: " in lived.stderr
+    assert lived.end["exit_code"] == code
+
+
+def test_a_bug_leaves_its_traceback_in_the_log_and_not_on_the_screen(live) -> None:
+    lived = live(acts={"setup": raise_(ZeroDivisionError("a bug"))})
+    assert "Traceback" not in lived.stderr
+    assert "ZeroDivisionError: a bug" in (lived.folder / "launch.log").read_text()
+    assert str(lived.folder / "launch.log") in lived.stderr
+
+
+def test_the_program_finds_the_endpoint_in_its_environment(live) -> None:
+    program = (
+        "import json, os, urllib.request as u, sys\n"
+        "e = os.environ\n"
+        "request = u.Request(e['LAUNCH_BASE_URL'][:-3] + '/slipway/status')\n"
+        "request.add_header('Authorization', 'Bearer ' + e['LAUNCH_API_KEY'])\n"
+        "status = json.load(u.build_opener(u.ProxyHandler({})).open(request))\n"
+        "assert status['run_id'] == e['LAUNCH_RUN_ID'] and e['LAUNCH_MODEL'] == 'policy'\n"
+        "assert 'OPENAI_API_KEY' not in e\n"
+        "open(e['LAUNCH_RUN_DIR'] + '/seen', 'w').write('yes')\n"
+    )
+    lived = live((sys.executable, "-c", program))
+    assert lived.code == 0, lived.stderr
+    assert (lived.folder / "results" / "seen").read_text() == "yes"
+    assert lived.end["program_exit_code"] == 0
+
+
+def test_openai_variables_are_set_only_when_asked_for(live) -> None:
+    program = "import os, sys; sys.exit(0 if os.environ['OPENAI_BASE_URL'].startswith('http://127.') else 9)"
+    assert live((sys.executable, "-c", program), flags={"openai_env": True}).code == 0
+
+
+def test_a_program_that_fails_is_6_with_its_own_code_and_the_results_still_come_home(live) -> None:
+    lived = live((sys.executable, "-c", "raise SystemExit(41)"))
+    assert lived.code == 6
+    assert lived.machine.calls == IN_ORDER
+    assert "exit code 41" in lived.stderr
+    assert lived.end["program_exit_code"] == 41
+    assert lived.record.exit_code == 41
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.parametrize("phase", ["arm", "setup", "serve"])
+def test_a_signal_on_the_way_up_takes_everything_down(
+    live, phase: str, number: signal.Signals, code: int
+) -> None:
+    lived = live(acts={phase: lambda: os.kill(os.getpid(), number)})
+    assert lived.code == code
+    assert lived.machine.calls[-2:] == ["down", "proof"]
+    assert lived.record.state == "verified"
+    assert number.name in (lived.record.reason or "")
+
+
+def test_a_signal_during_the_work_ends_the_program_and_brings_the_results_home(live, tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    program = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+
+    def interrupt() -> None:
+        while not (marker.exists() and marker.read_text()):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    lived = live((sys.executable, "-c", program))
+    thread.join()
+    assert lived.code == 143
+    assert lived.machine.calls == IN_ORDER
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(marker.read_text()), 0)
+
+
+def test_an_interrupt_lets_the_program_save_what_it_has(live, tmp_path: Path) -> None:
+    started, saved = tmp_path / "started", tmp_path / "saved"
+    program = (
+        "import time\n"
+        "try:\n"
+        f"    open({str(started)!r}, 'w').close(); time.sleep(600)\n"
+        "except KeyboardInterrupt:\n"
+        f"    open({str(saved)!r}, 'w').close()\n"
+    )
+
+    def interrupt() -> None:
+        while not started.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    lived = live((sys.executable, "-c", program))
+    thread.join()
+    assert lived.code == 130
+    assert saved.exists()
+
+
+def test_a_first_signal_during_the_pull_does_not_break_it_off(live) -> None:
+    lived = live(acts={"pull": lambda: os.kill(os.getpid(), signal.SIGINT)})
+    assert lived.code == 130
+    assert lived.machine.calls == IN_ORDER
+    assert lived.end["results"]
+
+
+def test_without_a_command_the_endpoint_is_held_until_a_signal(live) -> None:
+    def interrupt(machine: PretendMachine) -> None:
+        def wait() -> None:
+            while machine.renewals < 2:
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=wait).start()
+
+    lived = live((), flags={"lease": "4s"}, prepare=interrupt)
+    assert lived.code == 130
+    assert lived.machine.renewals >= 2, "the lease is renewed each quarter of it"
+    ready = next(item for item in lived.objects if item["event"] == "ready")
+    assert ready["base_url"].startswith("http://127.0.0.1:")
+
+
+def test_no_proof_is_exit_5_and_the_record_stays_open(live) -> None:
+    def unproven(machine: PretendMachine) -> None:
+        machine.proven = Proof(False, "a process is left")
+
+    lived = live(prepare=unproven)
+    assert lived.code == 5
+    assert lived.end["down"] == {"verified": False, "detail": "a process is left"}
+    assert "a process is left" in lived.stderr
+
+
+def test_results_that_stay_behind_are_exit_8(live) -> None:
+    lived = live(acts={"pull": raise_(NotPulled("the disk is full"))})
+    assert lived.code == 8
+    assert lived.machine.calls == IN_ORDER
+
+
+def test_the_deadline_ends_a_run_with_7(live) -> None:
+    lived = live((sys.executable, "-c", "import time; time.sleep(600)"), flags={"max": "3s"})
+    assert lived.code == 7
+    assert lived.machine.calls[-3:] == ["pull", "down", "proof"]
+    assert lived.machine.config is not None
+    assert 0 < (lived.machine.config.deadline_seconds or 0) < 3
+
+
+def test_a_runtime_that_fails_ends_the_run_and_says_which_part(live) -> None:
+    def broken(machine: PretendMachine) -> None:
+        machine.phase = "failed"
+
+    lived = live((sys.executable, "-c", "import time; time.sleep(600)"), prepare=broken)
+    assert lived.code == 6
+    assert "out of memory" in lived.stderr
+    assert "--which trainer" in lived.stderr
+
+
+def test_the_token_is_in_no_file_once_the_run_is_over(live) -> None:
+    lived = live((sys.executable, "-c", "pass"))
+    assert len(lived.machine.token) > 30
+    for path in lived.folder.rglob("*"):
+        if path.is_file():
+            assert lived.machine.token not in path.read_text(errors="replace"), path
+
+
+def test_a_name_that_lives_is_refused_before_anything_starts(live) -> None:
+    refused: list[LaunchError] = []
+
+    def again() -> None:
+        try:
+            live(flags={"name": "dev"})
+        except LaunchError as error:
+            refused.append(error)
+
+    live(flags={"name": "dev"}, acts={"push": again})
+    assert refused[0].exit_code == 2
+    assert "dev" in refused[0].message
