@@ -21,6 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from launcher.endpoint import drop_token
 from launcher.errors import LaunchError, PreflightError
 from launcher.machines.base import Proof, from_record
 from launcher.safety import processes
@@ -111,10 +112,13 @@ def _end(store: RecordStore, run_id: str) -> int:
         return 1 if processes.end(lambda: processes.carrying(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
     if not record.live:
         return 0
-    reason = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended without a word"
+    gone = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended without a word"
+    reason = record.reason or gone
     _say(f"{run_id}: {reason}; taking the machine down")
     # From here on a full disk or a lost folder must not stop us: the machine matters, the record follows.
     _note(store, run_id, state="down", ended_by="guardian", reason=reason)
+    with contextlib.suppress(OSError):
+        drop_token(store.folder(run_id))
     proof = _take_down(record)
     _say(f"{run_id}: {proof.detail}")
     state = "verified" if proof.verified else "unverified"

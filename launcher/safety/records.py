@@ -43,8 +43,8 @@ class RunRecord:
     """What is known of a run. `state` is the phase that was entered last, or how it ended.
 
     `unverified`: ended, but nobody proved that nothing is left; such a run still counts as live.
-    `exit_code` is the user's command's own; `ended_by` is "launch", "guardian" or "gc"; `details` is the
-    caller's own (JSON).
+    `exit_code` is the user's command's own; `ended_by` is "launch", "guardian", "down" or "gc"; `details` is
+    the caller's own (JSON).
     """
 
     id: str
