@@ -92,6 +92,8 @@ class RuntimeConfig(Body):
     train_processes: int = Field(default=1, ge=1)
     state_dir: str
     socket_dir: str
+    # A sample older than this many committed steps is dropped and counted, not trained (C39).
+    max_staleness: int = Field(default=2, ge=0)
     lease_seconds: float = Field(default=60.0, gt=0)
     deadline_seconds: float | None = Field(default=None, gt=0)
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
