@@ -89,6 +89,11 @@ class Output:
         elif text:
             self._print(self._stdout, text)
 
+    def note(self, text: str) -> None:
+        """Beside the answer of a verb: a line on stderr, whatever stdout has."""
+        LOGGER.info("%s", text)
+        self._say(text)
+
     def raw(self, text: str) -> None:
         """A piece of a log, as it is, to stdout."""
         with contextlib.suppress(OSError):

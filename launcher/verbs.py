@@ -37,7 +37,7 @@ def status(output: Output, name: str | None) -> int:
         return _status_of(output, store, store.load(name))
     records = store.list()
     for unreadable in store.unreadable():
-        output.warn(f"{unreadable.path} cannot be read: {unreadable.why}")
+        output.note(f"{unreadable.path} cannot be read: {unreadable.why}")
     rows = [["NAME", "ID", "STATE", "AGE", "ENDPOINT"]]
     for record in records:
         age = format_duration(time.time() - record.created)
@@ -67,7 +67,7 @@ def pull(output: Output, name: str) -> int:
     store = RecordStore(Home.find())
     report = _pull(store, store.load(name))
     for skipped in report.skipped:
-        output.warn(f"not brought home: {skipped}")
+        output.note(f"not brought home: {skipped}")
     step = "no step yet" if report.step is None else f"step {report.step}"
     output.result(
         {
@@ -88,7 +88,7 @@ def down(output: Output, name: str) -> int:
     store = RecordStore(Home.find())
     record = store.load(name)
     if record.live and record.launch is not None and record.launch.alive():
-        output.event("note", f"telling launch (pid {record.launch.pid}) to end {name}", run_id=record.id)
+        output.note(f"telling launch (pid {record.launch.pid}) to end {name}")
         record.launch.send(signal.SIGTERM)
         processes.wait_gone(record.launch, _ORDERLY_SECONDS)
         record = store.load(record.id)
@@ -251,7 +251,7 @@ def _take_down(output: Output, store: RecordStore, record: RunRecord) -> RunReco
     try:
         _pull(store, record)
     except LaunchError as error:
-        output.warn(f"{error.message}: {error.why}")
+        output.note(f"{error.message}: {error.why}")
     machine = from_record(record)
     machine.down()
     proof = machine.proof()

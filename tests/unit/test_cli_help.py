@@ -1,0 +1,64 @@
+"""The help: what it says, that it is light, and that the README shows the real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from launcher.commands import VERBS, app
+from tests import readme_blocks
+
+HEAVY = ("sky", "torch", "vllm", "dspy", "aiohttp", "httpx", "litellm", "openai")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["status"], ["status", "--help"], ["--version"]])
+def test_help_and_status_import_nothing_heavy(words: list[str], tmp_path) -> None:
+    program = (
+        "import sys, launcher.cli\n"
+        f"launcher.cli.main({words!r})\n"
+        f"found = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "sys.exit(f'imported: {found}' if found else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={"LAUNCH_HOME": str(tmp_path), "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_leads_with_three_examples_and_groups_the_options() -> None:
+    text = readme_blocks.real_help("--help")
+    examples = text.split("\n\n")[2].splitlines()
+    assert len(examples) == 3
+    assert all("launch " in line for line in examples)
+    groups = [line[:-1] for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert groups == ["What to run", "Money", "Lifetime", "Output", "Other", "Verbs"]
+
+
+def test_every_verb_is_in_the_help_and_has_its_own() -> None:
+    text = readme_blocks.real_help("--help")
+    assert (
+        tuple(command.callback.__name__ for command in app.registered_commands if command.callback) == VERBS
+    )
+    for verb in VERBS:
+        assert f"\n  {verb} " in text
+        assert readme_blocks.real_help(f"{verb} --help").startswith(f"Usage: launch {verb}")
+
+
+def test_help_is_the_same_on_every_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = readme_blocks.real_help("--help")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert readme_blocks.real_help("--help") == here
+    assert max(len(line) for line in here.splitlines()) <= 100
+
+
+def test_the_readme_shows_the_real_help() -> None:
+    shown = readme_blocks.blocks(readme_blocks.README.read_text())
+    assert "--help" in shown, "README.md has no block below a line <!-- help: launch --help -->"
+    for words, text in shown.items():
+        assert text == readme_blocks.real_help(words), "python -m tests.readme_blocks --write"
