@@ -1,0 +1,98 @@
+"""launcher/safety/processes.py: what is ended is what was named, and all of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.safety import processes
+from launcher.safety.processes import ProcessId
+from tests.support.launched import wait_until
+
+_DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes to kill when the test is over."""
+    found: list[subprocess.Popen[bytes]] = []
+    yield found
+    for process in found:
+        process.kill()
+        process.wait()
+
+
+def test_a_reused_pid_is_another_process(started: list[subprocess.Popen[bytes]]) -> None:
+    started.append(subprocess.Popen(["sleep", "60"]))
+    other = ProcessId(started[0].pid, "an earlier one")
+
+    assert not other.alive() and processes.tree({other}) == set()
+    other.send(signal.SIGKILL)
+    assert started[0].poll() is None
+
+
+def test_a_zombie_has_ended() -> None:
+    child = subprocess.Popen(["true"])
+    wait_until(lambda: ProcessId.of(child.pid) is None, 5, "the child is a zombie")
+    assert child.wait() == 0
+
+
+def test_the_time_a_process_started_is_the_same_for_everyone() -> None:
+    code = f"from launcher.safety.processes import ProcessId; print(ProcessId.of({os.getpid()}).started)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == ProcessId.own().started
+
+
+def test_a_tree_that_is_deaf_to_term_is_killed_after_the_grace(
+    started: list[subprocess.Popen[bytes]],
+) -> None:
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {_DEAF!r}]).wait()"
+    started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+    assert started[0].stdout is not None and started[0].stdout.readline() == b"1\n"
+    root = ProcessId.of(started[0].pid)
+    assert root is not None
+    assert len(everyone := processes.tree({root})) == 2
+
+    begun = time.monotonic()
+    assert processes.end(lambda: processes.tree({root}), grace_seconds=0.3) == set()
+    assert 0.3 <= time.monotonic() - begun < 3
+    assert not any(process.alive() for process in everyone)
+
+
+def test_what_carries_the_variable_is_found_wherever_it_went(started: list[subprocess.Popen[bytes]]) -> None:
+    mark = uuid.uuid4().hex
+    environ = {**os.environ, "SLIPWAY_TEST_MARK": mark}
+    # Its parent is gone, it leads a session of its own: only its environment tells whose it is.
+    code = (
+        "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=-3, start_new_session=True).pid)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+
+    found = processes.carrying("SLIPWAY_TEST_MARK", mark)
+    assert [process.pid for process in found] == [int(said.stdout)]
+    assert processes.end(lambda: processes.carrying("SLIPWAY_TEST_MARK", mark), 1) == set()
+
+
+def test_who_asks_is_not_what_is_left(started: list[subprocess.Popen[bytes]]) -> None:
+    mark = uuid.uuid4().hex
+    code = f"""
+from launcher.safety import processes
+print(len(processes.carrying("SLIPWAY_TEST_MARK", {mark!r})))
+"""
+    said = subprocess.run(
+        ["sh", "-c", '"$0" -c "$1"; true', sys.executable, code],
+        env={**os.environ, "SLIPWAY_TEST_MARK": mark},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == "0"
