@@ -1,0 +1,244 @@
+"""One vLLM server: `python -m runtime.serving.engine --config runtime.json --index 0`.
+
+Serves vLLM's OpenAI API on the Unix socket `socket_dir/engine-0.sock`; the supervisor starts it, the gateway
+is its only client (engine_client.py), worker.py is what we add inside vLLM. With worker.py the only importer
+of vLLM: the start-up command, in arguments and environment, is here and nowhere else.
+Knows nothing of adapters, versions or training.
+
+Start-up is imports. So they happen once: the engine core is forked from this process instead of spawned, runs
+the model in its own process instead of a third one, and the model's class is inspected here instead of in a
+fourth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import signal
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime import processes
+from runtime.schema import RuntimeConfig
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+LOGPROBS_MODE = "processed_logprobs"
+BASE_NAME = "base"
+WORKER_EXTENSION = "runtime.serving.worker.WorkerExtension"
+
+_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+# The ranks vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+# A KV cache block per sequence is reserved up to this; a model's own 128k would starve a small machine.
+_LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
+_ENVIRONMENT_MARK = "SLIPWAY_ENGINE_ENVIRONMENT"
+
+
+def socket_path(config: RuntimeConfig, index: int) -> Path:
+    """Where engine `index` listens."""
+    return Path(config.socket_dir) / f"engine-{index}.sock"
+
+
+def arguments(config: RuntimeConfig, index: int) -> list[str]:
+    """vLLM's command line for engine `index`."""
+    engine = config.engine
+    words = ["--model", config.model_path, "--served-model-name", BASE_NAME]
+    words += ["--uds", str(socket_path(config, index))]
+    words += ["--dtype", config.dtype, "--logprobs-mode", LOGPROBS_MODE, "--enable-prefix-caching"]
+    words += ["--max-num-seqs", str(engine.max_num_seqs)]
+    words += ["--max-model-len", str(engine.max_model_len or longest_context(config))]
+    words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.train.lora.rank))]
+    words += ["--max-loras", str(engine.max_loras), "--max-cpu-loras", str(4 * engine.max_loras)]
+    words += ["--worker-extension-cls", WORKER_EXTENSION, "--distributed-executor-backend", _EXECUTOR]
+    # The model's own top-p and penalties would change the support (C9).
+    words += ["--generation-config", "vllm"]
+    words += ["--disable-uvicorn-access-log"]
+    if config.device == "cpu":
+        words += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(engine.kv_cache_gib * 2**30))]
+        # Of the memory node, and checked at start even where the cache's size is given.
+        words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.1)]
+    else:
+        words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.9)]
+    return words
+
+
+def environment(config: RuntimeConfig) -> dict[str, str]:
+    """What vLLM and torch read from the environment, beyond what this process was given."""
+    words = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # /collective_rpc, /server_info: on a socket in a 0700 folder only
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "",
+        # torch.distributed and vLLM's own sockets: without these they take the machine's outward address.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the fork
+    }
+    if Path(config.model_path).is_dir():
+        words |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if config.device == "cpu":
+        words |= _cpu_environment()
+    return words
+
+
+def longest_context(config: RuntimeConfig) -> int:
+    """The model's own context length in tokens, capped by device."""
+    described = _model_description(config.model_path)
+    text = described.get("text_config", described)
+    cap = _LONGEST_CONTEXT[config.device]
+    return min(int(text.get("max_position_embeddings", cap)), cap)
+
+
+def main() -> None:
+    """Start the server and stay until it ends; the exit code is 0 only after a requested stop."""
+    parser = argparse.ArgumentParser(prog="runtime.serving.engine")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--index", type=int, default=0)
+    given = parser.parse_args()
+    config = RuntimeConfig.model_validate_json(given.config.read_text())
+    _enter_environment(environment(config))
+    _children_die_with_us()
+    socket_path(config, given.index).unlink(missing_ok=True)
+    gc.disable()  # nothing to collect while modules load
+    args = _parse(arguments(config, given.index))
+    if config.device == "cpu":
+        _register_model(config.model_path)
+    _finish(_serve(args))
+
+
+def _model_description(model: str) -> dict[str, Any]:
+    """The model's config.json, from its folder or from the hub."""
+    file = Path(model) / "config.json"
+    if not file.exists():
+        from huggingface_hub import hf_hub_download
+
+        file = Path(hf_hub_download(model, "config.json"))
+    return json.loads(file.read_text())
+
+
+def _lora_rank(rank: int) -> int:
+    return next(size for size in _LORA_RANKS if size >= rank)
+
+
+def _cpu_environment() -> dict[str, str]:
+    words = {
+        # The cores are shared with the trainer and the gateway: threads are not bound, and wait asleep.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)))),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    # One OpenMP runtime in the process: vLLM's kernels ask for the system's, torch brings its own.
+    if library := _torch_openmp():
+        before = os.environ.get("LD_PRELOAD", "")
+        words["LD_PRELOAD"] = f"{before}:{library}" if before else str(library)
+    return words
+
+
+def _torch_openmp() -> Path | None:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    package = Path(found.origin).parent
+    places = (package / "lib", package.parent / "torch.libs")
+    return next((file for place in places for file in sorted(place.glob("libgomp*.so*"))), None)
+
+
+def _enter_environment(words: dict[str, str]) -> None:
+    """Start this program again with `words` set: the loader and OpenMP read theirs only at exec."""
+    if os.environ.pop(_ENVIRONMENT_MARK, None) is not None:
+        return
+    environ = os.environ | words | {_ENVIRONMENT_MARK: "1"}
+    # Without byte code the same imports take twice as long.
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.execve(sys.executable, [sys.executable, "-m", "runtime.serving.engine", *sys.argv[1:]], environ)
+
+
+def _children_die_with_us() -> None:
+    """Whatever kills this process, the engine core it forked goes with it."""
+    prepared = []
+
+    def before() -> None:
+        prepared[:] = [processes.in_child(signal.SIGKILL)]
+
+    os.register_at_fork(before=before, after_in_child=lambda: prepared[0]())
+
+
+def _parse(words: list[str]) -> Namespace:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    validate_parsed_serve_args(args)
+    return args
+
+
+def _register_model(model: str) -> None:
+    """Import the model's class here, so that vLLM does not start a process to look at it."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    for name in _model_description(model).get("architectures", []):
+        if known := ModelRegistry.models.get(name):
+            ModelRegistry.register_model(name, known.load_model_cls())
+
+
+def _serve(args: Namespace) -> bool:
+    """Serve until stopped. True: it was asked to stop; False: the engine core died."""
+    import uvloop
+
+    return uvloop.run(_serve_until_stopped(args))
+
+
+async def _serve_until_stopped(args: Namespace) -> bool:
+    """The body of vLLM's own `run_server`, with the engine core forked."""
+    from vllm.entrypoints.launchers.api_server.entry import build_and_serve
+    from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    class Engine(AsyncLLM):
+        stopping = False
+
+        def shutdown(self, timeout: float | None = None) -> None:
+            self.stopping = True
+            super().shutdown(timeout)
+
+    address, sock = setup_server(args, reuse_port=False)
+    engine = Engine.from_vllm_config(_configure(args), disable_log_stats=args.disable_log_stats)
+    gc.enable()
+    try:
+        ended = await build_and_serve(engine, address, sock, args)
+        asked = engine.stopping
+    finally:
+        engine.shutdown(timeout=0)
+    try:
+        await ended
+    finally:
+        sock.close()
+    return asked
+
+
+def _configure(args: Namespace) -> VllmConfig:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # the CPU platform has just asked for spawn
+    return vllm_config
+
+
+def _finish(well: bool) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if well else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Talks to one engine over its Unix socket.
+
+Neighbours: engine.py is the other end; the gateway forwards completions with `post`, publication.py loads,
+verifies and scores adapters. Every call is bounded; whatever goes wrong is an EngineError.
+Knows nothing of versions, samples or of what a good logprob is.
+
+    EngineError                 the engine answered, and not well: `status`, `message`
+    └── EngineUnreachable       it did not answer: no socket, connection lost, too slow
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from runtime.serving.engine import BASE_NAME, LOGPROBS_MODE
+
+log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 5.0
+_HEALTH_SECONDS = 5.0
+# Loading, verifying and scoring wait for the engine step in progress, which may be a long prefill.
+_CONTROL_SECONDS = 60.0
+# The longest silence of a completion: a whole answer, where it is not streamed.
+_COMPLETION_SECONDS = 1800.0
+_JSON = {"content-type": "application/json"}
+
+
+class EngineError(Exception):
+    """The engine refused or failed. `status` is the HTTP status, 0 where there was no answer."""
+
+    def __init__(self, engine: str, status: int, message: str) -> None:
+        super().__init__(f"{engine}: {message}")
+        self.status = status
+        self.message = message
+
+
+class EngineUnreachable(EngineError):  # noqa: N818 - a state, said as one
+    """No answer: the socket is not there, the connection broke, or the time ran out."""
+
+    def __init__(self, engine: str, message: str) -> None:
+        super().__init__(engine, 0, message)
+
+
+@dataclass(frozen=True)
+class AdapterReport:
+    """What an engine holds of an adapter, compared with the file on disk (worker.py).
+
+    `modules`: how many the engine will multiply with; `expected`: how many the file has; `mismatched`: the
+    tensors that differ, one sentence each; `sha256`: of the file the engine read.
+    """
+
+    modules: int
+    expected: int
+    mismatched: tuple[str, ...]
+    sha256: str
+
+    @property
+    def exact(self) -> bool:
+        """Every tensor of the file is in the engine, and nothing else is."""
+        return self.modules == self.expected > 0 and not self.mismatched
+
+
+class EngineClient:
+    """One engine. Use it from one event loop; `close` when done."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.name = socket.stem
+        self._session: aiohttp.ClientSession | None = None
+        self._mode_is_right = False
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def post(self, path: str, content: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """The hot path: `async with client.post(path, json_bytes) as response`, streamed or not.
+
+        Raises what aiohttp raises (ClientError, TimeoutError): the caller decides whether to ask again.
+        """
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_SECONDS, sock_read=_COMPLETION_SECONDS
+        )
+        return self._open().post(f"http://engine{path}", data=content, headers=_JSON, timeout=timeout)
+
+    async def health(self) -> bool:
+        """Whether it answers, and returns the logprobs we train on (C8: asked of each engine that starts)."""
+        try:
+            await self._ask("GET", "/health", seconds=_HEALTH_SECONDS)
+            if not self._mode_is_right:
+                self._mode_is_right = await self._has_the_right_mode()
+        except EngineError:
+            self._mode_is_right = False
+            return False
+        return self._mode_is_right
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Load the PEFT folder `path` under `name`. Raises EngineError, also where the name is loaded."""
+        body = {"lora_name": name, "lora_path": str(path.absolute())}
+        await self._ask("POST", "/v1/load_lora_adapter", body)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget `name`, and free its place. Raises EngineError(404) where there is none."""
+        await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        await self._rpc("drop_adapter", name)
+
+    async def adapters(self) -> list[str]:
+        """Names of the loaded adapters."""
+        listed = (await self._json("GET", "/v1/models"))["data"]
+        return [model["id"] for model in listed if model["id"] != BASE_NAME]
+
+    async def verify_adapter(self, name: str, path: Path) -> AdapterReport:
+        """Compare the tensors each worker multiplies with against the file in the folder `path`."""
+        reports = await self._rpc("verify_adapter", name, str(path.absolute()))
+        return AdapterReport(
+            modules=min(report["modules"] for report in reports),
+            expected=max(report["expected"] for report in reports),
+            mismatched=tuple(line for report in reports for line in report["mismatched"]),
+            sha256=reports[0]["sha256"],
+        )
+
+    async def score(self, model: str, token_ids: list[int]) -> list[float]:
+        """log p(token | those before it) of each given token at temperature 1, over the whole vocabulary.
+
+        As many as `token_ids`; the first, which has nothing before it, is 0. Reads no prefix cache.
+        """
+        body = {
+            "model": model,
+            "prompt": token_ids,
+            "prompt_logprobs": 0,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "detokenize": False,
+        }
+        answer = await self._json("POST", "/v1/completions", body)
+        rows = answer["choices"][0]["prompt_logprobs"]
+        return [0.0] + [
+            row[str(token)]["logprob"] for row, token in zip(rows[1:], token_ids[1:], strict=True)
+        ]
+
+    async def context_length(self) -> int:
+        """The longest sequence it takes, in tokens."""
+        return int((await self._json("GET", "/v1/models"))["data"][0]["max_model_len"])
+
+    async def _has_the_right_mode(self) -> bool:
+        info = await self._json("GET", "/server_info?config_format=json")
+        mode = info["vllm_config"]["model_config"]["logprobs_mode"]
+        if mode != LOGPROBS_MODE:
+            log.error("%s: logprobs mode %r, not %r: it is not used", self.name, mode, LOGPROBS_MODE)
+        return mode == LOGPROBS_MODE
+
+    async def _rpc(self, method: str, *arguments: str) -> list[Any]:
+        body = {"method": method, "args": list(arguments)}
+        return (await self._json("POST", "/collective_rpc", body))["results"]
+
+    async def _json(self, method: str, path: str, body: object = None) -> Any:
+        return json.loads(await self._ask(method, path, body))
+
+    async def _ask(
+        self, method: str, path: str, body: object = None, seconds: float = _CONTROL_SECONDS
+    ) -> bytes:
+        content = None if body is None else json.dumps(body).encode()
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
+        try:
+            async with self._open().request(
+                method, f"http://engine{path}", data=content, headers=_JSON, timeout=timeout
+            ) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            raise EngineUnreachable(self.name, f"{path}: {error or type(error).__name__}") from error
+        if response.status != 200:
+            raise EngineError(self.name, response.status, f"{path}: {_message(answer)}")
+        return answer
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.UnixConnector(path=str(self.socket), limit=0)
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
+
+
+def _message(answer: bytes) -> str:
+    """The message of an OpenAI error object, else the beginning of the text."""
+    try:
+        return str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer[:300].decode(errors="replace")
