@@ -51,7 +51,9 @@ class Live:
         parts.append("reward -" if self.reward is None else f"reward {self.reward:.3g}")
         parts.append("tunnel -" if self.tunnel_ms is None else f"tunnel {self.tunnel_ms:.0f} ms")
         left = self.lease_left_seconds
-        parts.append("lease -" if left is None else f"lease {format_duration(left)} left")
+        # Renewed all the time, so its seconds matter only when it is nearly over.
+        rounded = left if left is None or left < 120 else left // 60 * 60
+        parts.append("lease -" if rounded is None else f"lease {format_duration(rounded)} left")
         if self.trouble:
             parts.append(self.trouble)
         return " · ".join(parts)
@@ -203,7 +205,7 @@ class Output:
 
     def say_at_once(self, text: str) -> None:
         """A line from a signal handler: it waits for no lock and goes round the stream's own buffer."""
-        sequence = self._line.unpin_sequence() if self._line else ""
+        sequence = self._line.fresh_row() if self._line else ""
         with contextlib.suppress(OSError, ValueError):
             os.write(self._stderr.fileno(), f"{sequence}{text}\n".encode(errors="replace"))
 

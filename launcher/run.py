@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from launcher.relay import Relay
     from runtime.schema import RuntimeConfig
 
-_AGAIN = "; again leaves that to the guardian"
+_AGAIN = " (again: leave it to the guardian)"
 
 
 def launch_run(
@@ -158,7 +158,7 @@ class Run:
         """The runtime runs and is ready: its token and its socket here."""
         token = self._token = secrets.token_urlsafe(32)
         log.REDACTOR.hide([token])
-        self._signals.consequence = f"bringing the logs home, then taking everything down{_AGAIN}"
+        self._signals.consequence = f"bringing the logs home, taking everything down{_AGAIN}"
         with self._phase("serve") as progress:
             return token, machine.serve(self._runtime_config(machine), token, progress)
 
@@ -191,8 +191,8 @@ class Run:
         program = minder.start(command, endpoint.environ(os.environ)) if command else None
         if program is not None:
             self._update(minder=program.process)
-        doing = "ending the program, then " if command else ""
-        self._signals.consequence = f"{doing}bringing the results home and taking everything down{_AGAIN}"
+        ending = "ending the program, " if command else ""
+        self._signals.consequence = f"{ending}results home, everything down{_AGAIN}"
         watched = Watched(
             self._label,
             self._begun_at,
@@ -224,7 +224,7 @@ class Run:
             return self._say_end(failure, Proof(True, "nothing had been started"))
         if isinstance(failure, LaunchError):
             self._output.warn(f"{failure.message}; ending the run")
-        self._signals.consequence = f"already ending: results home, then everything down{_AGAIN}"
+        self._signals.consequence = f"already ending: results home, everything down{_AGAIN}"
         unpulled = self._pull(self._machine)
         proof = self._down(self._machine)
         failure = failure or unpulled

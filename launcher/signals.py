@@ -77,5 +77,5 @@ class Signals:
             if self._may_raise:
                 raise Interrupted(number)
         elif now - self._first_at > _SAME_SIGNAL_SECONDS:
-            self._say("leaving now; the guardian takes everything down in the background")
+            self._say("leaving; the guardian takes everything down in the background")
             self._leave(128 + number)

@@ -56,7 +56,7 @@ class StatusLine:
         """Remove the status line; the cursor is at the start of a row."""
         with self._lock:
             if self._pinned:
-                self._write(self.unpin_sequence())
+                self._write(self.fresh_row())
                 self._pinned = False
             elif self._inline:
                 self._write(f"\r{_CLEAR_LINE}")
@@ -75,11 +75,16 @@ class StatusLine:
             self._write(f"\n{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}\x1b[1A")
             self._rows = rows
 
-    def unpin_sequence(self) -> str:
-        """What gives the last row back; also for a signal handler that cannot wait for the lock."""
+    def fresh_row(self) -> str:
+        """What removes the status line and gets to the start of a row; for a signal handler, too, which
+        cannot wait for the lock."""
+        if self._inline:
+            return f"\r{_CLEAR_LINE}"
+        # As many blanks as a row less one: the cursor gets to a new row unless it is at a row's start.
+        new_row = f"{' ' * (self._size().columns - 1)}\r{_CLEAR_LINE}"
         if not self._pinned:
-            return f"\r{_CLEAR_LINE}" if self._inline else ""
-        return f"{_SAVE}{_ALL_ROWS}\x1b[{self._rows};1H{_CLEAR_LINE}{_RESTORE}"
+            return new_row
+        return f"{_SAVE}{_ALL_ROWS}\x1b[{self._rows};1H{_CLEAR_LINE}{_RESTORE}{new_row}"
 
     def _pinned_text(self) -> str:
         _, rows = self._size()

@@ -38,7 +38,7 @@ def parse_money(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Two units at most: "0.4 s", "8 s", "3m 12s", "1h 05m", "2d 04h"."""
+    """Two units at most: "0.4 s", "8 s", "15m", "3m 12s", "1h 05m", "2d 04h"."""
     if not math.isfinite(seconds):
         return "-"
     seconds = max(0.0, seconds)
@@ -48,10 +48,15 @@ def format_duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
+        return _two(whole, 60, "m", 1, "s")
     if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+        return _two(whole, 3600, "h", 60, "m")
+    return _two(whole, 86400, "d", 3600, "h")
+
+
+def _two(whole: int, large: int, large_unit: str, small: int, small_unit: str) -> str:
+    rest = whole % large // small
+    return f"{whole // large}{large_unit}" + (f" {rest:02d}{small_unit}" if rest else "")
 
 
 def format_money(dollars: float) -> str:

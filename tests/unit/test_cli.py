@@ -274,8 +274,8 @@ def test_config_shows_values_and_sources_and_no_secret(launch: Launch, tmp_path:
     (tmp_path / "project" / "launch.toml").write_text("[train]\nlearning_rate = 1e-3\n")
     done = launch("--max", "4h", "config")
     lines = {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in done.stdout.splitlines()}
-    assert lines["max"] == ["4h 00m", "--max"]
-    assert lines["lease"] == ["5m 00s", ".env: LAUNCH_LEASE"]
+    assert lines["max"] == ["4h", "--max"]
+    assert lines["lease"] == ["5m", ".env: LAUNCH_LEASE"]
     assert lines["train.learning_rate"] == ["0.001", "launch.toml"]
     assert lines["HF_TOKEN"] == ["set", ".env"]
     as_json = launch("config", "--json").stdout
