@@ -31,8 +31,12 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def read(self) -> str:
-        """What arrived since the last read."""
-        return os.read(self.master, 1 << 16).decode()
+        """What was written since the last read: everything up to a mark that is written now."""
+        os.write(self.stream.fileno(), b"\0")
+        found = b""
+        while not found.endswith(b"\0"):
+            found += os.read(self.master, 1 << 16)
+        return found[:-1].decode()
 
     def close(self) -> None:
         self.stream.close()
