@@ -20,7 +20,7 @@ from dspy import lm15
 from launcher.client.errors import EndpointLost
 from launcher.client.session import Session
 from launcher.client.tagging import Call, astray, begin_call
-from launcher.client.wire import AsyncWire, Wire, new_request_id
+from launcher.client.wire import AsyncWire, new_request_id
 from runtime.schema import REQUEST_HEADER, VERSION_HEADER
 
 _PATH = "/v1/chat/completions"
@@ -70,7 +70,7 @@ class _Dialect:
         if response.is_error:
             error = self._chat.normalize_error(response.status_code, response.text)
             if not isinstance(error, lm15.ContextLengthError):
-                _note_lost(sent.call, f"HTTP {response.status_code}: {error.message}")
+                _note_lost(sent.call, f"HTTP {response.status_code}: {error.message.partition(chr(10))[0]}")
             raise error
         try:
             answer = lm15.response_from_openai_chat(response.json(), model=request.model)
@@ -108,14 +108,13 @@ def _lost(call: Call | None, error: EndpointLost) -> lm15.TransportError:
 
 @dataclass
 class PolicyEngine:
-    """The sync engine. Shared by copies of its LM; its pool belongs to it."""
+    """The sync engine, over the session's connections. Copies of its LM share it."""
 
     session: Session
     extra_body: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._dialect = _Dialect(self.session, self.extra_body)
-        self._wire = Wire(self.session.endpoint, self.session.patience)
 
     @property
     def astray(self) -> int:
@@ -126,7 +125,7 @@ class PolicyEngine:
         """One sample. Raises lm15's errors: TransportError when the endpoint stays away, else by status."""
         sent = self._dialect.send(request)
         try:
-            response = self._wire.send("POST", _PATH, sent.body, sent.headers)
+            response = self.session.wire.send("POST", _PATH, sent.body, sent.headers)
         except EndpointLost as error:
             raise _lost(sent.call, error) from error
         return self._dialect.receive(request, sent, response)
@@ -134,9 +133,6 @@ class PolicyEngine:
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         """The whole answer as events: rollouts need it whole, and DSPy's listeners need events."""
         return lm15.response_to_events(self.complete(request))
-
-    def close(self) -> None:
-        self._wire.close()
 
     def asynchronous(self) -> AsyncPolicyEngine:
         """Its counterpart for `acall`."""

@@ -108,7 +108,7 @@ def run_all(
         finished = batch.wait(limits.run_seconds)
     finally:
         batch.stopped = True
-    late = f"no result within {limits.run_seconds:.0f} s"
+    late = f"no result within {limits.run_seconds:g} s"
     return [it or Finished(run, "overdue", reason=late) for run, it in zip(runs, finished, strict=True)]
 
 

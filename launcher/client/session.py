@@ -89,11 +89,11 @@ class Session:
 
     endpoint: Endpoint
     patience: Patience | None = None
-    _wire: Wire = field(init=False, repr=False)
+    wire: Wire = field(init=False, repr=False)
     _served_name: str | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._wire = Wire(self.endpoint, self.patience)
+        self.wire = Wire(self.endpoint, self.patience)
 
     # ------------------------------------------------------------- where it answers
 
@@ -240,7 +240,7 @@ class Session:
         headers = {REQUEST_HEADER: new_request_id()}
         if content is not None:
             headers["content-type"] = "application/json"
-        response = self._wire.send(method, path, content, headers)
+        response = self.wire.send(method, path, content, headers)
         if response.is_error:
             raise _refusal(method, path, response)
         return response

@@ -39,6 +39,11 @@ class Endpoint:
         return f"Endpoint({self.root!r})"
 
     @property
+    def is_tls(self) -> bool:
+        """Whether certificates matter: reading the system's takes 50 ms, and the relay speaks plain HTTP."""
+        return self.root.startswith("https:")
+
+    @property
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.api_key}"}
 
@@ -125,6 +130,7 @@ class Wire:
             timeout=self.patience.timeout,
             limits=_limits(),
             trust_env=False,
+            verify=endpoint.is_tls,
         )
 
     def send(
@@ -143,9 +149,6 @@ class Wire:
                 if pause is None:
                     return response
             time.sleep(pause)
-
-    def close(self) -> None:
-        self._client.close()
 
 
 class AsyncWire:
@@ -170,6 +173,7 @@ class AsyncWire:
                 timeout=self.patience.timeout,
                 limits=_limits(),
                 trust_env=False,
+                verify=self.endpoint.is_tls,
             )
         return client
 

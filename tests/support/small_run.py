@@ -1,0 +1,262 @@
+"""A small stand-in for a run's endpoint, for tests of the client alone: it speaks our routes over real HTTP.
+
+It records each request, answers fixed completions, and counts a step's samples by their tags, as the runtime
+does. It samples and trains nothing. `break_next` makes the next requests fail as a lost link does.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from launcher.client.session import Session, connect
+from launcher.client.wire import Patience
+from runtime.schema import StepRequest
+
+TOKEN = "a-token-of-the-test"
+# For threads: a test that fails must not wait for its real patience.
+PATIENCE = Patience(answer_seconds=20.0, away_seconds=5.0)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One chat completion that was asked for."""
+
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    def tag(self, name: str) -> str | None:
+        return self.headers.get(f"x-slipway-{name}")
+
+    @property
+    def user(self) -> str:
+        return self.body["messages"][-1]["content"]
+
+
+Answer = Callable[[Asked], str | tuple[int, dict[str, Any]]]
+
+
+def answering(**fields: str) -> Answer:
+    """Answers in ChatAdapter's form, the same to everyone."""
+    sections = [f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items()]
+    text = "\n\n".join([*sections, "[[ ## completed ## ]]"])
+    return lambda asked: text
+
+
+@dataclass
+class SmallRun:
+    """The endpoint. Change `answer` at will; look at `asked`, `steps`, `restored`, `pinned`."""
+
+    answer: Answer = field(default_factory=lambda: answering(french="bonjour"))
+    asked: list[Asked] = field(default_factory=list)
+    steps: dict[int, dict[str, Any]] = field(default_factory=dict)
+    requests: dict[int, StepRequest] = field(default_factory=dict)
+    pinned: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
+    posted: list[tuple[str, str | None]] = field(default_factory=list)
+    version: int = 0
+    client_state: dict[str, Any] | None = None
+    break_next: list[int | str] = field(default_factory=list)
+    fail_step: str | None = None
+    refuse_empty: bool = True
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        handler = type("Handler", (_Handler,), {"run": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def session(self) -> Session:
+        return connect(self.base_url, TOKEN, PATIENCE)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    # ------------------------------------------------------------- what the runtime would do
+
+    def complete(self, asked: Asked) -> tuple[int, dict[str, Any], dict[str, str]]:
+        with self.lock:
+            known = next((it for it in self.asked if it.tag("request") == asked.tag("request")), None)
+            if known is None:
+                self.asked.append(asked)
+            version = self.version
+        answer = self.answer(asked)
+        if not isinstance(answer, str):
+            return answer[0], answer[1], {}
+        name = f"policy@v{version}"
+        message = {"role": "assistant", "content": answer}
+        body = {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "model": name,
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
+        }
+        return 200, body, {"x-slipway-policy-version": str(version)}
+
+    def step(self, request: StepRequest) -> tuple[int, dict[str, Any]]:
+        for number, known in self.requests.items():
+            if known.key == request.key:
+                same = known == request
+                return (202, self.steps[number]) if same else _error(409, "another body", "key_reused")
+        counts = self._counts(request)
+        if not counts["trained"] and self.refuse_empty:
+            status, body = _error(422, "no sample of this step can be trained", "nothing_to_train")
+            body["error"]["counts"] = counts
+            return status, body
+        number = self._next()
+        self.requests[number] = request
+        self.client_state = request.client_state
+        self.steps[number] |= {"key": request.key, "counts": counts}
+        if self.fail_step:
+            self.steps[number] |= {"state": "failed", "error": self.fail_step}
+        return 202, self.steps[number]
+
+    def restore(self, name: str, key: str) -> tuple[int, dict[str, Any]]:
+        self.restored.append(name)
+        number = self._next()
+        self.steps[number] |= {"key": key}
+        return 202, self.steps[number]
+
+    def _next(self) -> int:
+        number = max(self.steps, default=0) + 1
+        self.version = number
+        self.steps[number] = {"id": number, "key": "", "state": "published", "version": number}
+        return number
+
+    def _counts(self, request: StepRequest) -> dict[str, Any]:
+        sampled: dict[tuple[str | None, str | None, str | None], int] = defaultdict(int)
+        for it in self.asked:
+            if it.tag("purpose") != "eval":
+                sampled[it.tag("rollout"), it.tag("predictor"), it.tag("call")] += 1
+        trained, dropped, samples = 0, defaultdict(int), 0
+        members = [(group, member) for group in request.groups for member in group.members]
+        for group, member in members:
+            wanted = member.predictor or group.predictor
+            found = sum(
+                count
+                for (rollout, predictor, call), count in sampled.items()
+                if rollout == member.rollout
+                and predictor == wanted
+                and (member.call is None or call == str(member.call))
+            )
+            samples += found
+            if member.reward is None:
+                dropped[member.failure or "no reward"] += max(1, found)
+            else:
+                trained += found
+        return {
+            "groups": len(request.groups),
+            "members": len(members),
+            "samples": samples,
+            "trained": trained,
+            "dropped": dict(dropped),
+        }
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "run_id": "run-1",
+            "phase": "ready",
+            "model": "/models/tiny",
+            "served_name": "policy",
+            "version": self.version,
+            "step": self.version,
+            "client_state": self.client_state,
+        }
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        return [
+            {"name": f"step-{number:06d}", "step": number, "version": number, "created": 0.0, "bytes": 1}
+            for number in self.steps
+        ]
+
+
+def _error(status: int, message: str, code: str | None = None) -> tuple[int, dict[str, Any]]:
+    return status, {"error": {"message": message, "type": "an_error", "param": None, "code": code}}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """HTTP/1.1 with keep-alive, as the gateway's."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: in two, the second waits 40 ms for the first's ACK
+    run: SmallRun
+
+    def do_GET(self) -> None:
+        self._handle(None)
+
+    def do_POST(self) -> None:
+        self._handle(self.rfile.read(int(self.headers.get("content-length", 0))))
+
+    def _handle(self, content: bytes | None) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        path = urlsplit(self.path).path
+        with self.run.lock:
+            self.run.posted.append((path, headers.get("x-slipway-request")))
+            trouble = self.run.break_next.pop(0) if self.run.break_next else None
+        if isinstance(trouble, int):
+            self._send(*_error(trouble, "not now"))
+        elif trouble == "cut before":
+            self.close_connection = True
+        else:
+            status, body, extra = self._answer(path, headers, content)
+            if trouble == "cut after":
+                self.close_connection = True
+            else:
+                self._send(status, body, extra)
+
+    def _answer(
+        self, path: str, headers: dict[str, str], content: bytes | None
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        run = self.run
+        if headers.get("authorization") != f"Bearer {TOKEN}":
+            return *_error(401, "wrong token"), {}
+        if path == "/v1/chat/completions":
+            return run.complete(Asked(headers, json.loads(content or b"")))
+        with run.lock:
+            return *self._training(path, content), {}
+
+    def _training(self, path: str, content: bytes | None) -> tuple[int, Any]:
+        run, parts = self.run, path.strip("/").split("/")
+        match parts:
+            case ["slipway", "status"]:
+                return 200, run.status()
+            case ["slipway", "steps"]:
+                return run.step(StepRequest.model_validate_json(content or b""))
+            case ["slipway", "steps", number]:
+                return 200, run.steps[int(number)]
+            case ["slipway", "checkpoints"]:
+                return 200, run.checkpoints()
+            case ["slipway", "checkpoints", name, "pin"]:
+                run.pinned.append(name)
+                return 200, {}
+            case ["slipway", "checkpoints", name, "restore"]:
+                return run.restore(name, json.loads(content or b"")["key"])
+            case ["slipway", "metrics"]:
+                return 200, [{"step": number} for number in run.steps]
+        return _error(404, "no such route")
+
+    def _send(self, status: int, body: Any, extra: Mapping[str, str] | None = None) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"content-type": "application/json", **(extra or {})}.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
+        """Tests print nothing."""

@@ -1,0 +1,119 @@
+"""The hold on a run: what is missing is named, a retry is the same request, a step happens once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.client import EndpointLost, NotConnected, Refused, StepFailed, connect, group
+from launcher.client.wire import Patience
+from tests.support.small_run import TOKEN, SmallRun
+
+
+@pytest.fixture
+def run() -> Iterator[SmallRun]:
+    small = SmallRun()
+    yield small
+    small.close()
+
+
+def test_outside_a_run_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAUNCH_BASE_URL", raising=False)
+    with pytest.raises(
+        NotConnected, match=r"LAUNCH_BASE_URL is not set\nHint: start it with `launch -- python"
+    ):
+        connect()
+
+
+def test_inside_a_run_the_environment_is_enough(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCH_BASE_URL", run.base_url)
+    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
+    session = connect()
+    assert (session.model, session.version, session.client_state) == ("policy", 0, None)
+    assert session.base_url == run.base_url
+    assert session.rollout_url("r1") == run.base_url.replace("/v1", "/rollouts/r1/v1")
+    assert TOKEN not in repr(session)
+
+
+def test_a_wrong_token_is_named_as_such(run: SmallRun) -> None:
+    with pytest.raises(Refused, match="not this run's token"):
+        connect(run.base_url, "another")
+
+
+@pytest.mark.parametrize("trouble", [[503, 503], ["cut before"], ["cut after"], [429, "cut after", 502]])
+def test_a_step_happens_once_whatever_the_connection_does(run: SmallRun, trouble: list[int | str]) -> None:
+    session = run.session()
+    run.break_next += trouble
+    run.refuse_empty = False
+    status = session.step([group("g", {"r1": 1.0, "r2": 0.0})], client_state={"step": 1})
+    assert (status.state, status.version) == ("published", 1)
+    assert len(run.requests) == 1
+    assert len({request for path, request in run.posted if path == "/slipway/steps"}) == 1
+    assert run.client_state == {"step": 1}
+
+
+def test_the_same_key_with_another_body_is_refused(run: SmallRun) -> None:
+    session = run.session()
+    run.refuse_empty = False
+    session.step([group("g", {"r1": 1.0})], key="k")
+    assert session.step([group("g", {"r1": 1.0})], key="k").version == 1
+    with pytest.raises(Refused, match="another body") as caught:
+        session.step([group("g", {"r1": 0.0})], key="k")
+    assert (caught.value.status, caught.value.code) == (409, "key_reused")
+
+
+def test_a_failed_step_raises_with_the_runtimes_reason(run: SmallRun) -> None:
+    session = run.session()
+    run.refuse_empty, run.fail_step = False, "the trainer ran out of memory"
+    with pytest.raises(StepFailed, match="out of memory"):
+        session.step([group("g", {"r1": 1.0})])
+
+
+def test_a_reward_that_is_a_text_excludes_the_rollout_with_that_reason(run: SmallRun) -> None:
+    session = run.session()
+    run.refuse_empty = False
+    session.step([group("g", {"r1": 1.0, "r2": "the judge was away", "r3": None})])
+    members = run.requests[1].groups[0].members
+    assert [(it.reward, it.failure) for it in members] == [
+        (1.0, None),
+        (None, "the judge was away"),
+        (None, "no reward"),
+    ]
+
+
+def test_a_client_state_that_is_too_large_is_refused_before_it_is_sent(run: SmallRun) -> None:
+    session = run.session()
+    with pytest.raises(ValueError, match="at most 65536"):
+        session.step([group("g", {"r1": 1.0})], client_state={"x": "y" * 70_000})
+    assert not run.requests
+
+
+def test_checkpoints_are_listed_pinned_and_restored(run: SmallRun) -> None:
+    session = run.session()
+    run.refuse_empty = False
+    session.step([group("g", {"r1": 1.0})])
+    (kept,) = session.checkpoints()
+    session.pin(kept.name)
+    assert session.restore(kept.name).version == 2
+    assert (run.pinned, run.restored) == (["step-000001"], ["step-000001"])
+    assert [it["step"] for it in session.metrics()] == [1, 2]
+
+
+def test_an_endpoint_that_stays_away_is_given_up_with_what_was_last_seen(run: SmallRun) -> None:
+    session = connect(run.base_url, TOKEN, Patience(answer_seconds=2.0, away_seconds=0.5))
+    run.break_next += [503] * 20
+    with pytest.raises(EndpointLost, match=r"HTTP 503(.|\n)*not now"):
+        session.status()
+
+
+def test_importing_the_client_imports_no_dspy() -> None:
+    program = (
+        "import sys, launcher.client as c; from launcher.client import connect, group; "
+        "assert 'dspy' not in sys.modules and 'numpy' not in sys.modules; "
+        "from launcher.client import GRPO; assert 'dspy' in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
