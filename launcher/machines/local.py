@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # The runtime's orderly end: the trainer finishes its step, then gateway and engines stop.
 KEEPER_SECONDS = 50.0
-STRAGGLER_SECONDS = 5.0
+STRAGGLER_SECONDS = 2.0
 # A socket's path must fit into 108 bytes on Linux, 104 on macOS, its name and a zero byte included.
 _SOCKET_PATH_BYTES = 100
 _LONGEST_SOCKET = "/engine-00.sock"

@@ -70,9 +70,11 @@ def test_what_carries_the_variable_is_found_wherever_it_went(started: list[subpr
     mark = uuid.uuid4().hex
     environ = {**os.environ, "SLIPWAY_TEST_MARK": mark}
     # Its parent is gone, it leads a session of its own: only its environment tells whose it is.
-    code = (
-        "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=-3, start_new_session=True).pid)"
-    )
+    code = """
+import subprocess
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+print(subprocess.Popen(["sleep", "60"], start_new_session=True, **quiet).pid)
+"""
     said = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
