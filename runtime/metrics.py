@@ -1,0 +1,71 @@
+"""What each committed step measured: `metrics.jsonl`, and Weights & Biases where asked for.
+
+Neighbours: the recipe writes, the gateway and `launch pull` read the file. Knows nothing of what is measured.
+A line is written after its step's commit. A resumed recipe first makes the file agree with the checkpoints:
+lines past the last commit go, a line lost between commit and write comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class MetricsLog:
+    """`metrics.jsonl` of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def resume(self, last: dict[str, Any] | None) -> None:
+        """Agree with the newest checkpoint, whose own line is `last` (None: nothing is committed)."""
+        step = 0 if last is None else last["step"]
+        kept = [line for line in self.read() if line["step"] < step]
+        if last is not None:
+            kept.append(last)
+        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        os.replace(partial, self.path)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add one step's line."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """Every whole line; a torn last one is left out."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+
+class WandbLog:
+    """The same numbers in Weights & Biases; offline runs lie in `folder` until `wandb sync`.
+
+    The run's id is ours, so a resumed run goes on in the same one.
+    """
+
+    def __init__(self, mode: str, project: str, run_id: str, folder: Path, config: dict[str, Any]) -> None:
+        self._run: Any = None
+        if mode == "disabled":
+            return
+        import wandb
+
+        self._run = wandb.init(
+            project=project, id=run_id, name=run_id, dir=folder, mode=mode, resume="allow", config=config
+        )
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Log one step's numbers."""
+        if self._run is not None:
+            numbers = {f"train/{name}": value for name, value in line["metrics"].items()}
+            counts = {f"counts/{name}": value for name, value in line["counts"].items() if name != "dropped"}
+            self._run.log(numbers | counts | {"policy_version": line["version"]}, step=line["step"])
+
+    def close(self) -> None:
+        """Flush and end."""
+        if self._run is not None:
+            self._run.finish()

@@ -1,0 +1,51 @@
+"""The command line that starts the trainer. Knows the recipe's place and its keys, nothing of torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from runtime.schema import RuntimeConfig
+
+# `tune run` takes a recipe of ours by its module, found on PYTHONPATH.
+_RECIPE = "runtime.recipes.grpo_lora"
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+
+
+def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
+    """`tune run` of the GRPO recipe for this run; `follow=False` ends after the last recorded batch."""
+    tune = Path(sys.executable).parent / "tune"
+    state = Path(config.state_dir)
+    train = config.train
+    keys = {
+        "model_path": config.model_path,
+        "steps_dir": state / "steps",
+        "checkpoints_dir": state / "checkpoints",
+        "output_dir": state,
+        "follow": follow,
+        "run_id": config.run_id,
+        "device": config.device,
+        "dtype": config.dtype,
+        "lora_rank": train.lora.rank,
+        "lora_alpha": train.lora.alpha,
+        "learning_rate": train.learning_rate,
+        "weight_decay": train.weight_decay,
+        "max_grad_norm": train.max_grad_norm,
+        "loss": train.loss,
+        "clip_low": train.clip_low,
+        "clip_high": train.clip_high,
+        "kl_beta": train.kl_beta,
+        "scale_rewards": train.scale_rewards,
+        "mask_truncated": train.mask_truncated,
+        "pack_tokens": train.pack_tokens,
+        "keep_checkpoints": train.keep_checkpoints,
+        "seed": train.seed,
+        "wandb_mode": config.wandb_mode,
+        "wandb_project": config.wandb_project,
+    }
+    ranks = ["--nproc_per_node", str(config.train_processes)] if config.train_processes > 1 else []
+    return [
+        str(tune), "run", *ranks, _RECIPE,
+        "--config", str(RECIPES / "configs" / "grpo_lora.yaml"),
+        *(f"{name}={value}" for name, value in keys.items()),
+    ]  # fmt: skip

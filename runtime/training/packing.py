@@ -1,0 +1,196 @@
+"""Lays samples out in rows: a shared prompt once, its completions as branches that never see each other.
+
+Neighbours: the recipe. Pure tensors; knows neither torchtune nor vLLM, nor what the tokens are for.
+
+A tree is one prompt and the samples that begin with it. Its trunk is the prompt without the last token; each
+branch repeats that last token at its head, so the first sampled token is predicted inside its own branch.
+Positions in a branch go on from the trunk. A token sees its trunk and its own branch, up to itself.
+Lengths are rounded up to few distinct ones, so that compiled or cached kernels meet few shapes.
+
+Names carry dimensions: B rows, L places of a row, T sampled tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_ROUND_TO = 64
+_PADDING = -1
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What is to be packed: samples' token ids, which were sampled, and where each starts in the batch."""
+
+    tokens: Sequence[Tensor]
+    sampled: Sequence[Tensor]
+    offsets: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A micro-batch of rows and what is predicted in it.
+
+    `row_T`, `place_T`: where the hidden state stands that predicts a sampled token; `target_T`: that token;
+    `source_T`: its index among the step's N tokens; `sample_T`: its sample.
+    """
+
+    tokens_BL: Tensor
+    positions_BL: Tensor
+    tree_BL: Tensor
+    branch_BL: Tensor
+    row_T: Tensor
+    place_T: Tensor
+    target_T: Tensor
+    source_T: Tensor
+    sample_T: Tensor
+
+    def mask_BLL(self) -> Tensor:
+        """True where place i sees place j: same tree, the trunk or its own branch, and j not after i."""
+        same_tree = self.tree_BL[:, :, None] == self.tree_BL[:, None, :]
+        branch_i, branch_j = self.branch_BL[:, :, None], self.branch_BL[:, None, :]
+        visible = same_tree & ((branch_j == 0) | (branch_i == branch_j))
+        # Padding shares a tree with nothing but padding: it sees itself, so no softmax is empty.
+        return visible.tril()
+
+
+@dataclass
+class _Row:
+    """A row while it is filled."""
+
+    tokens: list[Tensor] = field(default_factory=list)
+    positions: list[Tensor] = field(default_factory=list)
+    tree: list[Tensor] = field(default_factory=list)
+    branch: list[Tensor] = field(default_factory=list)
+    place: list[Tensor] = field(default_factory=list)
+    target: list[Tensor] = field(default_factory=list)
+    source: list[Tensor] = field(default_factory=list)
+    sample: list[Tensor] = field(default_factory=list)
+    length: int = 0
+    trees: int = 0
+
+
+@dataclass(frozen=True)
+class _Tree:
+    prompt: Tensor
+    members: tuple[int, ...]
+    length: int
+
+
+def pack(sequences: Sequences, chosen: Sequence[int], budget: int) -> list[Pack]:
+    """Pack the chosen samples into micro-batches of at most `budget` places (one tree may exceed it alone).
+
+    The order depends on nothing but the arguments. Raises ValueError for a sample without a prompt.
+    """
+    trees = _split(sequences, _trees(sequences, chosen), budget)
+    if not trees:
+        return []
+    length = _rounded(max(tree.length for tree in trees))
+    rows = _fill(sequences, trees, length)
+    height = max(1, budget // length)
+    return [_stack(rows[start : start + height], length) for start in range(0, len(rows), height)]
+
+
+def _first_sampled(sequences: Sequences, sample: int) -> int:
+    first = int(sequences.sampled[sample].to(torch.uint8).argmax())
+    if first == 0:
+        raise ValueError(f"sample {sample} has no prompt or no sampled token")
+    return first
+
+
+def _trees(sequences: Sequences, chosen: Sequence[int]) -> Iterator[_Tree]:
+    """Samples by equal prompts, in order of first appearance."""
+    by_prompt: dict[bytes, list[int]] = {}
+    for sample in chosen:
+        prompt = sequences.tokens[sample][: _first_sampled(sequences, sample)]
+        by_prompt.setdefault(prompt.numpy().tobytes(), []).append(sample)
+    for members in by_prompt.values():
+        prompt = sequences.tokens[members[0]][: _first_sampled(sequences, members[0])]
+        yield _Tree(prompt, tuple(members), 0)
+
+
+def _split(sequences: Sequences, trees: Iterator[_Tree], budget: int) -> list[_Tree]:
+    """Cut a tree that is over the budget into several with the same trunk."""
+    found = []
+    for tree in trees:
+        trunk = len(tree.prompt) - 1
+        members: list[int] = []
+        length = trunk
+        for sample in tree.members:
+            branch = len(sequences.tokens[sample]) - 1 - trunk
+            if members and length + branch > budget:
+                found.append(_Tree(tree.prompt, tuple(members), length))
+                members, length = [], trunk
+            members.append(sample)
+            length += branch
+        found.append(_Tree(tree.prompt, tuple(members), length))
+    return found
+
+
+def _fill(sequences: Sequences, trees: list[_Tree], length: int) -> list[_Row]:
+    """First fit, longest first; ties by order of appearance."""
+    rows: list[_Row] = []
+    for tree in sorted(trees, key=lambda tree: -tree.length):
+        row = next((row for row in rows if row.length + tree.length <= length), None)
+        if row is None:
+            row = _Row()
+            rows.append(row)
+        _plant(sequences, tree, row)
+    return rows
+
+
+def _plant(sequences: Sequences, tree: _Tree, row: _Row) -> None:
+    trunk = len(tree.prompt) - 1
+    _append(row, tree.prompt[:trunk], start=0, branch=0)
+    for number, sample in enumerate(tree.members, start=1):
+        tokens, sampled = sequences.tokens[sample], sequences.sampled[sample].bool()
+        at = row.length
+        # The last token predicts nothing, so it needs no place.
+        _append(row, tokens[trunk:-1], start=trunk, branch=number)
+        (index,) = sampled.nonzero(as_tuple=True)
+        row.place.append(at + index - 1 - trunk)
+        row.target.append(tokens[index])
+        row.source.append(index + sequences.offsets[sample])
+        row.sample.append(torch.full_like(index, sample))
+    row.trees += 1
+
+
+def _append(row: _Row, tokens: Tensor, *, start: int, branch: int) -> None:
+    size = len(tokens)
+    row.tokens.append(tokens)
+    row.positions.append(torch.arange(start, start + size))
+    row.tree.append(torch.full((size,), row.trees))
+    row.branch.append(torch.full((size,), branch))
+    row.length += size
+
+
+def _stack(rows: list[_Row], length: int) -> Pack:
+    def padded(name: str, fill: int) -> Tensor:
+        stacked = torch.full((len(rows), length), fill, dtype=torch.long)
+        for number, row in enumerate(rows):
+            stacked[number, : row.length] = torch.cat(getattr(row, name))
+        return stacked
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([piece for row in rows for piece in getattr(row, name)]).long()
+
+    sizes = [sum(len(piece) for piece in row.target) for row in rows]
+    return Pack(
+        tokens_BL=padded("tokens", 0),
+        positions_BL=padded("positions", 0),
+        tree_BL=padded("tree", _PADDING),
+        branch_BL=padded("branch", 0),
+        row_T=torch.arange(len(rows)).repeat_interleave(torch.tensor(sizes)),
+        place_T=joined("place"),
+        target_T=joined("target"),
+        source_T=joined("source"),
+        sample_T=joined("sample"),
+    )
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _ROUND_TO) * _ROUND_TO

@@ -1,0 +1,229 @@
+"""One optimizer step on one batch: advantages, packs, gradients over all ranks, AdamW, and what it measured.
+
+Neighbours: the recipe calls it; `grpo.py` and `packing.py` do the arithmetic. Imports neither torchtune nor
+vLLM: the policy is whatever has `hidden`, `output`, `masters` and `reference`.
+
+Names carry dimensions: M members, S samples, N tokens of the step, T sampled tokens of a pack.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runtime.training import grpo
+from runtime.training.batch import Batch
+from runtime.training.packing import Pack, Sequences, pack
+from runtime.training.ranks import Ranks
+
+if TYPE_CHECKING:
+    from runtime.training.policy import Policy
+
+_SUMS = ("loss", "ratio", "clipped", "kl_behaviour", "kl_reference", "entropy")
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What an update is told; each field is a key of the recipe's YAML."""
+
+    clip_low: float
+    clip_high: float
+    kl_beta: float
+    scale_rewards: bool
+    mask_truncated: bool
+    max_grad_norm: float
+    pack_tokens: int
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> UpdateSettings:
+        """Read the fields out of the recipe's configuration."""
+        return cls(**{name: keys[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a step measured, and what became of its samples beyond what the gateway had counted."""
+
+    metrics: dict[str, float]
+    counts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The samples with something to learn from, their advantage, and the reasons of the others."""
+
+    samples: list[int]
+    advantage_S: Tensor
+    dropped: Counter[str]
+    flat_groups: int
+
+
+def select(batch: Batch, settings: UpdateSettings) -> Selected:
+    """Sort the batch's samples into trained and dropped. Every sample is one or the other.
+
+    Samples of a group without variance have advantage 0: they are left out, and leave the denominator,
+    unless a KL term has something to say about them.
+    """
+    found = grpo.advantages(
+        torch.from_numpy(batch.reward), torch.from_numpy(batch.group), scale=settings.scale_rewards
+    )
+    member_S = torch.from_numpy(batch.member)
+    dropped: Counter[str] = Counter()
+    samples = []
+    for sample in range(batch.samples):
+        member, span = int(member_S[sample]), batch.span(sample)
+        behaviour = torch.from_numpy(batch.logprobs[span])[torch.from_numpy(batch.sampled[span]).bool()]
+        if not found.scored_M[member]:
+            dropped["reward not finite"] += 1
+        elif len(behaviour) == 0:
+            dropped["nothing sampled"] += 1
+        elif not torch.isfinite(behaviour).all():
+            dropped["logprob not finite"] += 1
+        elif settings.mask_truncated and batch.truncated[sample]:
+            dropped["truncated"] += 1
+        elif found.flat_M[member] and settings.kl_beta == 0:
+            dropped["no variance in its group"] += 1
+        else:
+            samples.append(sample)
+    return Selected(samples, found.value_M[member_S], dropped, found.flat_groups)
+
+
+def update(
+    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, settings: UpdateSettings, ranks: Ranks
+) -> Trained:
+    """One step. With nothing to learn from, the optimizer is not touched and `updated` is 0."""
+    began = time.monotonic()
+    selected = select(batch, settings)
+    tokens = sum(int(batch.sampled[batch.span(sample)].sum()) for sample in selected.samples)
+    metrics = {"updated": float(bool(selected.samples)), "trained_tokens": float(tokens), **_rewards(batch)}
+    if selected.samples:
+        metrics |= gradients(policy, batch, selected, tokens, settings, ranks)
+        masters = list(policy.masters.values())
+        norm = torch.nn.utils.clip_grad_norm_(masters, settings.max_grad_norm, error_if_nonfinite=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        policy.refresh()
+        metrics["grad_norm"] = float(norm)
+    metrics["train_seconds"] = time.monotonic() - began
+    return Trained(metrics, _counts(batch, selected, tokens))
+
+
+def gradients(
+    policy: Policy, batch: Batch, selected: Selected, tokens: int, settings: UpdateSettings, ranks: Ranks
+) -> dict[str, float]:
+    """Fill the masters' gradients with d(mean loss over the step's tokens), and return the means.
+
+    Every rank packs the same samples the same way and takes every size-th pack; the sum is divided by the
+    step's token count, so ranks, packs and their order change nothing but rounding.
+    """
+    packs = pack(_sequences(batch), selected.samples, settings.pack_tokens)
+    sums = torch.zeros(len(_SUMS), device=policy.device, dtype=torch.float64)
+    for one in packs[ranks.rank :: ranks.size]:
+        terms, entropy = _pack_loss(policy, batch, one, selected, settings)
+        (terms.loss / tokens).backward()
+        found = (terms.loss, terms.ratio, terms.clipped, terms.kl_behaviour, terms.kl_reference, entropy)
+        sums += torch.stack([value.detach().double() for value in found])
+    policy.collect_gradients()
+    for master in policy.masters.values():
+        if master.grad is None:  # this rank had no pack
+            master.grad = torch.zeros_like(master)
+    ranks.add_up([sums, *(master.grad for master in policy.masters.values() if master.grad is not None)])
+    names = ("loss", "ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "entropy")
+    return dict(zip(names, (sums / tokens).tolist(), strict=True))
+
+
+def _pack_loss(
+    policy: Policy, batch: Batch, one: Pack, selected: Selected, settings: UpdateSettings
+) -> tuple[grpo.LossTerms, Tensor]:
+    device = policy.device
+    behaviour_N, temperature_S = torch.from_numpy(batch.logprobs), torch.from_numpy(batch.temperature)
+    found = _forward(policy, one, temperature_S[one.sample_T].to(device))
+    reference_T = None
+    if settings.kl_beta > 0:
+        with torch.no_grad(), policy.reference():
+            reference_T = _forward(policy, one, temperature_S[one.sample_T].to(device)).logprob_T
+    terms = grpo.clipped_surrogate(
+        found.logprob_T,
+        behaviour_N[one.source_T].to(device),
+        selected.advantage_S[one.sample_T].to(device),
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        reference_T=reference_T,
+        kl_beta=settings.kl_beta,
+    )
+    return terms, found.entropy_T.sum()
+
+
+def _forward(policy: Policy, one: Pack, temperature_T: Tensor) -> grpo.TokenLogprobs:
+    device = policy.device
+    hidden = policy.hidden(one.tokens_BL.to(device), one.positions_BL.to(device), one.mask_BLL().to(device))
+    rows, places = one.row_T.to(device), one.place_T.to(device)
+    return grpo.token_logprobs(hidden[rows, places], policy.output, one.target_T.to(device), temperature_T)
+
+
+@torch.no_grad()
+def probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
+    """What proves a publication: whole sampled sequences and every token's logprob in them.
+
+    `tokens` [P], `offsets` [Q+1]; `logprobs_policy` and `logprobs_base` [P] at temperature 1 over the whole
+    vocabulary, in fp32, 0 at the first token of a sequence.
+    """
+    # The longest sampled sequences say the most; ties go to the first.
+    order = sorted(range(batch.samples), key=lambda sample: -int(batch.sampled[batch.span(sample)].sum()))
+    sequences = [torch.from_numpy(batch.tokens[batch.span(sample)]).long() for sample in order[:count]]
+    with_adapter = [_sequence_logprobs(policy, tokens) for tokens in sequences]
+    with policy.reference():
+        without = [_sequence_logprobs(policy, tokens) for tokens in sequences]
+    lengths = [0, *(len(tokens) for tokens in sequences)]
+    return {
+        "tokens": torch.cat(sequences),
+        "offsets": torch.tensor(lengths).cumsum(0),
+        "logprobs_policy": torch.cat(with_adapter),
+        "logprobs_base": torch.cat(without),
+    }
+
+
+def _sequence_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
+    size = len(tokens)
+    ids = tokens[None].to(policy.device)
+    places = torch.arange(size, device=policy.device)
+    hidden = policy.hidden(
+        ids, places[None], torch.ones(1, size, size, dtype=torch.bool, device=policy.device).tril()
+    )
+    ones = torch.ones(size - 1, device=policy.device)
+    found = grpo.token_logprobs(hidden[0, :-1], policy.output, ids[0, 1:], ones)
+    return torch.cat([torch.zeros(1), found.logprob_T.cpu()])
+
+
+def _sequences(batch: Batch) -> Sequences:
+    tokens, sampled = torch.from_numpy(batch.tokens).long(), torch.from_numpy(batch.sampled)
+    spans = [batch.span(sample) for sample in range(batch.samples)]
+    return Sequences(
+        [tokens[span] for span in spans], [sampled[span] for span in spans], [span.start for span in spans]
+    )
+
+
+def _rewards(batch: Batch) -> dict[str, float]:
+    reward_M = torch.from_numpy(batch.reward).double()
+    reward_M = reward_M[torch.isfinite(reward_M)]
+    if len(reward_M) == 0:
+        return {}
+    return {"reward": float(reward_M.mean()), "reward_deviation": float(reward_M.std(correction=0))}
+
+
+def _counts(batch: Batch, selected: Selected, tokens: int) -> dict[str, Any]:
+    """The gateway's counts, with what was decided here moved from trained to dropped."""
+    counts: dict[str, Any] = dict(batch.meta.get("counts") or {"samples": batch.samples})
+    dropped = Counter[str](counts.get("dropped") or {}) + selected.dropped
+    return counts | {
+        "trained": len(selected.samples),
+        "sampled_tokens": tokens,
+        "dropped": dict(dropped),
+        "groups_without_variance": selected.flat_groups,
+    }
