@@ -27,6 +27,7 @@ from launcher.client.tagging import Predictors, Rollout
 GREEDY = {"temperature": 0.0}
 # A held-out set is small and a metric may fail on part of it: this many failures in a row are no accident.
 _METRIC_PATIENCE = 32
+_JUDGED = frozenset({"scored", "unparsed", "crashed"})
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Evaluation:
     predictors: dict[str, float]
     outcomes: dict[str, int]
     finished: tuple[Finished, ...]
+    failure_score: float = 0.0
+
+    def difference_error(self, other: Evaluation) -> float:
+        """The standard error of the difference of two evaluations on the same examples, pair by pair."""
+        pairs = [
+            (_score(it, self.failure_score), _score(its, other.failure_score))
+            for it, its in zip(self.finished, other.finished, strict=True)
+            if it.outcome in _JUDGED and its.outcome in _JUDGED
+        ]
+        return _error([here - there for here, there in pairs])
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, as JSON has them."""
@@ -88,18 +99,23 @@ def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
     answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
     if not answered:
         raise EndpointLost("No example got an answer from the run", why=finished[0].reason)
-    scores = [_score(it, failure_score) for it in answered if it.outcome != "unscored"]
+    scores = [_score(it, failure_score) for it in answered if it.outcome in _JUDGED]
     versions = {version for it in finished for version in it.run.rollout.versions}
-    spread = statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
     return Evaluation(
         score=statistics.fmean(scores) if scores else math.nan,
-        standard_error=spread,
+        standard_error=_error(scores),
         parse_rate=sum(it.parsed for it in answered) / len(answered),
         version=max(versions, default=None),
         predictors=_by_predictor(answered),
         outcomes=dict(Counter(it.outcome for it in finished)),
         finished=tuple(finished),
+        failure_score=failure_score,
     )
+
+
+def _error(values: Sequence[float]) -> float:
+    """The standard error of the mean."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def _score(finished: Finished, failure_score: float) -> float:

@@ -418,7 +418,7 @@ def scores_by_version(scores: dict[int, str]) -> Callable[[SmallRun], Callable[[
     return lambda run: lambda asked: answering(french=scores[run.version])(asked)
 
 
-def test_validation_is_greedy_and_marked_as_evaluation(run: SmallRun) -> None:
+def test_c48_validation_is_greedy_and_marked_as_evaluation(run: SmallRun) -> None:
     grpo = optimizer(num_train_steps=3, num_steps_for_val=2)
     grpo.compile(program(), trainset=examples(4), valset=examples(6))
     evaluations = [it for it in run.asked if it.tag("purpose") == "eval"]
@@ -476,7 +476,7 @@ def test_each_epoch_takes_every_example_once_and_the_seed_decides_the_order(run:
     assert Counter(first[:4]) == Counter(first[4:]) == Counter(f"word {i}" for i in range(4))
 
 
-def test_c43_a_killed_program_resumes_at_its_step_with_the_examples_it_would_have_had(run: SmallRun) -> None:
+def test_a_killed_program_resumes_at_its_step_with_the_examples_it_would_have_had(run: SmallRun) -> None:
     def groups() -> list[list[str]]:
         return [[it.id.partition("/")[2] for it in request.groups] for request in run.requests.values()]
 
