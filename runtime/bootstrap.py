@@ -197,13 +197,14 @@ def find_links(environ: Mapping[str, str]) -> list[str]:
 def _holds_cpu_torch(places: Sequence[str], lock_file: Path) -> bool:
     """Whether PyTorch's own index is not needed: the lock names no CPU build, or a folder here has it."""
     pins = [line.split(";")[0].strip() for line in lock_file.read_text().splitlines()]
-    torch = next((pin.removeprefix("torch==") for pin in pins if pin.startswith("torch==")), None)
-    if torch is None:
+    wanted = next((pin for pin in pins if pin.startswith("torch==") and pin.endswith("+cpu")), None)
+    if wanted is None:
         return True
+    wheel = wanted.replace("==", "-") + "-"
     for place in places:
         folder = Path(unquote(place.removeprefix("file://")))
         with contextlib.suppress(OSError):
-            if any(unquote(name).startswith(f"torch-{torch}-") for name in os.listdir(folder)):
+            if any(unquote(name).startswith(wheel) for name in os.listdir(folder)):
                 return True
     return False
 
@@ -227,6 +228,7 @@ def _uv(command: list[str], folder: Path, progress: Callable[[str], None], envir
     clean = {key: value for key, value in environ.items() if key not in _NOT_FOR_UV}
     with subprocess.Popen(
         command,
+        cwd=folder,
         env=clean,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,0 +1,373 @@
+"""launcher/relay.py before a real server on a Unix socket: nothing lost, nothing doubled, nobody else in."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import shutil
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+from aiohttp import web
+
+from launcher import relay
+from launcher.errors import PreflightError
+from launcher.relay import Relay
+from tests.support.launched import wait_until
+from tests.support.upstream import Upstream
+
+BODY = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    folder = Path(tempfile.mkdtemp(prefix="relay-"))  # pytest's folders are too deep for a socket's path
+    gateway = Upstream(folder / "gateway.sock")
+    gateway.start()
+    yield gateway
+    gateway.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def door(upstream: Upstream) -> Iterator[Relay]:
+    door = Relay(upstream.socket, 0, replay_seconds=10)
+    yield door
+    door.stop()
+
+
+@pytest.fixture
+def client(door: Relay) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{door.start()}", trust_env=False, timeout=20) as client:
+        yield client
+
+
+def test_a_request_passes_untouched_and_is_stamped(upstream: Upstream, client: httpx.Client) -> None:
+    answer = client.post(
+        "/rollouts/a%2Fb/v1/x?q=a%20b&q=%C3%BC", json=BODY, headers={"Authorization": "Bearer T"}
+    )
+
+    assert answer.json()["path"] == "/rollouts/a%2Fb/v1/x?q=a%20b&q=%C3%BC"
+    passed = upstream.headers[0]
+    assert passed["Authorization"] == "Bearer T" and len(passed["x-slipway-request"]) == 32
+    assert passed["Host"] == "localhost" and passed["Content-Type"] == "application/json"
+
+
+def test_every_request_has_an_id_of_its_own_unless_the_client_gave_one(
+    upstream: Upstream, client: httpx.Client
+) -> None:
+    for headers in ({}, {}, {"x-slipway-request": "mine"}):
+        client.post(CHAT, json=BODY, headers=headers)
+
+    ids = [request_id for request_id, _ in upstream.seen]
+    assert len(set(ids)) == 3 and ids[2] == "mine"
+
+
+def test_headers_of_a_connection_stay_with_it(upstream: Upstream, client: httpx.Client) -> None:
+    client.post(
+        CHAT,
+        json=BODY,
+        headers={"Connection": "keep-alive, X-Mine", "X-Mine": "1", "TE": "gzip", "X-Kept": "1"},
+    )
+
+    passed = {name.lower() for name in upstream.headers[0]}
+    assert "x-kept" in passed and not passed & {"x-mine", "te", "connection", "keep-alive"}
+
+
+def test_an_error_answer_of_the_gateway_passes_as_it_is(upstream: Upstream, client: httpx.Client) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "full"}}, status=429, headers={"Retry-After": "7"})
+
+    upstream.handlers[CHAT] = refuse
+    answer = client.post(CHAT, json=BODY)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "7")
+    assert answer.json() == {"error": {"message": "full"}} and len(upstream.seen) == 1
+
+
+def test_g17_a_restart_of_the_gateway_makes_one_answer_and_no_error(
+    upstream: Upstream, door: Relay, client: httpx.Client
+) -> None:
+    async def slow_then_stored(request: web.Request) -> web.Response:
+        request_id = request.headers["x-slipway-request"]
+        if request_id not in upstream.sampled:
+            upstream.sampled[request_id] = f"sampled {len(upstream.sampled)}"
+            await asyncio.sleep(30)  # the answer never leaves: the gateway is killed first
+        return web.json_response({"answer": upstream.sampled[request_id]})
+
+    upstream.handlers[CHAT] = slow_then_stored
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(client.post, CHAT, json=BODY) for _ in range(20)]
+        wait_until(lambda: len(upstream.sampled) == 20, 10, "all are sampled")
+        upstream.stop()
+        wait_until(lambda: door.stats().replays >= 20, 10, "all are being asked again")
+        upstream.start()
+        answers = [answer.result(timeout=20) for answer in asked]
+
+    assert [answer.status_code for answer in answers] == [200] * 20
+    assert len({answer.json()["answer"] for answer in answers}) == len(upstream.sampled) == 20
+    assert door.stats().given_up == 0 and door.stats().active == 0
+
+
+def test_a_gateway_that_asks_for_patience_is_asked_again(upstream: Upstream, client: httpx.Client) -> None:
+    async def busy_once(request: web.Request) -> web.Response:
+        if len(upstream.seen) == 1:
+            return web.Response(status=503, headers={"Retry-After": "0"}, text="the engine restarts")
+        return web.json_response({"ok": True})
+
+    upstream.handlers[CHAT] = busy_once
+    assert client.post(CHAT, json=BODY).json() == {"ok": True}
+    assert upstream.seen[0] == upstream.seen[1]
+
+
+def test_an_answer_cut_in_its_middle_is_asked_for_again(upstream: Upstream, client: httpx.Client) -> None:
+    async def cut_once(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "10"})
+        await response.prepare(request)
+        await response.write(b"12345")
+        if len(upstream.seen) == 1:
+            assert request.transport is not None
+            request.transport.abort()
+        else:
+            await response.write(b"67890")
+        return response
+
+    upstream.handlers[CHAT] = cut_once
+    assert client.post(CHAT, json=BODY).content == b"1234567890" and len(upstream.seen) == 2
+
+
+def test_the_waiting_is_bounded_and_ends_in_503_with_retry_after(upstream: Upstream) -> None:
+    upstream.stop()
+    door = Relay(upstream.socket, 0, replay_seconds=0.5)
+    try:
+        begun = time.monotonic()
+        answer = httpx.post(f"http://127.0.0.1:{door.start()}{CHAT}", json=BODY, trust_env=False)
+        assert time.monotonic() - begun < 2
+        assert answer.status_code == 503 and int(answer.headers["Retry-After"]) > 0
+        assert answer.json()["error"]["code"] == "runtime_unreachable"
+        stats = door.stats()
+        assert stats.given_up == 1 and not stats.connected and stats.last_error
+    finally:
+        door.stop()
+
+
+def test_a_gateway_that_stands_still_is_given_up_within_the_bound(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A listening socket that nobody serves: what a frozen process looks like from outside.
+    upstream.stop()
+    monkeypatch.setattr(relay, "_PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(relay, "_PROBE_PERIOD_SECONDS", 0.1)
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(upstream.socket))
+        frozen.listen(16)
+        door = Relay(upstream.socket, 0, replay_seconds=0.6)
+        try:
+            begun = time.monotonic()
+            answer = httpx.post(f"http://127.0.0.1:{door.start()}{CHAT}", json=BODY, trust_env=False)
+            assert answer.status_code == 503 and time.monotonic() - begun < 3
+        finally:
+            door.stop()
+
+
+def test_events_pass_one_by_one(upstream: Upstream, client: httpx.Client) -> None:
+    taken = threading.Event()
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        while not taken.is_set():  # the second is sent only when the first has arrived
+            await asyncio.sleep(0.01)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    upstream.handlers[CHAT] = events
+    with client.stream("POST", CHAT, json=BODY) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "data: 1"
+        taken.set()
+        assert [line for line in lines if line] == ["data: [DONE]"]
+
+
+def test_a_stream_that_breaks_does_not_look_whole_and_is_not_asked_for_again(
+    upstream: Upstream, client: httpx.Client
+) -> None:
+    async def breaks(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        await asyncio.sleep(0.1)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    upstream.handlers[CHAT] = breaks
+    with pytest.raises(httpx.TransportError), client.stream("POST", CHAT, json=BODY) as answer:
+        answer.read()
+    assert len(upstream.seen) == 1
+
+
+def test_a_client_that_hangs_up_frees_the_gateway(
+    upstream: Upstream, client: httpx.Client, door: Relay
+) -> None:
+    hung_up = threading.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            hung_up.set()
+            raise
+        return web.Response()
+
+    upstream.handlers[CHAT] = endless
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(CHAT, json=BODY, timeout=0.3)
+    assert hung_up.wait(5)
+    wait_until(lambda: door.stats().active == 0, 5, "the request is over")
+    assert len(upstream.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7453", "127.0.0.1.evil.example", "169.254.169.254", ""]
+)
+def test_g13_another_host_is_refused(client: httpx.Client, upstream: Upstream, host: str) -> None:
+    answer = client.post(CHAT, json=BODY, headers={"Host": host})
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "refused_by_relay"
+    assert not upstream.seen
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost.evil.example:7453", "file://"]
+)
+def test_g13_a_page_of_another_site_is_refused(client: httpx.Client, upstream: Upstream, origin: str) -> None:
+    assert client.post(CHAT, json=BODY, headers={"Origin": origin}).status_code == 403
+    assert not upstream.seen
+
+
+@pytest.mark.parametrize("headers", [{"Host": "localhost:8000"}, {"Origin": "http://localhost:3000"}])
+def test_this_computers_own_names_may_pass(client: httpx.Client, headers: dict[str, str]) -> None:
+    assert client.post(CHAT, json=BODY, headers=headers).status_code == 200
+
+
+def test_the_door_is_no_general_proxy(client: httpx.Client, upstream: Upstream) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", client.base_url.port or 0, timeout=5)
+    connection.request("GET", "http://169.254.169.254/latest", headers={"Host": "localhost"})
+    assert connection.getresponse().status in (400, 403)
+    assert not upstream.seen
+    connection.close()
+
+
+def test_a_body_beyond_the_bound_is_refused(
+    client: httpx.Client, upstream: Upstream, door: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.post(CHAT, content=b"x" * 3_000_000).json()["bytes"] == 3_000_000
+    assert client.post(CHAT, content=b"x" * (relay.BODY_BYTES + 1)).status_code == 413
+    assert door.stats().refused == 1 and len(upstream.seen) == 1
+
+
+def test_the_default_port_or_the_next_free_one(upstream: Upstream) -> None:
+    first, second = Relay(upstream.socket), Relay(upstream.socket)
+    try:
+        ports = first.start(), second.start()
+        assert ports[0] >= relay.DEFAULT_PORT and ports[1] > ports[0]
+    finally:
+        first.stop()
+        second.stop()
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error_with_a_hint(
+    upstream: Upstream, door: Relay
+) -> None:
+    taken = door.start()
+    with pytest.raises(PreflightError, match=f"port {taken}") as refused:
+        Relay(upstream.socket, taken).start()
+    assert refused.value.hint and refused.value.why
+
+
+def test_it_listens_on_loopback_only(door: Relay) -> None:
+    import psutil
+
+    port = door.start()
+    listening = [
+        c.laddr for c in psutil.Process().net_connections() if c.status == "LISTEN" and c.laddr.port == port
+    ]
+    assert [address.ip for address in listening] == ["127.0.0.1"]
+
+
+def test_stop_is_quick_and_harmless_when_repeated(
+    upstream: Upstream, door: Relay, client: httpx.Client
+) -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    upstream.handlers[CHAT] = endless
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, CHAT, json=BODY)
+        wait_until(lambda: upstream.seen, 5, "the request is under way")
+        begun = time.monotonic()
+        door.stop()
+        door.stop()
+        assert time.monotonic() - begun < 3
+        assert asked.result(timeout=5).status_code == 503
+
+
+async def _times_ms(session: aiohttp.ClientSession, url: str, count: int) -> list[float]:
+    times = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        async with session.post(url, json=BODY) as answer:
+            assert answer.status == 200
+            await answer.read()
+        times.append(1000 * (time.perf_counter() - begun))
+    return times
+
+
+def test_200_at_once_and_little_added_time(upstream: Upstream, door: Relay) -> None:
+    async def second(request: web.Request) -> web.Response:
+        await asyncio.sleep(1)
+        return web.json_response({})
+
+    upstream.handlers["/slow"] = second
+    root = f"http://127.0.0.1:{door.start()}"
+
+    async def measure() -> tuple[float, float, float]:
+        direct_way = aiohttp.UnixConnector(str(upstream.socket))
+        through_door = aiohttp.TCPConnector(limit=0)
+        async with (
+            aiohttp.ClientSession(connector=direct_way) as direct,
+            aiohttp.ClientSession(connector=through_door) as through,
+        ):
+            await asyncio.gather(
+                _times_ms(direct, f"http://x{CHAT}", 20), _times_ms(through, f"{root}{CHAT}", 20)
+            )
+            direct_ms = statistics.median(await _times_ms(direct, f"http://x{CHAT}", 200))
+            through_ms = statistics.median(await _times_ms(through, f"{root}{CHAT}", 200))
+            begun = time.monotonic()
+            await asyncio.gather(*(_times_ms(through, f"{root}/slow", 1) for _ in range(200)))
+            return direct_ms, through_ms, time.monotonic() - begun
+
+    direct_ms, through_ms, together_seconds = asyncio.run(measure())
+    print(json.dumps({"direct_ms": direct_ms, "through_ms": through_ms, "200 x 1 s": together_seconds}))
+    assert through_ms - direct_ms < 3.0  # 0.6 ms on a quiet machine; this one may not be
+    assert together_seconds < 5
+
+
+def test_its_health_is_an_http_answer(upstream: Upstream, door: Relay) -> None:
+    door.start()
+    wait_until(lambda: door.stats().connected, 5, "the gateway answers")
+    stats: Any = door.stats()
+    assert 0 < stats.latency_ms < 1000
