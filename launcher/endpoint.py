@@ -73,13 +73,18 @@ class Endpoint:
         folder = store.folder(record.id)
         with contextlib.suppress(FileNotFoundError):
             token = token_file(folder).read_text().strip()
-            if record.url and record.attended:
+            if record.url and is_open(record):
                 openai_env = bool(record.details.get("openai_env"))
                 return cls(record.url, token, record.id, folder / RESULTS, openai_env)
         label = record.name or record.id
         raise UsageError(
             f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"
         )
+
+
+def is_open(record: RunRecord) -> bool:
+    """Whether the run's door can be there: the relay lives in the `launch` process."""
+    return record.live and record.launch is not None and record.launch.alive()
 
 
 def token_file(folder: Path) -> Path:

@@ -166,14 +166,19 @@ class Output:
             if self._line:
                 self._line.draw(text(), self._style(_DIM))
 
-        with self._ticking(text):
-            yield progress
-        seconds = time.monotonic() - begun
-        LOGGER.info("%s ends after %.2f s", name, seconds)
-        if self.as_json:
-            self._object({"event": "phase", "phase": name, "state": "end", "seconds": round(seconds, 3)})
-        else:
-            self._say(f"  {name:<9} {format_duration(seconds)}{usual}")
+        state = "broken off"
+        try:
+            with self._ticking(text):
+                yield progress
+            state = "end"
+        finally:
+            seconds = time.monotonic() - begun
+            LOGGER.info("%s %s after %.2f s", name, state, seconds)
+            if self.as_json:
+                self._object({"event": "phase", "phase": name, "state": state, "seconds": round(seconds, 3)})
+            else:
+                how = usual if state == "end" else ", broken off"
+                self._say(f"  {name:<9} {format_duration(seconds)}{how}")
 
     @contextlib.contextmanager
     def shared_terminal(self, shared: bool) -> Iterator[None]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from launcher.endpoint import RESULTS, Endpoint, drop_token, token_file
+from launcher.endpoint import RESULTS, Endpoint, drop_token, is_open, token_file
 from launcher.errors import EXIT_OK, LaunchError, NotPulled, TeardownUnverified, UsageError, suggestion
 from launcher.home import Home
 from launcher.machines.base import Machine, NoMachine, PullReport, from_record
@@ -218,7 +218,7 @@ def _state(record: RunRecord) -> str:
 
 
 def _url(record: RunRecord) -> str | None:
-    return record.url if record.live and record.attended else None
+    return record.url if is_open(record) else None
 
 
 def _log_file(folder: Path, name: str, which: str) -> Path:

@@ -227,7 +227,8 @@ def test_env_prints_what_a_shell_needs(launch: Launch, store: RecordStore) -> No
     record = store.create(name="dev")
     fails(launch("env", "dev"), 2, "has no endpoint now")
     keep_token(store.folder(record.id), "secret-token-of-the-run")
-    store.update(record.id, state="work", url="http://127.0.0.1:7453", details={"openai_env": True})
+    details = {"openai_env": True}
+    store.update(record.id, state="work", url="http://127.0.0.1:7453", details=details)
     done = launch("env", "dev")
     script = done.stdout + "\necho $LAUNCH_BASE_URL $LAUNCH_API_KEY $LAUNCH_MODEL $OPENAI_API_KEY"
     shell = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
