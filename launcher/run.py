@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import log, request
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
-from launcher.errors import EXIT_OK, JobFailed, LaunchError, LimitReached, NotPulled, TeardownUnverified
+from launcher.errors import (
+    EXIT_OK,
+    JobFailed,
+    LaunchError,
+    LimitReached,
+    NotPulled,
+    PreflightError,
+    TeardownUnverified,
+)
 from launcher.home import Home
 from launcher.machines.base import Machine, Proof, PullReport
 from launcher.output import Output
@@ -100,16 +108,22 @@ class Run:
         """Live it from beginning to end; the exit code. Raises LaunchError when nothing was started."""
         settings, plan = self._request.settings, self._request.plan
         with Signals(self._output.say_at_once) as self._signals:
-            self._record = self._store.create(
-                name=settings.name,
-                command=self._request.command,
-                details={"plan": plan.to_dict(), "openai_env": settings.openai_env},
-            )
+            self._record = self._write_ahead()
             self._label = settings.name or self._record.id
             self._folder = self._store.folder(self._record.id)
             log.open_log(self._folder / "launch.log")
             self._limits = Limits(self._begun_at, plan.deadline_seconds, plan.budget, plan.price_per_hour)
             return self._end(self._live())
+
+    def _write_ahead(self) -> RunRecord:
+        """The record, on disk before anything it will have to answer for."""
+        settings = self._request.settings
+        details = {"plan": self._request.plan.to_dict(), "openai_env": settings.openai_env}
+        try:
+            return self._store.create(name=settings.name, command=self._request.command, details=details)
+        except OSError as error:
+            hint = "LAUNCH_HOME=/a/folder/of/yours launch …"
+            raise PreflightError(f"cannot write under {self._store.runs}", error.strerror, hint) from error
 
     # -------------------------------------------------------------- beginning
 

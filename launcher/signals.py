@@ -48,7 +48,8 @@ class Signals:
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
-            self._before[number] = signal.signal(number, self._handle)
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a shell's `&`: leave it so
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

@@ -143,6 +143,8 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         ["endpoint", _url(record) or "-"],
         ["folder", str(store.folder(record.id))],
     ]
+    if record.exit_code is not None:
+        rows.append(["exit code", f"{record.exit_code} (the program's)"])
     if record.reason:
         rows.append(["reason", record.reason])
     if record.proof:

@@ -144,6 +144,11 @@ def test_an_unknown_key_in_launch_toml_is_3(launch: Launch, tmp_path: Path) -> N
     fails(launch(), 3, "launch.toml: lerning_rate", "train.learning_rate")
 
 
+def test_a_home_that_cannot_be_written_is_3(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    fails(launch("--", sys.executable, LAUNCH_HOME=str(tmp_path / "file" / "home")), 3, "cannot write under")
+
+
 def test_wandb_online_without_an_account_is_3(launch: Launch, tmp_path: Path) -> None:
     fails(launch("--wandb", "online", HOME=str(tmp_path), WANDB_API_KEY=""), 3, "launch --wandb offline")
 

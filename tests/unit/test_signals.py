@@ -1,0 +1,65 @@
+"""launcher/signals.py: the first signal, the second one, and those that were not for us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from launcher.signals import Interrupted, Signals
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_the_first_signal_is_said_and_raised_where_it_may_be() -> None:
+    said: list[str] = []
+    with Signals(said.append) as signals:
+        signals.consequence = "all ends well"
+        with pytest.raises(Interrupted) as caught, signals.raising():
+            send(signal.SIGTERM)
+        assert caught.value.exit_code == 143
+    assert said == ["TERM: all ends well"]
+
+
+def test_elsewhere_it_is_only_noted_and_raised_at_the_next_place() -> None:
+    with Signals(lambda text: None) as signals:
+        send(signal.SIGHUP)
+        assert signals.received == signal.SIGHUP
+        with pytest.raises(Interrupted), signals.raising():
+            pytest.fail("not reached")
+
+
+def test_the_second_signal_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    left: list[int] = []
+    with Signals(said.append, left.append) as signals:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        assert left == [], "one Ctrl-C that came twice, from the terminal and from a wrapper"
+        later = time.monotonic() + 1
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        send(signal.SIGINT)
+        assert signals.received == signal.SIGINT
+    assert left == [130]
+    assert "guardian" in said[-1]
+
+
+def test_what_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals(lambda text: None) as signals:
+            send(signal.SIGHUP)
+            assert signals.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_handlers_before_are_back_afterwards() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Signals(lambda text: None):
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before
