@@ -51,8 +51,8 @@ class HealthProbe:
 class EngineProbe(HealthProbe):
     """Health, and progress: vLLM's HTTP process answers `/health` also while its engine core stands still.
 
-    When the token counters do not move between two looks, one token is asked of the base model: an idle engine
-    gives it at once, a busy one moves its counters, a frozen one does neither for `STALL_SECONDS`.
+    When the token counters do not move between two looks, one token is asked of the base model: an idle
+    engine gives it at once, a busy one moves its counters, a frozen one does neither for `STALL_SECONDS`.
     """
 
     # One token of the base model: no adapter to load, nothing recorded.
@@ -142,7 +142,7 @@ class AliveProbe:
 async def ask(
     socket: Path, method: str, path: str, body: object = None, bound_seconds: float = ANSWER_SECONDS
 ) -> tuple[int, bytes]:
-    """One HTTP request over a Unix socket: (status, body as sent). Raises OSError, TimeoutError, ValueError."""
+    """One HTTP request over a Unix socket: (status, body). Raises OSError, TimeoutError, ValueError."""
     content = b"" if body is None else json.dumps(body).encode()
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"

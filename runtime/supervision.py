@@ -80,7 +80,7 @@ class Supervisor:
         self._detail: str | None = None
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Until `stop` is set (0) or a vital child fails for good (1); then ends the children, rank by rank."""
+        """Until `stop` is set (0) or a vital child fails for good (1); then ends the children by rank."""
         self._write()
         tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
         waits = [asyncio.create_task(stop.wait()), asyncio.create_task(self._failed_for_good.wait())]

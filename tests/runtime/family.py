@@ -1,7 +1,7 @@
 """A keeper over a supervisor over small real processes, run as a program by the process tests.
 
-`python -m tests.runtime.family keeper|supervisor --config STATE/runtime.json`: the keeper starts this same file
-as its supervisor, and that one supervises what `children.json` in the state folder names.
+`python -m tests.runtime.family keeper|supervisor --config STATE/runtime.json`: the keeper starts this same
+file as its supervisor, and that one supervises the `children` the configuration names.
 """
 
 from __future__ import annotations

@@ -1,0 +1,145 @@
+"""From an HTTP request to what the engine is asked: tags, model, body. Refuses what is malformed.
+
+Neighbours: proxy.py sends the result to an engine; request_fields.py knows vLLM's fields. The body is read
+once, as plain JSON: the engine validates the rest, and its own refusal is passed on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from runtime.schema import CALL_HEADER, PREDICTOR_HEADER, PURPOSE_HEADER, REQUEST_HEADER, ROLLOUT_HEADER
+from runtime.serving.journal import Tags
+from runtime.serving.openai_errors import ApiError
+
+BODY_BYTES = 32 * 1024 * 1024
+_NAME = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,127}")
+
+Kind = Literal["chat", "completion"]
+ENGINE_PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+# Not sampling settings, and of any size.
+_NOT_SETTINGS = frozenset(
+    {"messages", "prompt", "tools", "model", "stream", "stream_options", "user", "metadata"}
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One admitted request."""
+
+    id: str
+    # Whether a retry can ask for it again by its id.
+    named: bool
+    digest: str
+    kind: Kind
+    tags: Tags
+    model: str
+    # What the client sent, and which of the extras it wanted for itself.
+    body: dict[str, Any]
+    streamed: bool
+    wants_logprobs: bool
+    wants_ids: bool
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every sampling setting of the request, for the record."""
+        return {name: value for name, value in self.body.items() if name not in _NOT_SETTINGS}
+
+    def for_engine(self, model: str, check: Callable[[Kind, dict[str, Any]], dict[str, Any]]) -> bytes:
+        """The body the engine gets: `model` there, and always token ids and logprobs."""
+        body = check(self.kind, self.body) | {"model": model, "return_token_ids": True}
+        if self.kind == "chat":
+            body["logprobs"] = True
+            body["top_logprobs"] = self.body.get("top_logprobs") or 0
+        else:
+            body["logprobs"] = self.body.get("logprobs") or 0
+        return msgspec.json.encode(body)
+
+
+async def read_body(receive: Any) -> bytes:
+    """The whole request body. Raises ApiError(413) past `BODY_BYTES`."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(499, "the client went away")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > BODY_BYTES:
+            raise ApiError(413, f"the body is larger than {BODY_BYTES} bytes")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def admit(kind: Kind, headers: Mapping[str, str], path_rollout: str | None, content: bytes) -> Asked:
+    """Check one request's form. Raises ApiError(400) naming the parameter."""
+    body = _decode(content)
+    _check_form(kind, body)
+    tags = read_tags(headers, path_rollout)
+    name = headers.get(REQUEST_HEADER)
+    if name is not None and not _NAME.fullmatch(name):
+        raise ApiError(400, f"{REQUEST_HEADER}: 1 to 128 printable characters", param=REQUEST_HEADER)
+    digest = hashlib.blake2b(content, digest_size=12, person=kind[:8].encode())
+    digest.update(repr(tags).encode())
+    return Asked(
+        id=name or uuid.uuid4().hex,
+        named=name is not None,
+        digest=digest.hexdigest(),
+        kind=kind,
+        tags=tags,
+        model=body["model"],
+        body=body,
+        streamed=body.get("stream") is True,
+        # Completions ask by a number, and 0 is one; in JSON False == 0, so the type decides.
+        wants_logprobs=body.get("logprobs") is True if kind == "chat" else _is_number(body.get("logprobs")),
+        wants_ids=body.get("return_token_ids") is True,
+    )
+
+
+def read_tags(headers: Mapping[str, str], path_rollout: str | None) -> Tags:
+    """Rollout, predictor, call and purpose, from the path or the headers. Raises ApiError(400)."""
+    rollout = path_rollout if path_rollout is not None else headers.get(ROLLOUT_HEADER)
+    predictor, call = headers.get(PREDICTOR_HEADER), headers.get(CALL_HEADER)
+    purpose = headers.get(PURPOSE_HEADER, "train")
+    for header, value in ((ROLLOUT_HEADER, rollout), (PREDICTOR_HEADER, predictor)):
+        if value is not None and not _NAME.fullmatch(value):
+            raise ApiError(400, f"{header}: 1 to 128 printable characters", param=header)
+    if call is not None and not (call.isascii() and call.isdigit() and len(call) < 10):
+        raise ApiError(400, f"{CALL_HEADER}: a whole number from 0", param=CALL_HEADER)
+    if purpose != "train" and purpose != "eval":
+        raise ApiError(400, f"{PURPOSE_HEADER}: train or eval", param=PURPOSE_HEADER)
+    return Tags(rollout, predictor, None if call is None else int(call), purpose)
+
+
+def _decode(content: bytes) -> dict[str, Any]:
+    try:
+        body = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"The body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, "The body is not a JSON object")
+    return body
+
+
+def _check_form(kind: Kind, body: dict[str, Any]) -> None:
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        raise ApiError(400, "you must provide a model parameter", param="model")
+    if kind == "chat" and not (isinstance(body.get("messages"), list) and body["messages"]):
+        raise ApiError(400, "'messages' must be a list of at least one message", param="messages")
+    if kind == "completion" and not isinstance(body.get("prompt"), str | list):
+        raise ApiError(400, "'prompt' must be a string or a list", param="prompt")
+    if not isinstance(body.get("stream", False), bool | None):
+        raise ApiError(400, "'stream' must be true or false", param="stream")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,155 @@
+"""Reads the engine's answers: takes the sampled tokens out, and gives the client what it asked for.
+
+Neighbours: proxy.py feeds it; the samples go to samples.py. Pure: no sockets. One class per form an answer
+comes in (whole, streamed); both fill the same `Choice`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from runtime.serving.admission import Asked
+from runtime.serving.journal import Sample
+from runtime.serving.openai_errors import ApiError
+from runtime.serving.samples import unscorable
+
+# What we asked for beyond the client, and what vLLM adds empty.
+_IDS = ("prompt_token_ids", "token_ids")
+_EMPTY = (
+    "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics", "routed_experts",
+)  # fmt: skip
+
+
+@dataclass
+class Choice:
+    """One completion while it is collected."""
+
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def take(self, asked: Asked, choice: dict[str, Any]) -> None:
+        """Add what one (part of a) choice carries."""
+        self.prompt_ids += choice.get("prompt_token_ids") or ()
+        self.completion_ids += choice.get("token_ids") or ()
+        self.logprobs += _logprobs(asked, choice)
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+
+def _logprobs(asked: Asked, choice: dict[str, Any]) -> list[float | None]:
+    given = choice.get("logprobs")
+    if not given:
+        return []
+    if asked.kind == "chat":
+        return [token.get("logprob") for token in given.get("content") or ()]
+    return list(given.get("token_logprobs") or ())
+
+
+def samples(asked: Asked, choices: dict[int, Choice]) -> tuple[list[list[int]], list[Sample]]:
+    """Prompts (each once) and samples of a finished answer, in the order of the choices."""
+    prompts: list[list[int]] = []
+    found: list[Sample] = []
+    for index, choice in sorted(choices.items()):
+        if not prompts or prompts[-1] != choice.prompt_ids:
+            prompts.append(choice.prompt_ids)
+        why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
+        if why_not is None and not choice.prompt_ids:
+            why_not = "prompt ids missing"
+        found.append(
+            Sample(
+                id=f"{asked.id}:{index}",
+                prompt=len(prompts) - 1,
+                completion_ids=choice.completion_ids,
+                logprobs=choice.logprobs,
+                finish_reason=choice.finish_reason,
+                unscorable=why_not,
+            )
+        )
+    return prompts, found
+
+
+def _strip(asked: Asked, body: dict[str, Any], model: str) -> None:
+    """Leave the client what it asked for, under the versioned name."""
+    body["model"] = model
+    choices = body.get("choices") or ()
+    for part in (body, *choices):
+        if not asked.wants_ids:
+            for name in _IDS:
+                part.pop(name, None)
+        for name in _EMPTY:
+            if name in part and part[name] is None:
+                del part[name]
+    if not asked.wants_logprobs:
+        for choice in choices:
+            if "logprobs" in choice:
+                choice["logprobs"] = None
+
+
+class Whole:
+    """A whole (not streamed) answer."""
+
+    def __init__(self, asked: Asked, model: str, content: bytes) -> None:
+        """Raises ApiError(502) when the engine's 200 holds no answer."""
+        try:
+            body = msgspec.json.decode(content)
+            given = body["choices"]
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise ApiError(502, "the engine's answer is not a completion") from error
+        if not given:
+            raise ApiError(502, "the engine's answer holds no choice")
+        self.choices: dict[int, Choice] = {}
+        for choice in given:
+            collected = self.choices[choice["index"]] = Choice(list(body.get("prompt_token_ids") or ()))
+            collected.take(asked, choice)
+            if asked.kind == "chat":
+                _never_null(choice["message"])
+        _strip(asked, body, model)
+        self.body = msgspec.json.encode(body)
+
+
+def _never_null(message: dict[str, Any]) -> None:
+    """A message with nothing in it says so with an empty text: null reads as "no answer"."""
+    if message.get("content") is None and not message.get("tool_calls"):
+        message["content"] = ""
+
+
+class Streamed:
+    """A streamed answer (server-sent events), event by event."""
+
+    def __init__(self, asked: Asked, model: str) -> None:
+        self._asked = asked
+        self._model = model
+        self._rest = b""
+        self._prompt_ids: list[int] = []
+        self.choices: dict[int, Choice] = {}
+        self.done = False
+        self.error: bytes | None = None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The events, as the client gets them, that end in this piece of the engine's stream."""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: "):
+                yield self._event(event[6:])
+
+    def _event(self, payload: bytes) -> bytes:
+        if payload.strip() == b"[DONE]":
+            self.done = True
+            return b"data: [DONE]\n\n"
+        body = msgspec.json.decode(payload)
+        if "error" in body:
+            self.error = payload
+            return b""
+        self._prompt_ids = body.get("prompt_token_ids") or self._prompt_ids
+        for choice in body.get("choices") or ():
+            collected = self.choices.get(choice["index"])
+            if collected is None:
+                collected = self.choices[choice["index"]] = Choice(list(self._prompt_ids))
+            collected.take(self._asked, choice)
+        _strip(self._asked, body, self._model)
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -1,0 +1,117 @@
+"""The engines as the gateway sees them: which are up, which has the least to do, what a restarted one lacks.
+
+Neighbours: engine_client.py talks to one engine; publication.py stages adapters; the supervisor restarts
+engines, this only notices. An engine is used when it is healthy and has the versions that are in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from runtime.serving.engine_client import EngineClient
+from runtime.serving.openai_errors import ApiError, not_ready
+from runtime.serving.status import Machine
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+_RESTAGE_PAUSE_SECONDS = 5.0
+# How long a request waits for an engine that died to come back: longer than a restart takes.
+WAIT_SECONDS = 120.0
+
+
+@dataclass(eq=False)
+class Engine:
+    """One engine. `process` is its pid by the supervisor's word: another pid is another, empty engine."""
+
+    name: str
+    client: EngineClient
+    ready: bool = False
+    process: int | None = None
+    in_flight: int = 0
+
+
+class Fleet:
+    """All engines. `restage` puts back what a fresh engine lacks."""
+
+    def __init__(
+        self,
+        clients: list[EngineClient],
+        machine: Machine,
+        restage: Callable[[EngineClient], Awaitable[None]],
+    ) -> None:
+        self.engines = [Engine(f"engine-{index}", client) for index, client in enumerate(clients)]
+        self._machine = machine
+        self._restage = restage
+        self._changed = asyncio.Event()
+        self.was_ready = False
+
+    @property
+    def all_ready(self) -> bool:
+        return all(engine.ready for engine in self.engines)
+
+    async def watch(self) -> None:
+        """Look after every engine, for ever."""
+        await asyncio.gather(*(self._watch(engine) for engine in self.engines))
+
+    async def pick(self) -> Engine:
+        """The ready engine with the least in flight; waits, bounded, when all are away. Raises ApiError."""
+        end = time.monotonic() + WAIT_SECONDS
+        while True:
+            ready = [engine for engine in self.engines if engine.ready]
+            if ready:
+                return min(ready, key=lambda engine: engine.in_flight)
+            self._refuse_when_hopeless()
+            if time.monotonic() > end:
+                raise not_ready(f"no engine came back within {WAIT_SECONDS:.0f} s")
+            self._changed.clear()
+            with_time_out = asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+            await asyncio.gather(with_time_out, return_exceptions=True)
+
+    async def until_all_ready(self, bound_seconds: float) -> bool:
+        """Whether every engine is ready within the bound."""
+        end = time.monotonic() + bound_seconds
+        while not self.all_ready:
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    def lost(self, engine: Engine) -> None:
+        """A connection to it broke: nobody else is sent there until it has been looked at."""
+        if engine.ready:
+            log.warning("%s: connection lost", engine.name)
+        engine.ready = False
+
+    def _refuse_when_hopeless(self) -> None:
+        phase = self._machine.supervisor().get("phase", "starting")
+        states = [self._machine.child(engine.name) for engine in self.engines]
+        if states and all(state.get("state") == "failed" for state in states):
+            raise ApiError(503, f"the engine failed: {states[0].get('detail')}", code="engine_failed")
+        if not self.was_ready:
+            raise not_ready(f"the runtime is {phase}: the engines are loading")
+
+    async def _watch(self, engine: Engine) -> None:
+        while True:
+            process = self._machine.child(engine.name).get("pid")
+            if engine.ready and process != engine.process:
+                self.lost(engine)
+            if not engine.ready and await engine.client.health():
+                await self._bring_back(engine, process)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _bring_back(self, engine: Engine, process: int | None) -> None:
+        try:
+            await self._restage(engine.client)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the engine stays out and is tried again
+            log.warning("%s: not restaged: %s", engine.name, error)
+            await asyncio.sleep(_RESTAGE_PAUSE_SECONDS)
+            return
+        log.info("%s: ready", engine.name)
+        engine.process = process
+        engine.ready = self.was_ready = True
+        self._changed.set()

@@ -1,0 +1,231 @@
+"""The only door of the runtime: an allow-listed OpenAI API and the training routes, on a Unix socket.
+
+    python -m runtime.serving.gateway --config STATE/runtime.json      (the token on the first line of stdin)
+
+Neighbours: the supervisor starts it; everything behind a route is in a file of its own (proxy.py, routes.py).
+This file builds the application, says what is listed, and runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from runtime.keeper import read_token
+from runtime.schema import RuntimeConfig
+from runtime.serving import request_fields
+from runtime.serving.admission import Kind
+from runtime.serving.auth import BearerAuth
+from runtime.serving.engine_client import EngineClient
+from runtime.serving.fleet import Fleet
+from runtime.serving.openai_errors import ApiError
+from runtime.serving.promotion import Promotion
+from runtime.serving.proxy import Completions
+from runtime.serving.publication import Publisher
+from runtime.serving.readiness import Readiness
+from runtime.serving.routes import slipway_routes
+from runtime.serving.samples import SampleStore
+from runtime.serving.status import Machine
+from runtime.serving.versions import Versions
+from runtime.training.checkpoint import CheckpointStore
+from runtime.training.steps import StepQueue
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 3
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything behind the routes, wired together."""
+
+    clients: list[EngineClient]
+    fleet: Fleet
+    completions: Completions
+    versions: Versions
+    steps: StepQueue
+    readiness: Readiness
+    state_dir: Path
+
+
+def build_parts(config: RuntimeConfig) -> Parts:
+    """Wire the gateway's parts. Reads what earlier processes left on disk; connects to nothing yet."""
+    state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
+    machine = Machine(state_dir, config.lease_seconds)
+    clients = [EngineClient(socket_dir / f"engine-{index}.sock") for index in range(config.engines)]
+    # One adapter's place stays free: the next version is staged while the present ones are served.
+    versions = Versions(state_dir / "serving.json", config.served_name, keep=config.engine.max_loras - 1)
+    samples = SampleStore(state_dir / "samples")
+    checkpoints = CheckpointStore(state_dir / "checkpoints")
+    publisher = Publisher(clients, config.served_name, config.dtype)
+    promotion = Promotion(publisher, versions, checkpoints, state_dir)
+    fleet = promotion.fleet = Fleet(clients, machine, promotion.restage)
+
+    def check(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return request_fields.check(kind, body, config.device)
+        except request_fields.BadField as error:
+            raise ApiError(400, error.message, param=error.param) from error
+
+    def trainer_failure() -> str | None:
+        said = machine.child("trainer")
+        return f"the trainer failed: {said.get('detail')}" if said.get("state") == "failed" else None
+
+    steps = StepQueue(
+        state_dir,
+        samples,
+        checkpoints,
+        promotion.publish,
+        trainer_failure=trainer_failure,
+        max_lag=config.max_staleness,
+    )
+    return Parts(
+        clients=clients,
+        fleet=fleet,
+        completions=Completions(fleet, versions, samples, check),
+        versions=versions,
+        steps=steps,
+        readiness=Readiness(config, machine, fleet, versions, samples),
+        state_dir=state_dir,
+    )
+
+
+def build_app(parts: Parts) -> FastAPI:
+    """The application without its lock: tests walk its routes; `main` puts BearerAuth around it."""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        background = [asyncio.create_task(_or_die(work())) for work in (parts.fleet.watch, parts.steps.run)]
+        yield
+        await parts.completions.flights.close()
+        for task in background:
+            task.cancel()
+        for client in parts.clients:
+            await client.close()
+
+    app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None)
+    app.router.routes += _openai_routes(parts)
+    app.include_router(slipway_routes(parts.steps, parts.readiness, parts.state_dir / "metrics.jsonl"))
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    app.add_exception_handler(Exception, _answer_failure)
+    return app
+
+
+def _openai_routes(parts: Parts) -> list[Route]:
+    async def health(request: Request) -> Response:
+        return Response(b'{"ok":true}', media_type="application/json")
+
+    async def models(request: Request) -> Response:
+        return Response(parts.versions.models(), media_type="application/json")
+
+    routes = [Route("/healthz", health, methods=["GET"])]
+    for prefix in ("/v1", "/rollouts/{rollout}/v1"):
+        routes += [
+            Route(f"{prefix}/models", models, methods=["GET"]),
+            Route(f"{prefix}/chat/completions", parts.completions.door("chat"), methods=["POST"]),
+            Route(f"{prefix}/completions", parts.completions.door("completion"), methods=["POST"]),
+        ]
+    return routes
+
+
+async def _or_die(work: Any) -> None:
+    """Run a loop that must not end. If it does, so does the process: the supervisor starts it anew."""
+    try:
+        await work
+    except Exception:
+        log.exception("a loop of the gateway ended")
+        os._exit(1)
+
+
+def _response(error: ApiError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return Response(error.body(), error.status, headers)
+
+
+async def _answer_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _response(error)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _response(ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}"))
+
+
+async def _answer_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return _response(ApiError(400, f"{where}: {first['msg']}", param=where or None))
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _response(ApiError(500, f"the gateway failed: {type(error).__name__}"))
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening Unix socket only this user may open, put in place of a dead gateway's in one step."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(fresh))
+    fresh.chmod(0o600)
+    listener.listen(1024)
+    os.rename(fresh, path)
+    return listener
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="runtime.serving.gateway")
+    parser.add_argument("--config", required=True, help="state_dir/runtime.json")
+    config_path = Path(parser.parse_args(arguments).config)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    token = read_token()
+    if not token:
+        log.error("no token on the first line of stdin")
+        return 2
+    config = RuntimeConfig.model_validate_json(config_path.read_text())
+    app = BearerAuth(build_app(build_parts(config)), token)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+    )
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(server.serve([bind(Path(config.socket_dir) / "gateway.sock")]))
+    return 0
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

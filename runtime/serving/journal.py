@@ -1,0 +1,167 @@
+"""The append-only journal of what was sampled: `samples/000001.jsonl`, one line per answered request.
+
+Neighbours: samples.py indexes it. A line is written in one `write`, so it survives the kill of any process; a
+line cut short by a power loss is skipped on reading. Every process appends to a file of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+FILE_BYTES = 64 * 1024 * 1024
+
+Purpose = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion in the engine's own token ids; `logprobs`: one per completion id, at the temperature."""
+
+    id: str
+    # Index into the exchange's `prompts`.
+    prompt: int
+    completion_ids: list[int]
+    logprobs: list[float | None]
+    finish_reason: str | None
+    # Why it can never be trained on; None: it can.
+    unscorable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What a request was sampled for."""
+
+    rollout: str | None = None
+    predictor: str | None = None
+    call: int | None = None
+    purpose: Purpose = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One answered request: what was asked for, what was sampled, and the answer as the client got it."""
+
+    request: str
+    digest: str
+    created: float
+    tags: Tags
+    # The versioned name and the policy version behind it.
+    model: str
+    version: int
+    temperature: float
+    settings: dict[str, Any]
+    prompts: list[list[int]]
+    samples: list[Sample]
+    streamed: bool
+    # The answer's JSON; of a stream, its text as one JSON string.
+    answer: msgspec.Raw
+    # False: nobody was waiting any more. A later `Claim` makes it good.
+    delivered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A retried request was given the stored answer of an exchange that nobody had received."""
+
+    claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a line stands."""
+
+    file: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleHead:
+    """What the index needs of a sample."""
+
+    id: str
+    unscorable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the index needs of a line; the long arrays are skipped, not built. With `claim`, nothing else."""
+
+    claim: str | None = None
+    request: str = ""
+    digest: str = ""
+    tags: Tags = Tags()
+    version: int = 0
+    samples: list[SampleHead] = field(default_factory=list)
+    delivered: bool = True
+
+
+_ENCODER = msgspec.json.Encoder()
+_WHOLE = msgspec.json.Decoder(Exchange)
+_HEAD = msgspec.json.Decoder(Head)
+
+
+class Journal:
+    """Appends lines and reads them back by place."""
+
+    def __init__(self, folder: Path, file_bytes: int = FILE_BYTES) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._file_bytes = file_bytes
+        self._readers: dict[int, int] = {}
+        self._file = max(self._files(), default=0)
+        self._next_file()
+
+    def append(self, line: Exchange | Claim) -> Place:
+        """Write one line. Raises OSError when the disk does not take it."""
+        if self._size > self._file_bytes:
+            os.close(self._writer)
+            self._next_file()
+        encoded = _ENCODER.encode(line) + b"\n"
+        written = os.write(self._writer, encoded)
+        place = Place(self._file, self._size, written)
+        self._size += written
+        if written < len(encoded):
+            os.close(self._writer)
+            self._next_file()  # the half line must not run into the next one
+            raise OSError(f"samples: only {written} of {len(encoded)} bytes were written; is the disk full?")
+        return place
+
+    def read(self, place: Place) -> Exchange:
+        """The exchange that stands there."""
+        reader = self._readers.get(place.file)
+        if reader is None:
+            reader = self._readers[place.file] = os.open(self._path(place.file), os.O_RDONLY)
+        return _WHOLE.decode(os.pread(reader, place.length, place.offset))
+
+    def heads(self) -> Iterator[tuple[Place, Head]]:
+        """Every whole line of earlier processes, in the order written."""
+        for number in self._files():
+            offset = 0
+            with open(self._path(number), "rb") as lines:
+                for line in lines:
+                    place = Place(number, offset, len(line))
+                    offset += len(line)
+                    try:
+                        yield place, _HEAD.decode(line)
+                    except msgspec.DecodeError:
+                        continue  # cut short when the machine stopped
+
+    def _next_file(self) -> None:
+        self._file += 1
+        self._size = 0
+        self._writer = os.open(
+            self._path(self._file), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600
+        )
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:06d}.jsonl"
+
+    def _files(self) -> list[int]:
+        return sorted(int(path.stem) for path in self._folder.glob("*.jsonl") if path.stem.isdigit())

@@ -1,0 +1,93 @@
+"""Errors as the OpenAI API words them: `{"error": {"message", "type", "param", "code"}}`.
+
+Neighbours: every part of the gateway raises `ApiError`; gateway.py turns it, and whatever FastAPI refuses,
+into an answer. Knows nothing of engines or steps.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+# Status → the OpenAI "type" that client libraries switch on.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "invalid_request_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+}
+RETRY_SECONDS = 5
+
+
+class ApiError(Exception):
+    """An HTTP error answer. `details` is put beside the four fields (a step's counts, for instance)."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: int | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_seconds = retry_after_seconds
+        self.details = details or {}
+
+    def body(self) -> bytes:
+        """The JSON body."""
+        error = {
+            "message": self.message,
+            "type": _TYPES.get(
+                self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+            ),
+            "param": self.param,
+            "code": self.code,
+            **self.details,
+        }
+        return json.dumps({"error": error}).encode()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of the answer, in ASGI form."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_seconds is not None:
+            headers.append((b"retry-after", str(self.retry_after_seconds).encode()))
+        return headers
+
+    async def send(self, send: Any) -> None:
+        """Answer with this error over ASGI."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers()})
+        await send({"type": "http.response.body", "body": self.body()})
+
+
+def not_ready(message: str, retry_after_seconds: int = RETRY_SECONDS) -> ApiError:
+    """503: ask again later."""
+    return ApiError(503, message, code="not_ready", retry_after_seconds=retry_after_seconds)
+
+
+def unknown_model(model: str) -> ApiError:
+    """404, as OpenAI words it."""
+    message = f"The model `{model}` does not exist or is no longer served."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def from_engine(status: int, body: bytes) -> ApiError:
+    """The engine's own refusal: its message and param; a number as code says no more than the status."""
+    try:
+        error = json.loads(body)
+        error = error.get("error", error)
+        message, param, code = error.get("message"), error.get("param"), error.get("code")
+    except (ValueError, AttributeError):
+        message, param, code = body.decode(errors="replace")[:500], None, None
+    text = str(message or f"the engine answered {status}")
+    return ApiError(status, text, param=param, code=code if isinstance(code, str) else None)

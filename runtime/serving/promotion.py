@@ -1,0 +1,101 @@
+"""From a committed checkpoint to the served policy: prove it on every engine, then move the alias.
+
+Neighbours: publication.py stages and proves; versions.py holds the alias; the step queue calls `publish`
+after each commit; fleet.py calls `restage` for an engine that started anew. Every attempt is a line in
+`publications.jsonl`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runtime import files
+from runtime.serving.engine_client import EngineClient, EngineError
+from runtime.serving.fleet import Fleet
+from runtime.serving.publication import PublicationError, Publisher
+from runtime.serving.versions import Versions
+from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
+from runtime.training.steps import NotPublishedError
+
+log = logging.getLogger(__name__)
+
+# An engine that died is back within this.
+ENGINES_SECONDS = 180.0
+ATTEMPTS = 2
+
+
+class Promotion:
+    """Moves the alias, and only after proof."""
+
+    def __init__(
+        self, publisher: Publisher, versions: Versions, checkpoints: CheckpointStore, state_dir: Path
+    ) -> None:
+        self._publisher = publisher
+        self._versions = versions
+        self._checkpoints = checkpoints
+        self._record = state_dir / "publications.jsonl"
+        self.fleet: Fleet | None = None
+
+    async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Serve the checkpoint as the newest version. Raises NotPublishedError: the old one stays."""
+        for attempt in range(1, ATTEMPTS + 1):
+            started = time.monotonic()
+            try:
+                proof = await self._prove(checkpoint)
+            except PublicationError as error:
+                self._write(checkpoint, "failed", started, reason=str(error))
+                log.error("version %d not published (attempt %d): %s", checkpoint.version, attempt, error)
+                if attempt == ATTEMPTS:
+                    raise NotPublishedError(str(error)) from error
+                continue
+            self._versions.move(checkpoint.version, checkpoint.step)
+            proof["seconds"] = round(time.monotonic() - started, 4)
+            self._write(checkpoint, "published", started, **proof)
+            await self._retire()
+            return proof
+        raise AssertionError("unreachable")
+
+    async def _retire(self) -> None:
+        """Unload what nobody needs. A failure harms nothing yet: it is tried again after the next step."""
+        try:
+            await self._publisher.retire(self._versions.retire)
+        except EngineError as error:
+            log.warning("old versions not unloaded: %s", error)
+
+    async def _prove(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        assert self.fleet is not None
+        if not await self.fleet.until_all_ready(ENGINES_SECONDS):
+            raise PublicationError(f"not every engine was ready within {ENGINES_SECONDS:.0f} s")
+        return asdict(await self._publisher.publish(checkpoint))
+
+    async def restage(self, engine: EngineClient) -> None:
+        """Give a fresh engine every version requests may ask of it.
+
+        Raises PublicationError or CheckpointError when the alias's own version cannot be brought; an older
+        one that cannot is served no longer.
+        """
+        for version in sorted(self._versions.staged - {0}, reverse=True):
+            try:
+                name = checkpoint_name(version)
+                await self._publisher.restage(engine, await asyncio.to_thread(self._checkpoints.load, name))
+            except (PublicationError, CheckpointError) as error:
+                if version == self._versions.current:
+                    raise
+                log.warning("version %d is served no longer: %s", version, error)
+                self._versions.staged.discard(version)
+
+    def _write(self, checkpoint: Checkpoint, outcome: str, started: float, **said: Any) -> None:
+        line = {
+            "version": checkpoint.version,
+            "step": checkpoint.step,
+            "outcome": outcome,
+            "time": time.time(),
+            "seconds": round(time.monotonic() - started, 4),
+            **said,
+        }
+        files.append_line(self._record, line)

@@ -1,0 +1,210 @@
+"""The hot path: one completion request, from the door to an engine and back, recorded on the way.
+
+Neighbours: admission.py reads the request, fleet.py chooses the engine, answers.py reads what comes back,
+samples.py records it, flights.py hands it to whoever waits. An engine that dies under a request is asked
+again when it is back; what was sampled once is never sampled twice under one request id.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+
+from runtime.schema import VERSION_HEADER
+from runtime.serving import admission, openai_errors, support
+from runtime.serving.admission import Asked, Kind
+from runtime.serving.answers import Choice, Streamed, Whole, samples
+from runtime.serving.fleet import Engine, Fleet
+from runtime.serving.flights import GRACE_SECONDS, Flight, Flights, Headers
+from runtime.serving.journal import Exchange
+from runtime.serving.openai_errors import ApiError, not_ready
+from runtime.serving.samples import SampleStore, Stored
+from runtime.serving.versions import Served, Versions
+
+# An engine that died twice under the same request is not asked a third time: the request may be why.
+MOST_DEATHS = 2
+
+
+class FieldCheck(Protocol):
+    """request_fields.py: the body with what this device cannot take refused or dropped."""
+
+    def __call__(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]: ...
+
+
+class EngineGoneError(Exception):
+    """The engine died, or has forgotten the version, before it answered."""
+
+
+class Completions:
+    """Answers `/v1/chat/completions` and `/v1/completions` (an ASGI application per kind: `door`)."""
+
+    def __init__(self, fleet: Fleet, versions: Versions, store: SampleStore, check: FieldCheck) -> None:
+        self._fleet = fleet
+        self._versions = versions
+        self._store = store
+        self._check = check
+        self.flights = Flights()
+
+    def door(self, kind: Kind) -> Door:
+        """The ASGI endpoint of one kind of completion."""
+        return Door(self, kind)
+
+    async def serve(self, kind: Kind, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """One connection's request. Errors are answered here: nothing below the gateway words them."""
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            path_rollout = scope.get("path_params", {}).get("rollout")
+            content = await admission.read_body(receive)
+            flight = self._flight(admission.admit(kind, headers, path_rollout, content))
+        except ApiError as error:
+            await error.send(send)
+            return
+        grace_seconds = GRACE_SECONDS if flight.replayable else 0.0
+        await flight.deliver(receive, send, grace_seconds)
+
+    def _flight(self, asked: Asked) -> Flight:
+        """A new flight, the one already on its way under this id, or the stored answer."""
+        seen = self.flights.find(asked.id) or self._store.stored(asked.id)
+        if seen is not None and seen.digest != asked.digest:
+            raise ApiError(
+                409, f"request id {asked.id} was used for another request", code="request_id_reused"
+            )
+        if isinstance(seen, Flight):
+            return seen
+        if isinstance(seen, Stored):
+            return _replay(self._store.answer(asked.id))
+        served = self._versions.resolve(asked.model)
+        flight = self.flights.start(
+            asked.id, asked.digest, lambda flight: self._answer(asked, served, flight)
+        )
+        flight.replayable = asked.named and not asked.streamed
+        # Held from this very moment, whatever becomes of the task.
+        self._versions.acquire(served.version)
+        assert flight.task is not None
+        flight.task.add_done_callback(lambda _: self._versions.release(served.version))
+        return flight
+
+    async def _answer(self, asked: Asked, served: Served, flight: Flight) -> None:
+        content = asked.for_engine(served.engine_model, self._check)
+        deaths = 0
+        while True:
+            engine = await self._fleet.pick()
+            engine.in_flight += 1
+            try:
+                await self._ask(engine, asked, served, content, flight)
+                return
+            except EngineGoneError as error:
+                self._fleet.lost(engine)
+                deaths += 1
+                if flight.begun or deaths >= MOST_DEATHS:
+                    raise not_ready(f"the engine died while answering: {error}") from error
+            finally:
+                engine.in_flight -= 1
+
+    async def _ask(
+        self, engine: Engine, asked: Asked, served: Served, content: bytes, flight: Flight
+    ) -> None:
+        """One attempt. Raises EngineGoneError when another may be made."""
+        try:
+            async with engine.client.post(admission.ENGINE_PATHS[asked.kind], content) as response:
+                if response.status != 200:
+                    raise await _refusal(engine, response, served)
+                if asked.streamed:
+                    await self._stream(response, asked, served, flight)
+                else:
+                    whole = Whole(asked, served.name, await response.read())
+                    self._record(asked, served, whole.choices, flight, msgspec.Raw(whole.body))
+                    flight.begin(200, _headers(b"application/json", served, len(whole.body)))
+                    flight.write(whole.body)
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise EngineGoneError(type(error).__name__) from error
+
+    async def _stream(
+        self, response: aiohttp.ClientResponse, asked: Asked, served: Served, flight: Flight
+    ) -> None:
+        stream = Streamed(asked, served.name)
+        text: list[bytes] = []
+        async for piece in response.content.iter_any():
+            for event in stream.feed(piece):
+                if stream.error is not None:
+                    raise openai_errors.from_engine(500, stream.error)
+                text.append(event)
+                if stream.done:
+                    break
+                if not flight.begun:
+                    flight.begin(200, _headers(b"text/event-stream; charset=utf-8", served))
+                flight.write(event)
+        if not stream.done:
+            raise EngineGoneError("the stream ended early")
+        whole = msgspec.json.encode(b"".join(text).decode())
+        self._record(asked, served, stream.choices, flight, msgspec.Raw(whole))
+        flight.write(b"data: [DONE]\n\n")
+
+    def _record(
+        self, asked: Asked, served: Served, choices: dict[int, Choice], flight: Flight, answer: msgspec.Raw
+    ) -> None:
+        """Before the client has the answer: what it has is always recorded."""
+        prompts, found = samples(asked, choices)
+        self._store.record(
+            Exchange(
+                request=asked.id,
+                digest=asked.digest,
+                created=time.time(),
+                tags=asked.tags,
+                model=served.name,
+                version=served.version,
+                temperature=support.temperature(asked.body),
+                settings=asked.settings,
+                prompts=prompts,
+                samples=found,
+                streamed=asked.streamed,
+                answer=answer,
+                delivered=flight.awaited,
+            )
+        )
+
+
+class Door:
+    """ASGI endpoint of one kind of completion."""
+
+    def __init__(self, completions: Completions, kind: Kind) -> None:
+        self._completions = completions
+        self._kind: Kind = kind
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await self._completions.serve(self._kind, scope, receive, send)
+
+
+async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Served) -> Exception:
+    """What an engine's error answer means: gone (ask again), or the client's own mistake (passed on)."""
+    body = await response.read()
+    if response.status == 404:
+        return EngineGoneError(f"it does not have {served.engine_model}")
+    if response.status >= 500 and not await engine.client.health():
+        return EngineGoneError("its core is dead")
+    return openai_errors.from_engine(response.status, body)
+
+
+def _headers(content_type: bytes, served: Served, length: int | None = None) -> Headers:
+    headers = [(b"content-type", content_type), (VERSION_HEADER.encode(), str(served.version).encode())]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    return headers
+
+
+def _replay(exchange: Exchange) -> Flight:
+    """A flight that has already landed."""
+    flight = Flight(exchange.digest)
+    served = Served(exchange.version, exchange.model, "")
+    answer = bytes(exchange.answer)
+    if exchange.streamed:
+        flight.begin(200, _headers(b"text/event-stream; charset=utf-8", served))
+        answer = msgspec.json.decode(answer, type=str).encode()
+    else:
+        flight.begin(200, _headers(b"application/json", served, len(answer)))
+    flight.write(answer)
+    flight.end()
+    return flight

@@ -1,0 +1,64 @@
+"""Which sampling settings leave the policy's whole distribution to be sampled from (C9).
+
+A behaviour logprob is comparable with the trainer's only if every token could have been sampled, at a known
+temperature. Settings that cut or bend the distribution make a sample unscorable, with the setting as reason.
+Neighbours: samples.py asks once per request. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# vLLM raises a temperature between 0 and this to it, so the recorded one would be wrong.
+LOWEST_TEMPERATURE = 0.01
+DEFAULT_TEMPERATURE = 1.0
+
+
+def _absent(value: Any) -> bool:
+    return not value
+
+
+def _is(*neutral: float) -> Callable[[Any], bool]:
+    return lambda value: value in neutral
+
+
+# Setting → whether a value leaves the distribution as it is. None (not set) always does.
+_NEUTRAL: dict[str, Callable[[Any], bool]] = {
+    "top_p": _is(1),
+    "top_k": _is(0, -1),
+    "min_p": _is(0),
+    "presence_penalty": _is(0),
+    "frequency_penalty": _is(0),
+    "repetition_penalty": _is(1),
+    "min_tokens": _is(0),  # forbids the end of text until then
+    "use_beam_search": _absent,
+    "watermarking": _absent,
+    "logit_bias": _absent,
+    "bad_words": _absent,
+    "allowed_token_ids": _absent,
+    "structured_outputs": _absent,
+    "vllm_xargs": _absent,
+    "thinking_token_budget": lambda value: False,
+    "response_format": lambda value: value.get("type") == "text" if isinstance(value, Mapping) else False,
+    # "required" and a named tool are grammars.
+    "tool_choice": _is("auto", "none"),  # type: ignore[arg-type]
+    "tools": lambda tools: not any((tool.get("function") or {}).get("strict") for tool in tools),
+}
+
+
+def temperature(settings: Mapping[str, Any]) -> float:
+    """The temperature a request samples at."""
+    given = settings.get("temperature")
+    return DEFAULT_TEMPERATURE if given is None else float(given)
+
+
+def cut_by(settings: Mapping[str, Any]) -> str | None:
+    """The first setting that changes the support, or None. `greedy` stands for a temperature of 0."""
+    if temperature(settings) < LOWEST_TEMPERATURE:
+        return "greedy"
+    for name, neutral in _NEUTRAL.items():
+        value = settings.get(name)
+        if value is not None and not neutral(value):
+            return name
+    return None

@@ -1,0 +1,425 @@
+"""The queue of training steps: taken in once per key, given to the trainer one at a time, published.
+
+Neighbours: the gateway's routes submit and wait; selection.py builds the batch; the trainer takes
+`steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`; `publish` (the gateway's) serves what was committed.
+All state is on disk first: `steps/queue/NNNNNN.json` when taken in, the batch when taken out, `outcome.json`
+at the end. Knows nothing of HTTP, engines or tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from runtime import files
+from runtime.schema import CheckpointInfo, Group, StepCounts, StepRequest, StepState, StepStatus
+from runtime.serving.samples import SampleStore
+from runtime.training.batch import SCHEMA, Batch, empty_batch, step_folder, write_batch
+from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
+from runtime.training.selection import Selection, build, select
+
+log = logging.getLogger(__name__)
+
+MOST_QUEUED = 8
+_LOOK_SECONDS = 0.02
+_FAILED = "failed.json"
+
+Publish = Callable[[Checkpoint], Awaitable[dict[str, Any]]]
+
+
+class StepError(Exception):
+    """A step, or a question about one, that cannot be accepted."""
+
+
+class KeyReusedError(StepError):
+    """The key belongs to a step with another body."""
+
+
+class QueueFullError(StepError):
+    """As many steps wait as may wait."""
+
+
+class NothingToTrainError(StepError):
+    """Not one sample of the step can be trained; `counts` says why."""
+
+    def __init__(self, counts: StepCounts) -> None:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
+        super().__init__(f"no sample of this step can be trained: {reasons or 'no group has a member'}")
+        self.counts = counts
+
+
+class UnknownStepError(StepError):
+    """No such step."""
+
+
+class UnknownCheckpointError(StepError):
+    """No such checkpoint."""
+
+
+class NotPublishedError(Exception):
+    """What `publish` raises when the old version stays; the message is the reason."""
+
+
+@dataclass
+class Step:
+    """One step, as far as it has come."""
+
+    id: int
+    key: str
+    digest: str
+    kind: Literal["train", "restore"]
+    groups: list[Group] = field(default_factory=list)
+    client_state: dict[str, Any] | None = None
+    source: str | None = None
+    state: StepState = "queued"
+    counts: StepCounts = field(default_factory=StepCounts)
+    samples: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    publication: dict[str, Any] | None = None
+    error: str | None = None
+    # Also true of a failed step whose publication was what failed.
+    committed: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def status(self) -> StepStatus:
+        return StepStatus(
+            id=self.id,
+            key=self.key,
+            state=self.state,
+            version=self.id if self.committed else None,
+            counts=self.counts,
+            metrics=self.metrics,
+            publication=self.publication,
+            error=self.error,
+        )
+
+
+class StepQueue:
+    """All steps of the run. The gateway's event loop is its only user."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        samples: SampleStore,
+        checkpoints: CheckpointStore,
+        publish: Publish,
+        *,
+        trainer_failure: Callable[[], str | None],
+        max_lag: int,
+    ) -> None:
+        self.checkpoints = checkpoints
+        self._samples = samples
+        self._folder = StepFolder(state_dir / "steps")
+        self._publish = publish
+        self._trainer_failure = trainer_failure
+        self._max_lag = max_lag
+        self._steps: dict[int, Step] = {}
+        self._by_key: dict[str, Step] = {}
+        # Sample id → the step that has it; given free when the step fails.
+        self._owners: dict[str, int] = {}
+        self._committed: set[int] = set()
+        self._wake = asyncio.Event()
+        self.client_state: dict[str, Any] | None = None
+        self.last_metrics: dict[str, float] = {}
+        self.trouble: str | None = None
+        self._recover()
+
+    @property
+    def queued(self) -> int:
+        """Steps not yet ended."""
+        return sum(not step.ended.is_set() for step in self._steps.values())
+
+    def list(self) -> list[StepStatus]:
+        """Every step, oldest first."""
+        return [step.status for _, step in sorted(self._steps.items())]
+
+    async def submit(self, request: StepRequest) -> StepStatus:
+        """Take a step in, once per key. Raises KeyReusedError, QueueFullError, NothingToTrainError."""
+        digest = _digest(request.model_dump(mode="json", exclude={"key"}))
+        if known := self._known(request.key, digest):
+            return known.status
+        selection = self._select(request.groups, None)
+        if not selection.samples:
+            raise NothingToTrainError(selection.counts)
+        step = Step(
+            self._next_id(), request.key, digest, "train", list(request.groups), request.client_state,
+            counts=selection.counts, samples=selection.ids,
+        )  # fmt: skip
+        return self._take_in(step)
+
+    async def restore(self, name: str, key: str) -> StepStatus:
+        """Take in a step that goes back to a kept checkpoint.
+
+        Raises KeyReusedError, QueueFullError, UnknownCheckpointError.
+        """
+        digest = _digest({"restore": name})
+        if known := self._known(key, digest):
+            return known.status
+        kept = await self._checkpoint(name)
+        if known := self._known(key, digest):  # taken in while we looked
+            return known.status
+        step = Step(self._next_id(), key, digest, "restore", source=name, client_state=kept.client_state)
+        return self._take_in(step)
+
+    async def pin(self, name: str) -> CheckpointInfo:
+        """Keep a checkpoint for good. Raises UnknownCheckpointError."""
+        await self._checkpoint(name)
+        await asyncio.to_thread(self.checkpoints.pin, name)
+        return await self._checkpoint(name)
+
+    async def wait(self, number: int, seconds: float) -> StepStatus:
+        """The step's status once it has ended, or when the wait has. Raises UnknownStepError."""
+        step = self._steps.get(number)
+        if step is None:
+            raise UnknownStepError(f"there is no step {number}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(step.ended.wait(), seconds)
+        return step.status
+
+    async def run(self) -> None:
+        """Drive the steps to their ends, in order, for ever."""
+        await self._catch_up()
+        while True:
+            step = min((s for s in self._steps.values() if not s.ended.is_set()), key=_id, default=None)
+            if step is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                await self._drive(step)
+            except Exception as error:
+                log.exception("step %d", step.id)
+                self._fail(step, f"{type(error).__name__}: {error}")
+
+    # ------------------------------------------------------------------ one step
+
+    async def _drive(self, step: Step) -> None:
+        if step.state == "queued" and not await self._take_out(step):
+            return
+        if step.state == "training":
+            await self._until_committed(step)
+        if step.state == "committed":
+            checkpoint = await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id))
+            await self._publish_step(step, checkpoint)
+
+    async def _take_out(self, step: Step) -> bool:
+        """Write the batch for the trainer; staleness is judged here, with what has been committed since."""
+        meta = {
+            "schema": SCHEMA, "kind": step.kind, "step": step.id, "key": step.key,
+            "request_sha256": step.digest, "from": step.source, "client_state": step.client_state,
+        }  # fmt: skip
+        if step.kind == "restore":
+            await asyncio.to_thread(self._folder.give, step.id, empty_batch(meta))
+        else:
+            selection = self._select(step.groups, step.id)
+            if not selection.samples:
+                self._fail(step, str(NothingToTrainError(selection.counts)), counts=selection.counts)
+                return False
+            batch = build(selection, self._samples, meta)
+            step.counts = StepCounts.model_validate(batch.meta["counts"])
+            await asyncio.to_thread(self._folder.give, step.id, batch)
+        step.state = "training"
+        return True
+
+    async def _until_committed(self, step: Step) -> None:
+        while True:
+            if (self.checkpoints.root / checkpoint_name(step.id)).exists():
+                self._commit(step, await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id)))
+                return
+            error = self._folder.failure(step.id) or self._trainer_failure()
+            if error is not None:
+                self._fail(step, error)
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _commit(self, step: Step, checkpoint: Checkpoint) -> None:
+        step.state, step.committed = "committed", True
+        self._committed.add(step.id)
+        self._learn(checkpoint)
+        step.metrics = self.last_metrics
+        step.counts = StepCounts.model_validate(checkpoint.state["counts"])
+
+    def _learn(self, checkpoint: Checkpoint) -> None:
+        self.client_state = checkpoint.state.get("client_state")
+        self.last_metrics = checkpoint.state.get("metrics", {})
+
+    async def _publish_step(self, step: Step, checkpoint: Checkpoint) -> None:
+        try:
+            step.publication = await self._publish(checkpoint)
+        except NotPublishedError as error:
+            self.trouble = f"step {step.id} is committed but not served: {error}"
+            self._fail(step, f"committed, but not published: {error}")
+            return
+        self.trouble = None
+        step.state = "published"
+        self._end(step)
+
+    def _fail(self, step: Step, error: str, counts: StepCounts | None = None) -> None:
+        log.error("step %d failed: %s", step.id, error)
+        if not step.committed:
+            for sample in step.samples:
+                if self._owners.get(sample) == step.id:
+                    del self._owners[sample]
+            self._folder.withdraw(step.id, error)
+        step.counts = counts or step.counts
+        step.state, step.error = "failed", error
+        self._end(step)
+
+    def _end(self, step: Step) -> None:
+        self._folder.write_outcome(step)
+        step.groups = []
+        step.ended.set()
+
+    # ------------------------------------------------------------------ taking in
+
+    def _known(self, key: str, digest: str) -> Step | None:
+        step = self._by_key.get(key)
+        if step is not None and step.digest != digest:
+            raise KeyReusedError(f"key {key!r} belongs to step {step.id}, which had another body")
+        if step is None and self.queued >= MOST_QUEUED:
+            raise QueueFullError(f"{MOST_QUEUED} steps are waiting already")
+        return step
+
+    def _take_in(self, step: Step) -> StepStatus:
+        self._folder.queue(step)
+        self._remember(step)
+        self._wake.set()
+        return step.status
+
+    def _select(self, groups: list[Group], number: int | None) -> Selection:
+        return select(
+            groups,
+            self._samples,
+            taken=lambda sample: self._owners.get(sample, number) != number,
+            lag=lambda version: sum(committed > version for committed in self._committed),
+            max_lag=self._max_lag,
+        )
+
+    async def _checkpoint(self, name: str) -> CheckpointInfo:
+        kept = await asyncio.to_thread(self.checkpoints.list)
+        found = next((info for info in kept if info.name == name), None)
+        if found is None:
+            raise UnknownCheckpointError(
+                f"there is no checkpoint {name!r}; kept: {[info.name for info in kept]}"
+            )
+        return found
+
+    def _next_id(self) -> int:
+        return max((*self._steps, *self._committed), default=0) + 1
+
+    def _remember(self, step: Step) -> None:
+        self._steps[step.id] = step
+        self._by_key[step.key] = step
+        if step.state != "failed":
+            self._owners.update(dict.fromkeys(step.samples, step.id))
+
+    # ------------------------------------------------------------------ after a restart
+
+    def _recover(self) -> None:
+        for step in self._folder.read_all():
+            self._remember(step)
+            if step.committed:
+                self._committed.add(step.id)
+        # A run brought here from elsewhere has checkpoints whose steps were never taken in here.
+        self._committed.update(info.step for info in self.checkpoints.list() if info.step > 0)
+
+    async def _catch_up(self) -> None:
+        """Serve the newest committed state: a crash may have come between commit and publication (C40)."""
+        newest = await asyncio.to_thread(self.checkpoints.newest)
+        if newest is None:
+            return
+        self._learn(newest)
+        step = self._steps.get(newest.step)
+        if step is not None and not step.ended.is_set():
+            return  # the queue is about to publish it
+        try:
+            await self._publish(newest)
+        except NotPublishedError as error:
+            self.trouble = f"step {newest.step} is committed but not served: {error}"
+
+
+class StepFolder:
+    """`steps/` on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._queue = root / "queue"
+        self._queue.mkdir(parents=True, exist_ok=True)
+
+    def queue(self, step: Step) -> None:
+        """Write a step taken in; after this it survives."""
+        value = {
+            "id": step.id, "key": step.key, "digest": step.digest, "kind": step.kind,
+            "groups": [group.model_dump() for group in step.groups], "client_state": step.client_state,
+            "source": step.source, "counts": step.counts.model_dump(), "samples": step.samples,
+            "created": time.time(),
+        }  # fmt: skip
+        files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
+
+    def give(self, number: int, batch: Batch) -> None:
+        """Hand a batch to the trainer: the rename is the hand-over."""
+        write_batch(step_folder(self._root, number), batch)
+
+    def failure(self, number: int) -> str | None:
+        """What the trainer said when it could not do the step."""
+        said = files.read_json(step_folder(self._root, number) / _FAILED)
+        return None if said is None else str(said.get("error"))
+
+    def withdraw(self, number: int, error: str) -> None:
+        """Keep the trainer from ever training a step reported as failed, and from waiting for its folder."""
+        folder = step_folder(self._root, number)
+        if folder.exists():
+            if not (folder / _FAILED).exists():
+                files.write_json(folder / _FAILED, {"error": error}, durable=True)
+            return
+        # Whole or absent: a folder without its reason would be read as a batch.
+        partial = self._root / f".tmp-{folder.name}-failed"
+        partial.mkdir(exist_ok=True)
+        files.write_json(partial / _FAILED, {"error": error}, durable=True)
+        partial.rename(folder)
+        files.sync_folder(self._root)
+
+    def write_outcome(self, step: Step) -> None:
+        """The end of a step, for the next process of the gateway."""
+        value = step.status.model_dump()
+        files.write_json(self._queue / f"{step.id:06d}.outcome.json", value, durable=True)
+
+    def read_all(self) -> list[Step]:
+        """Every step ever taken in, as far as it had come."""
+        return [self._read(path) for path in sorted(self._queue.glob("??????.json"))]
+
+    def _read(self, path: Path) -> Step:
+        said = json.loads(path.read_text())
+        step = Step(
+            said["id"], said["key"], said["digest"], said["kind"],
+            [Group.model_validate(group) for group in said["groups"]], said["client_state"], said["source"],
+            counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
+        )  # fmt: skip
+        outcome = files.read_json(path.with_suffix(".outcome.json"))
+        if outcome is not None:
+            status = StepStatus.model_validate(outcome)
+            step.state, step.counts, step.metrics = status.state, status.counts, status.metrics
+            step.publication, step.error = status.publication, status.error
+            step.committed = status.version is not None
+            step.groups = []
+            step.ended.set()
+        elif step_folder(self._root, step.id).exists():
+            step.state = "training"
+        return step
+
+
+def _id(step: Step) -> int:
+    return step.id
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,87 @@
+"""Answers in the engine's own form, and what the gateway records of them, for tests without an engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import msgspec
+
+from runtime.serving import admission, support
+from runtime.serving.admission import Asked
+from runtime.serving.answers import Choice, Whole, samples
+from runtime.serving.journal import Exchange
+from runtime.serving.samples import SampleStore
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def asked(request: str | None = None, rollout: str | None = None, **fields: Any) -> Asked:
+    """An admitted chat request; `fields` are its sampling settings, or headers where they begin with x_."""
+    headers = {name.replace("_", "-"): value for name, value in fields.items() if name.startswith("x_")}
+    if request is not None:
+        headers["x-slipway-request"] = request
+    body = {"model": "policy", "messages": MESSAGES} | {
+        name: value for name, value in fields.items() if not name.startswith("x_")
+    }
+    return admission.admit("chat", headers, rollout, json.dumps(body).encode())
+
+
+def choice(ids: list[int], logprobs: list[float | None], text: str = "x", index: int = 0) -> dict[str, Any]:
+    """One choice as vLLM words it."""
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": text},
+        "logprobs": {"content": [{"token": "?", "logprob": value, "bytes": []} for value in logprobs]},
+        "finish_reason": "stop",
+        "token_ids": ids,
+    }
+
+
+def answer(prompt: list[int], *choices: dict[str, Any]) -> bytes:
+    """A whole chat answer as vLLM sends it."""
+    body = {"id": "chatcmpl-1", "model": "base", "choices": list(choices), "prompt_token_ids": prompt}
+    return json.dumps(body).encode()
+
+
+def record(
+    store: SampleStore, request: Asked, content: bytes, version: int = 0, delivered: bool = True
+) -> list[str]:
+    """Record an answer as proxy.py does; the samples' ids."""
+    whole = Whole(request, f"policy@v{version}", content)
+    return record_choices(store, request, whole.choices, msgspec.Raw(whole.body), version, delivered)
+
+
+def record_choices(
+    store: SampleStore,
+    request: Asked,
+    choices: dict[int, Choice],
+    body: msgspec.Raw,
+    version: int,
+    delivered: bool,
+) -> list[str]:
+    prompts, found = samples(request, choices)
+    exchange = Exchange(
+        request=request.id,
+        digest=request.digest,
+        created=time.time(),
+        tags=request.tags,
+        model=f"policy@v{version}",
+        version=version,
+        temperature=support.temperature(request.body),
+        settings=request.settings,
+        prompts=prompts,
+        samples=found,
+        streamed=False,
+        answer=body,
+        delivered=delivered,
+    )
+    store.record(exchange)
+    return [sample.id for sample in found]
+
+
+def sampled(store: SampleStore, rollout: str, version: int = 0, **fields: Any) -> list[str]:
+    """One ordinary sample of a rollout: three tokens after a prompt of two."""
+    content = answer([1, 2], choice([3, 4, 5], [-0.5, -1.0, -0.25]))
+    return record(store, asked(rollout=rollout, **fields), content, version)

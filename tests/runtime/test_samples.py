@@ -1,0 +1,269 @@
+"""What is recorded of an answer, what of it may be trained on, and what a new process still knows."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from runtime.schema import Group, Member
+from runtime.serving import support
+from runtime.serving.samples import SampleStore
+from runtime.training.batch import Batch, read_batch, write_batch
+from runtime.training.selection import Selection, build, select
+from tests.runtime.recorded import answer, asked, choice, record, sampled
+
+
+def pick(store: SampleStore, *rollouts: str, **narrowed: Any) -> Selection:
+    members = [
+        Member(rollout=rollout, reward=float(index), **narrowed) for index, rollout in enumerate(rollouts)
+    ]
+    groups = [Group(id="g", members=members)]
+    return select(groups, store, taken=lambda _: False, lag=lambda _: 0, max_lag=2)
+
+
+def batch_of(store: SampleStore, *rollouts: str) -> Batch:
+    return build(pick(store, *rollouts), store, {"schema": 1, "kind": "train", "step": 1})
+
+
+# ------------------------------------------------------------------ C1
+
+
+def _tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    corpus = ["the cat sat on the mat, the théâtre and the theme"] * 20
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    return tokenizer
+
+
+TOKENIZER = _tokenizer()
+TOKEN_IDS = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), min_size=1, max_size=24)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompt=TOKEN_IDS, completion=TOKEN_IDS)
+def test_c01_what_is_trained_is_the_engines_ids_whatever_the_text_would_give(
+    tmp_path_factory: pytest.TempPathFactory, prompt: list[int], completion: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("c01")
+    store = SampleStore(folder / "samples")
+    logprobs: list[float | None] = [-0.125 * (place + 1) for place in range(len(completion))]
+    text = TOKENIZER.decode(completion)
+    record(store, asked(rollout="r"), answer(prompt, choice(completion, logprobs, text)))
+    write_batch(folder / "000001", batch_of(store, "r"))
+    batch = read_batch(folder / "000001")
+    assert batch.tokens.tolist() == prompt + completion
+    assert batch.sampled.tolist() == [0] * len(prompt) + [1] * len(completion)
+    assert batch.logprobs.tolist() == [0.0] * len(prompt) + logprobs
+    assert batch.meta["counts"]["retokenised"] == 0
+
+
+def test_the_property_is_tried_on_ids_that_their_text_would_not_give_back() -> None:
+    letters = [TOKENIZER.token_to_id(letter) for letter in "the"]
+    assert TOKENIZER.encode(TOKENIZER.decode(letters)).ids != letters
+
+
+# ------------------------------------------------------------------ C9, C10, C48
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, -math.inf, math.inf, -9999.0])
+def test_c10_a_sample_with_a_logprob_that_is_no_number_is_dropped_and_counted(
+    tmp_path: Path, bad: float | None
+) -> None:
+    store = SampleStore(tmp_path)
+    content = (
+        answer([1], choice([2, 3], [-0.5, bad])).replace(b"-Infinity", b"null").replace(b"Infinity", b"null")
+    )
+    record(store, asked(rollout="bad"), content.replace(b"NaN", b"null"))
+    sampled(store, "good")
+    selection = pick(store, "bad", "good")
+    assert selection.counts.dropped == {"logprob not finite": 1}
+    assert selection.counts.trained == 1
+    assert np.isfinite(batch_of(store, "bad", "good").logprobs).all()
+
+
+def test_a_sample_without_a_logprob_for_each_token_is_dropped_and_counted(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    record(store, asked(rollout="short"), answer([1], choice([2, 3], [-0.5])))
+    record(store, asked(rollout="nothing"), answer([1], choice([], [])))
+    assert pick(store, "short", "nothing").counts.dropped == {"logprobs missing": 1, "empty completion": 1}
+
+
+CUTTING = [
+    ({"temperature": 0}, "greedy"),
+    ({"temperature": 0.001}, "greedy"),
+    ({"top_p": 0.9}, "top_p"),
+    ({"top_k": 40}, "top_k"),
+    ({"min_p": 0.1}, "min_p"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": -0.5}, "frequency_penalty"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"logit_bias": {"5": 10}}, "logit_bias"),
+    ({"bad_words": ["cat"]}, "bad_words"),
+    ({"allowed_token_ids": [1, 2]}, "allowed_token_ids"),
+    ({"min_tokens": 3}, "min_tokens"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
+]
+KEEPING = {
+    "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0, "logit_bias": {}, "min_tokens": 0, "response_format": {"type": "text"},
+    "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto", "max_tokens": 5,
+    "stop": ["x"], "n": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("setting", "reason"), CUTTING)
+def test_c09_a_setting_that_changes_the_support_is_refused_by_name(
+    tmp_path: Path, setting: dict[str, Any], reason: str
+) -> None:
+    store = SampleStore(tmp_path)
+    sampled(store, "cut", **setting)
+    sampled(store, "whole", **KEEPING)
+    assert pick(store, "cut", "whole").counts.dropped == {reason: 1}
+
+
+def test_settings_at_their_neutral_values_leave_the_support_whole() -> None:
+    assert support.cut_by(KEEPING) is None
+    assert support.cut_by(dict.fromkeys(KEEPING)) is None
+
+
+def test_c48_what_was_sampled_for_evaluation_never_enters_training(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    sampled(store, "r", x_slipway_purpose="eval")
+    (trained,) = sampled(store, "r")
+    selection = pick(store, "r")
+    assert selection.ids == [trained]
+    assert selection.counts.dropped == {"evaluation": 1}
+
+
+# ------------------------------------------------------------------ rollouts, predictors, calls
+
+
+def test_a_reward_holds_for_the_samples_its_member_names(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    for predictor in ("first", "second"):
+        for call in ("0", "1"):
+            sampled(store, "r", x_slipway_predictor=predictor, x_slipway_call=call)
+    assert len(pick(store, "r").samples) == 4
+    assert len(pick(store, "r", predictor="first").samples) == 2
+    (only,) = pick(store, "r", predictor="second", call=1).samples
+    assert (only[0].tags.predictor, only[0].tags.call) == ("second", 1)
+
+
+def test_a_groups_predictor_narrows_members_that_name_none(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    for predictor in ("first", "second"):
+        sampled(store, "r", x_slipway_predictor=predictor)
+    groups = [
+        Group(id=name, predictor=name, members=[Member(rollout="r", reward=1.0)])
+        for name in ("first", "second")
+    ]
+    selection = select(groups, store, taken=lambda _: False, lag=lambda _: 0, max_lag=2)
+    assert [(ref.tags.predictor, member) for ref, member in selection.samples] == [
+        ("first", 0),
+        ("second", 1),
+    ]
+
+
+def test_each_choice_of_an_answer_is_a_sample(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    choices = [choice([10 + index], [-1.0], index=index) for index in range(3)]
+    record(store, asked(rollout="r", n=3), answer([1, 2], *choices))
+    batch = batch_of(store, "r")
+    assert batch.tokens.tolist() == [1, 2, 10, 1, 2, 11, 1, 2, 12]
+    assert batch.member.tolist() == [0, 0, 0]
+
+
+def test_everything_named_is_trained_or_counted(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    for rollout in ("good", "failed", "nan", "old"):
+        sampled(store, rollout, version=0 if rollout == "old" else 5)
+    (taken,) = sampled(store, "taken", version=5)
+    members = [
+        Member(rollout="good", reward=1.0),
+        Member(rollout="good", reward=1.0),
+        Member(rollout="failed", failure="metric raised"),
+        Member(rollout="nan", reward=math.nan),
+        Member(rollout="old", reward=0.0),
+        Member(rollout="taken", reward=0.0),
+        Member(rollout="unseen", reward=0.0),
+        Member(rollout="never sampled", failure="timed out"),
+    ]
+    selection = select(
+        [Group(id="g", members=members)],
+        store,
+        taken=lambda sample: sample == taken,
+        lag=lambda version: 5 - version,
+        max_lag=2,
+    )
+    counts = selection.counts
+    assert counts.dropped == {
+        "named twice": 1, "metric raised": 1, "reward not finite": 1, "stale": 1, "already trained": 1,
+        "no sample": 1, "timed out": 1,
+    }  # fmt: skip
+    missing = 2
+    assert counts.trained + sum(counts.dropped.values()) == counts.samples + missing
+    assert (counts.members, counts.trained, len(selection.members)) == (8, 1, 1)
+
+
+# ------------------------------------------------------------------ journal
+
+
+def test_a_new_process_knows_every_sample_and_stored_answer(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    request = asked("q1", "r")
+    record(store, request, answer([1, 2], choice([3], [-0.5], "bonjour")))
+    again = SampleStore(tmp_path)
+    assert again.count == 1
+    assert batch_of(again, "r").tokens.tolist() == [1, 2, 3]
+    stored = again.stored("q1")
+    assert stored is not None and stored.digest == request.digest
+    body = json.loads(bytes(again.answer("q1").answer))
+    assert body["choices"][0]["message"]["content"] == "bonjour"
+    assert body["model"] == "policy@v0"
+
+
+def test_a_line_cut_short_costs_that_line_only(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    sampled(store, "first")
+    sampled(store, "second")
+    (file,) = tmp_path.glob("*.jsonl")
+    file.write_bytes(file.read_bytes()[:-20])
+    again = SampleStore(tmp_path)
+    sampled(again, "third")
+    last = SampleStore(tmp_path)
+    assert [len(last.of_rollout(name)) for name in ("first", "second", "third")] == [1, 0, 1]
+
+
+def test_an_answer_nobody_received_is_no_sample_until_a_retry_claims_it(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    record(store, asked("q", "r"), answer([1], choice([2], [-0.5])), delivered=False)
+    assert store.of_rollout("r") == [] == SampleStore(tmp_path).of_rollout("r")
+    store.answer("q")
+    assert len(store.of_rollout("r")) == 1 == len(SampleStore(tmp_path).of_rollout("r"))
+
+
+def test_what_the_client_did_not_ask_for_is_not_in_its_answer(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    content = answer([1], choice([2], [-0.5]))
+    record(store, asked("plain"), content)
+    record(store, asked("full", logprobs=True, return_token_ids=True), content)
+    plain = json.loads(bytes(store.answer("plain").answer))
+    full = json.loads(bytes(store.answer("full").answer))
+    assert plain["choices"][0]["logprobs"] is None
+    assert not {"prompt_token_ids", "token_ids"} & {*plain, *plain["choices"][0]}
+    assert full["prompt_token_ids"] == [1] and full["choices"][0]["token_ids"] == [2]
+    assert full["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
