@@ -110,6 +110,7 @@ def main() -> None:
     args = _parse(arguments(config, given.index))
     if config.device == "cpu":
         _register_model(config.model_path)
+    _install_worker_parts()
     _finish(_serve(args))
 
 
@@ -133,6 +134,8 @@ def _cpu_environment() -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)))),
         "OMP_WAIT_POLICY": "PASSIVE",
+        # No compiler is needed: vLLM compiles a helper on the first request that asks for logprobs.
+        "TORCHDYNAMO_DISABLE": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
     # One OpenMP runtime in the process: vLLM's kernels ask for the system's, torch brings its own.
@@ -187,6 +190,12 @@ def _register_model(model: str) -> None:
     for name in _model_description(model).get("architectures", []):
         if known := ModelRegistry.models.get(name):
             ModelRegistry.register_model(name, known.load_model_cls())
+
+
+def _install_worker_parts() -> None:
+    from runtime.serving import worker
+
+    worker.install()
 
 
 def _serve(args: Namespace) -> bool:

@@ -109,9 +109,11 @@ class EngineClient:
         await self._ask("POST", "/v1/load_lora_adapter", body)
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget `name`, and free its place. Raises EngineError(404) where there is none."""
+        """Take no more requests for `name`; those in flight end. Raises EngineError(404) if it is not loaded.
+
+        The worker drops the tensors when it needs their place.
+        """
         await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-        await self._rpc("drop_adapter", name)
 
     async def adapters(self) -> list[str]:
         """Names of the loaded adapters."""
@@ -148,8 +150,9 @@ class EngineClient:
         ]
 
     async def context_length(self) -> int:
-        """The longest sequence it takes, in tokens."""
-        return int((await self._json("GET", "/v1/models"))["data"][0]["max_model_len"])
+        """The longest sequence it takes, prompt and answer together, in tokens."""
+        listed = (await self._json("GET", "/v1/models"))["data"]
+        return int(next(model["max_model_len"] for model in listed if model["id"] == BASE_NAME))
 
     async def _has_the_right_mode(self) -> bool:
         info = await self._json("GET", "/server_info?config_format=json")

@@ -1,0 +1,122 @@
+"""Compares the LoRA tensors an engine multiplies with against the adapter file, without vLLM's loader.
+
+Neighbours: worker.py reads the engine's buffers and calls `compare`; publication.py judges the report.
+Knows torch and safetensors; nothing of vLLM, versions or HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+# How engines fuse projections: the fused module's name, and its slices in order.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# What an adapter_config.json must say, for A and B alone to be the whole adapter (C14, C27).
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "fan_in_fan_out": (False, None),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A [rank, in] and B [out, rank] of one projection; in an engine's buffers padded with zeros."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+def compare(held: Mapping[str, Sequence[Pair]], folder: Path) -> dict[str, Any]:
+    """The report of one engine. `held`: its modules by name, with one Pair per fused slice.
+
+    `modules` counts the slices that hold anything, `expected` the projections in the file, `mismatched` has a
+    sentence for each difference; alpha / rank is folded into B on the engine's side.
+    """
+    content = (folder / "adapter_model.safetensors").read_bytes()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    pairs, said = _read(load(content))
+    said += [f"adapter_config.json: {key} = {config[key]!r}" for key in _PLAIN if not _plain(config, key)]
+    engine = dict(_slices(held))
+    said += [f"{module}: the engine has no such module" for module in pairs if module not in engine]
+    for module, slot in engine.items():
+        said += _differences(module, slot, pairs.get(module), _scale(config))
+    return {
+        "modules": sum(bool(slot.a.any()) for slot in engine.values()),
+        "expected": len(pairs),
+        "mismatched": said,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def _read(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Pair], list[str]]:
+    """Pairs by module name, and a sentence for each tensor that is no half of a pair."""
+    sides: dict[str, dict[str, torch.Tensor]] = {}
+    said = []
+    for name, tensor in tensors.items():
+        if match := _TENSOR.fullmatch(name):
+            sides.setdefault(match["module"], {})[match["side"]] = tensor
+        else:
+            said.append(f"{name}: not a LoRA matrix of a linear layer")
+    said += [f"{module}: only one of A and B is in the file" for module in sides if len(sides[module]) != 2]
+    return {module: Pair(a=both["A"], b=both["B"]) for module, both in sides.items() if len(both) == 2}, said
+
+
+def _slices(held: Mapping[str, Sequence[Pair]]) -> list[tuple[str, Pair]]:
+    """Each slice of the engine's modules under the name its projection has in the file."""
+    named = []
+    for module, slots in held.items():
+        parent, _, last = module.rpartition(".")
+        parts = FUSED.get(last, (last,)) if len(slots) > 1 else (last,)
+        if len(parts) != len(slots):
+            parts = tuple(f"{last}[{index}]" for index in range(len(slots)))
+        prefix = f"{parent}." if parent else ""
+        named += [(prefix + part, slot) for part, slot in zip(parts, slots, strict=True)]
+    return named
+
+
+def _differences(module: str, slot: Pair, wanted: Pair | None, scale: float) -> list[str]:
+    """How the engine's slot differs from the file's pair; without one the slot must be empty."""
+    if wanted is None:
+        return (
+            [f"{module}: not in the file, yet the engine holds it"] if slot.a.any() and slot.b.any() else []
+        )
+    said = []
+    for side, have, want in (("A", slot.a, wanted.a), ("B", slot.b, wanted.b)):
+        expected = want.to(have.dtype)
+        if side == "B" and scale != 1:
+            expected = expected * scale  # in the engine's own precision, as it does
+        if not _equal(have, expected.to(have.device)):
+            said.append(f"{module}.lora_{side}: the engine's differs from the file's")
+    return said
+
+
+def _equal(have: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether `have` is `want`, bit for bit, and zero beyond it."""
+    rows, columns = want.shape
+    if rows > have.shape[0] or columns > have.shape[1]:
+        return False
+    rest = (have[rows:], have[:, columns:])
+    return torch.equal(have[:rows, :columns], want) and not any(part.any() for part in rest)
+
+
+def _scale(config: Mapping[str, Any]) -> float:
+    rank = config["r"]
+    return config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+def _plain(config: Mapping[str, Any], key: str) -> bool:
+    return config.get(key) in _PLAIN[key]

@@ -1,0 +1,101 @@
+"""The logprob probe: sequences the trainer scored, scored again by an engine.
+
+Neighbours: the recipe writes `probe.safetensors` into each checkpoint (tokens, offsets, sampled,
+logprobs_policy, logprobs_base: temperature 1, the whole vocabulary); publication.py judges the errors.
+Knows nothing of adapters or of what error is too large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from runtime.serving.engine import BASE_NAME
+from runtime.serving.engine_client import EngineClient
+
+Floats = NDArray[np.float64]
+
+# Sampled tokens of a sequence that are scored: enough to tell, few enough to be quick.
+_SCORED_TOKENS = 256
+# The adapter's effect says something where it stands out from rounding by this factor.
+_OVER_NOISE = 8.0
+
+
+class ProbeError(Exception):
+    """There is nothing to compare with."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Served minus trained, over one engine's probe."""
+
+    largest: float
+    mean: float
+    effect_share: float | None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Sequences of token ids, which of their tokens count, and the trainer's logprobs of those [K]."""
+
+    sequences: list[list[int]]
+    counts: NDArray[np.bool_]
+    policy: Floats
+    base: Floats
+
+    @staticmethod
+    def read(path: Path, context_length: int) -> Probe:
+        """Sequences cut to what is scored. Raises ProbeError when there is nothing to compare."""
+        try:
+            arrays = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise ProbeError(f"no probe: {error}") from error
+        offsets = arrays["offsets"].tolist()
+        counts = arrays["sampled"].astype(bool)
+        kept = [_cut(start, end, counts, context_length) for start, end in itertools.pairwise(offsets)]
+        rows = np.concatenate([np.arange(part.start, part.stop) for part in kept])
+        counts = counts[rows]
+        if not counts.any():
+            raise ProbeError("the probe has no sampled token")
+        return Probe(
+            sequences=[arrays["tokens"][part].tolist() for part in kept],
+            counts=counts,
+            policy=arrays["logprobs_policy"][rows][counts].astype(np.float64),
+            base=arrays["logprobs_base"][rows][counts].astype(np.float64),
+        )
+
+    async def score(self, engine: EngineClient, name: str) -> tuple[Floats, Floats]:
+        """The engine's logprobs of the counting tokens under `name` and under the base: [K], [K]."""
+        asked = [(model, ids) for model in (name, BASE_NAME) for ids in self.sequences]
+        scores = [np.array(row) for row in await asyncio.gather(*(engine.score(*one) for one in asked))]
+        half = len(self.sequences)
+        served, base = np.concatenate(scores[:half]), np.concatenate(scores[half:])
+        return served[self.counts], base[self.counts]
+
+    @property
+    def effect(self) -> float:
+        """How far the adapter moves a logprob, at most."""
+        return float(np.abs(self.policy - self.base).max())
+
+    def errors(self, served: Floats, served_base: Floats) -> Errors:
+        """Both [K], of one engine. The share is the slope of the engine's effect on the trainer's."""
+        error = np.abs(served - self.policy)
+        noise = float(np.abs(served_base - self.base).mean())
+        trained = self.policy - self.base
+        share = None
+        if float(np.abs(trained).mean()) > _OVER_NOISE * noise and trained.any():
+            share = float((served - served_base) @ trained / (trained @ trained))
+        return Errors(float(error.max()), float(error.mean()), share)
+
+
+def _cut(start: int, end: int, counts: NDArray[np.bool_], context_length: int) -> slice:
+    """The part of one sequence that is scored. The engine wants room for one more token after it."""
+    first = start + int(counts[start:end].argmax())
+    return slice(start, min(end, first + _SCORED_TOKENS, start + context_length - 1))
