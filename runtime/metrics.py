@@ -39,7 +39,15 @@ class MetricsLog:
         if not self.path.exists():
             return []
         lines = self.path.read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [value for line in lines if (value := _parsed(line)) is not None]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 class WandbLog:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
@@ -31,6 +32,9 @@ from runtime.training.update import Trained, UpdateSettings, probe, update
 
 _LOOK_SECONDS = 0.02
 _NOTHING_MORE = 0
+_NOTHING_YET = -1
+# The other ranks wait in a collective, which gives up after minutes: they hear from the first this often.
+_WORD_SECONDS = 30.0
 _PROBE = "probe.safetensors"
 
 
@@ -98,17 +102,23 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
     def _next(self) -> Batch | None:
         """The next batch; the first rank decides whether there is one, so that all take the same."""
-        step = self.ranks.agree(self._await_next() if self.ranks.first else _NOTHING_MORE)
+        step = _NOTHING_YET
+        while step == _NOTHING_YET:
+            step = self.ranks.agree(self._await_next() if self.ranks.first else _NOTHING_YET)
         if step == _NOTHING_MORE:
             return None
         try:
-            return read_batch(step_folder(self.steps, step))
+            batch = read_batch(step_folder(self.steps, step))
+            if batch.step != step:
+                raise BatchError(f"{step_folder(self.steps, step).name} holds step {batch.step}")
+            return batch
         except BatchError as error:
             self._fail(step, error)
             raise
 
     def _await_next(self) -> int:
         step = self.step + 1
+        until = time.monotonic() + _WORD_SECONDS
         while not self.stopping:
             # A step that failed holds no version: the gateway goes on with the next number.
             folder = step_folder(self.steps, step)
@@ -118,11 +128,14 @@ class GRPOLoRARecipe(FTRecipeInterface):
                 return step
             elif not self.cfg.follow:
                 break
+            elif time.monotonic() > until:
+                return _NOTHING_YET
             else:
                 time.sleep(_LOOK_SECONDS)
         return _NOTHING_MORE
 
     def _update(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
+        self.policy.check_tokens(int(batch.tokens.max()), int(np.diff(batch.offsets).max()))
         trained = update(self.policy, self.optimizer, batch, self.settings, self.ranks)
         return trained, probe(self.policy, batch)
 

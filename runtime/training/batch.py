@@ -118,8 +118,12 @@ def read_batch(folder: Path) -> Batch:
     """Read and check a step's folder. Raises BatchError."""
     try:
         meta = json.loads((folder / _META).read_text())
-        if meta.get("kind", "train") != "train":
-            return empty_batch(meta)
+        if not isinstance(meta, dict):
+            raise BatchError(f"{folder.name}: {_META} is no object")
+        if meta.get("kind") == "restore":
+            batch = empty_batch(meta)
+            _check(batch, folder.name)
+            return batch
         arrays = load_file(folder / _TENSORS)
     except (OSError, ValueError, SafetensorError) as error:
         raise BatchError(f"{folder.name}: {error}") from error
@@ -133,6 +137,10 @@ def read_batch(folder: Path) -> Batch:
 def _check(batch: Batch, name: str) -> None:
     if batch.meta.get("schema") != SCHEMA:
         raise BatchError(f"{name}: schema {batch.meta.get('schema')}, not {SCHEMA}")
+    if batch.kind not in ("train", "restore") or not isinstance(batch.meta.get("step"), int):
+        raise BatchError(f"{name}: step {batch.meta.get('step')} of kind {batch.kind}")
+    if batch.kind == "restore" and not isinstance(batch.meta.get("from"), str):
+        raise BatchError(f"{name}: a restore step that names no checkpoint")
     sizes = {"N": len(batch.tokens), "S+1": len(batch.offsets), "S": batch.samples, "M": len(batch.reward)}
     for tensor, (dtype, size) in _LAYOUT.items():
         value = getattr(batch, tensor)
@@ -158,12 +166,16 @@ def _check_samples(batch: Batch, name: str) -> None:
             raise BatchError(f"{name}: a {what} index is out of range")
     if batch.sampled[batch.offsets[:-1]].any():
         raise BatchError(f"{name}: a sample begins with a sampled token; it needs a prompt")
-    if (batch.temperature <= 0).any():
-        raise BatchError(f"{name}: a sample has temperature 0 and no behaviour distribution")
+    if (batch.tokens < 0).any():
+        raise BatchError(f"{name}: a token id is negative")
+    # Written so that NaN is refused too.
+    if not ((batch.temperature > 0) & np.isfinite(batch.temperature)).all():
+        raise BatchError(f"{name}: a sample has no temperature above 0, so no behaviour distribution")
 
 
 def _groups(batch: Batch) -> int:
-    return len(batch.meta["groups"])
+    groups = batch.meta.get("groups")
+    return len(groups) if isinstance(groups, list) else 0
 
 
 def _sync(path: Path) -> None:

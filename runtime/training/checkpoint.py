@@ -89,13 +89,14 @@ class CheckpointStore:
         """Commit a step: `write` fills a temporary folder, then hash, fsync and one rename.
 
         A kill at any instant leaves either no such checkpoint or the whole of it. Raises FileExistsError when
-        the step is committed already: a step happens once.
+        the step is committed already: a step happens once. One that is there but not whole is replaced.
         """
         folder = self.root / checkpoint_name(step)
-        if folder.exists():
+        if self._is_whole(folder.name):
             raise FileExistsError(f"{folder.name} is committed already")
-        partial = self.root / f".tmp-{folder.name}-{os.getpid()}"
         self._clear_partials()
+        self._remove(folder.name)  # a broken one, which `newest` passed over: the step is taken again
+        partial = self.root / f".tmp-{folder.name}-{os.getpid()}"
         partial.mkdir(parents=True)
         write(partial)
         (partial / STATE).write_text(json.dumps(state))
@@ -125,6 +126,7 @@ class CheckpointStore:
             state = json.loads((folder / STATE).read_text())
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{name}: {error}") from error
+        _check_manifest(name, manifest)
         if verify:
             for file, expected in manifest["files"].items():
                 _check(folder / file, expected)
@@ -170,11 +172,22 @@ class CheckpointStore:
         pinned = self.pinned()
         removed = [name for name in self.names()[: -max(2, keep)] if name not in pinned]
         for name in removed:
-            # Renamed first: a half-removed folder must not look like a checkpoint.
+            self._remove(name)
+        return removed
+
+    def _is_whole(self, name: str) -> bool:
+        try:
+            self.load(name)
+        except CheckpointError:
+            return False
+        return True
+
+    def _remove(self, name: str) -> None:
+        """Renamed first: a half-removed folder must not look like a checkpoint."""
+        if (self.root / name).exists():
             doomed = self.root / f".tmp-removed-{name}"
             os.rename(self.root / name, doomed)
             shutil.rmtree(doomed)
-        return removed
 
     def _readable(self) -> Iterator[Checkpoint]:
         for name in self.names():
@@ -209,6 +222,23 @@ def _files(folder: Path) -> Iterator[str]:
 def _describe(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def _check_manifest(name: str, manifest: Any) -> None:
+    """A manifest has no hash of its own; what it says must at least agree with itself."""
+    try:
+        sound = (
+            checkpoint_name(manifest["step"]) == name
+            and isinstance(manifest["version"], int)
+            and isinstance(manifest["created"], float | int)
+            and STATE in manifest["files"]
+            and all({"sha256", "bytes"} == set(file) for file in manifest["files"].values())
+            and manifest["adapter_sha256"] == manifest["files"][ADAPTER_WEIGHTS]["sha256"]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{name}: its manifest lacks {error}") from error
+    if not sound:
+        raise CheckpointError(f"{name}: its manifest contradicts itself")
 
 
 def _check(path: Path, expected: dict[str, Any]) -> None:

@@ -99,12 +99,22 @@ class Policy:
         """Inside, the adapter is off: the base, bit for bit."""
         return disable_adapter(self.model)
 
+    def check_tokens(self, largest: int, longest: int) -> None:
+        """Raises PolicyError for a token id or a sample length that this model has no place for."""
+        model: Any = self.model
+        vocabulary, positions = model.tok_embeddings.num_embeddings, model.max_seq_len
+        if largest >= vocabulary:
+            raise PolicyError(f"token id {largest} is outside the model's vocabulary of {vocabulary}")
+        if longest > positions:
+            raise PolicyError(f"a sample has {longest} tokens, the model {positions} positions")
+
     def collect_gradients(self) -> None:
-        """Move the working copy's gradients to the masters."""
+        """Add the working copy's gradients to the masters', in fp32; called after each micro-batch."""
         for name, master in self.masters.items():
             working = self._working[name]
-            if master is not working:
-                master.grad = None if working.grad is None else working.grad.float()
+            if master is not working and working.grad is not None:
+                gradient = working.grad.float()
+                master.grad = gradient if master.grad is None else master.grad + gradient
                 working.grad = None
 
     @torch.no_grad()
@@ -147,6 +157,10 @@ class Policy:
         if set(tensors) != set(wanted):
             odd = sorted(set(tensors) ^ set(wanted))
             raise PolicyError(f"the adapter's tensors are not this model's: {odd[:3]} and {len(odd)} in all")
+        for peft_name, name in wanted.items():
+            if tensors[peft_name].shape != self.masters[name].shape:  # `copy_` would broadcast
+                found, own = list(tensors[peft_name].shape), list(self.masters[name].shape)
+                raise PolicyError(f"{peft_name} is {found}, not {own}")
         for peft_name, name in wanted.items():
             self.masters[name].copy_(tensors[peft_name])
         self.refresh()

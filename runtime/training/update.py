@@ -127,9 +127,9 @@ def gradients(
     for one in packs[ranks.rank :: ranks.size]:
         terms, entropy = _pack_loss(policy, batch, one, selected, settings)
         (terms.loss / tokens).backward()
+        policy.collect_gradients()
         found = (terms.loss, terms.ratio, terms.clipped, terms.kl_behaviour, terms.kl_reference, entropy)
         sums += torch.stack([value.detach().double() for value in found])
-    policy.collect_gradients()
     for master in policy.masters.values():
         if master.grad is None:  # this rank had no pack
             master.grad = torch.zeros_like(master)
