@@ -149,7 +149,7 @@ class LocalMachine:
         path.write_text(config.model_copy(update=place).model_dump_json(indent=1) + "\n")
         keeper = self._start_keeper(path, token)
         gateway = self._sockets / "gateway.sock"
-        Startup(self._folder, gateway, progress).wait(token, keeper.poll, START_SECONDS)
+        Startup(self._run_id, self._folder, gateway, progress).wait(token, keeper.poll, START_SECONDS)
         return gateway
 
     def pull(self, into: Path) -> PullReport:

@@ -26,9 +26,10 @@ _LOG_BYTES = 8192
 
 
 class Startup:
-    """The start of one runtime, seen from its folder."""
+    """The start of one run's runtime, seen from its folder."""
 
-    def __init__(self, state_dir: Path, gateway: Path, progress: Progress) -> None:
+    def __init__(self, run_id: str, state_dir: Path, gateway: Path, progress: Progress) -> None:
+        self._run_id = run_id
         self._state_dir = state_dir
         self._gateway = gateway
         self._progress = progress
@@ -89,9 +90,12 @@ class Startup:
         return self._failed(f"the runtime ended while it started: {reason}", "supervisor")
 
     def _failed(self, message: str, name: str) -> JobFailed:
-        log = self._state_dir / "logs" / f"{name}.log"
-        lines = last_lines(log)
-        return JobFailed(message, "\n".join(lines) or f"{log} is empty", f"less {log}")
+        """The end of the log goes where progress goes; its very last line is the reason."""
+        lines = last_lines(self._state_dir / "logs" / f"{name}.log")
+        for line in lines:
+            self._progress(f"{name}: {line}")
+        why = lines[-1].strip() if lines else f"its log, {name}.log, is empty"
+        return JobFailed(message, why, f"launch logs {self._run_id} --which {name}")
 
 
 def last_lines(log: Path) -> list[str]:
