@@ -155,11 +155,10 @@ class EngineClient:
         return int(next(model["max_model_len"] for model in listed if model["id"] == BASE_NAME))
 
     async def _has_the_right_mode(self) -> bool:
-        info = await self._json("GET", "/server_info?config_format=json")
-        mode = info["vllm_config"]["model_config"]["logprobs_mode"]
-        if mode != LOGPROBS_MODE:
-            log.error("%s: logprobs mode %r, not %r: it is not used", self.name, mode, LOGPROBS_MODE)
-        return mode == LOGPROBS_MODE
+        modes = {worker["logprobs_mode"] for worker in await self._rpc("sampling")}
+        if modes != {LOGPROBS_MODE}:
+            log.error("%s: logprobs modes %s, not %r: it is not used", self.name, modes, LOGPROBS_MODE)
+        return modes == {LOGPROBS_MODE}
 
     async def _rpc(self, method: str, *arguments: str) -> list[Any]:
         body = {"method": method, "args": list(arguments)}

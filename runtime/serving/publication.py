@@ -112,10 +112,11 @@ class Publisher:
     async def _bring(self, engines: list[EngineClient], checkpoint: Published) -> Publication:
         name = self.name(checkpoint.version)
         self._refuse_reuse(name, checkpoint)
+        staged: list[EngineClient] = []
         try:
-            return await self._prove(engines, name, checkpoint)
+            return await self._prove(engines, name, checkpoint, staged)
         except (PublicationError, EngineError, ProbeError) as error:
-            await self._unload(engines, name)
+            await self._unload(staged, name)
             raise PublicationError(f"{name}: {error}") from error
 
     def _refuse_reuse(self, name: str, checkpoint: Published) -> None:
@@ -125,10 +126,12 @@ class Publisher:
         if known != checkpoint.adapter_sha256:
             raise PublicationError(f"{name} was used for other weights: a name is never used again")
 
-    async def _prove(self, engines: list[EngineClient], name: str, checkpoint: Published) -> Publication:
+    async def _prove(
+        self, engines: list[EngineClient], name: str, checkpoint: Published, staged: list[EngineClient]
+    ) -> Publication:
         started = time.monotonic()
-        await _all(engines, lambda engine: _load(engine, name, checkpoint.adapter))
-        staged = time.monotonic()
+        await _all(engines, lambda engine: _load(engine, name, checkpoint.adapter, staged))
+        loaded = time.monotonic()
         reports = await _all(engines, lambda engine: engine.verify_adapter(name, checkpoint.adapter))
         for engine, report in zip(engines, reports, strict=True):
             _judge_report(engine.name, report, checkpoint.adapter_sha256)
@@ -150,8 +153,8 @@ class Publisher:
             mean_error=max(error.mean for error in errors),
             effect=probe.effect,
             effect_share=errors[0].effect_share,
-            stage_seconds=round(staged - started, 4),
-            verify_seconds=round(verified - staged, 4),
+            stage_seconds=round(loaded - started, 4),
+            verify_seconds=round(verified - loaded, 4),
             probe_seconds=round(time.monotonic() - verified, 4),
         )
 
@@ -184,13 +187,18 @@ class Publisher:
         return int(number) if alias == self._served_name and number.isdigit() else None
 
 
-async def _load(engine: EngineClient, name: str, adapter: Path) -> None:
-    """Load it; where it is loaded already (a gateway died after staging it) the comparison decides."""
+async def _load(engine: EngineClient, name: str, adapter: Path, staged: list[EngineClient]) -> None:
+    """Load it, and note the engine as one to take it from again.
+
+    Where the name is loaded already (a gateway died after staging it) the comparison decides what it is.
+    """
+    staged.append(engine)
     try:
         await engine.load_adapter(name, adapter)
     except EngineError as error:
         if error.status != 400 or name not in await engine.adapters():
             raise
+        staged.remove(engine)
 
 
 def _judge_report(engine: str, report: AdapterReport, sha256: str) -> None:

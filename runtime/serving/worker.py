@@ -46,6 +46,10 @@ class WorkerExtension:
 
     model_runner: Any
 
+    def sampling(self) -> dict[str, Any]:
+        """How this worker's sampler makes logprobs."""
+        return {"logprobs_mode": self.model_runner.sampler.logprobs_mode}
+
     def verify_adapter(self, name: str, folder: str) -> dict[str, Any]:
         """Compare what this worker multiplies with for `name` against the PEFT folder (adapter_check.py)."""
         manager = self.model_runner.lora_manager._adapter_manager

@@ -64,7 +64,7 @@ def change(folder: Path, into: Path, edit: Any) -> Path:
 
 
 def logprobs(model: Path, adapter: Path | None, sequence: list[int], temperature: float = 1.0) -> np.ndarray:
-    """log p of each token but the first [T - 1], by transformers and peft in fp32 over the whole vocabulary."""
+    """log p of each token but the first [T - 1], by transformers and peft in fp32, whole vocabulary."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 

@@ -1,0 +1,147 @@
+"""The engine as a process: what it is started with, and what is left when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime import processes
+from runtime.schema import EngineConfig, LoraConfig, RuntimeConfig, TrainConfig
+from runtime.serving import engine as server
+from runtime.serving.engine_client import EngineClient
+from runtime.serving.request_fields import check
+from tests.runtime.conftest import TINY_MODEL, EngineProcess, RunningEngine
+
+GONE_SECONDS = 15.0
+
+
+def config(**more: object) -> RuntimeConfig:
+    told = {"run_id": "t", "model_path": str(TINY_MODEL), "state_dir": "/s", "socket_dir": "/k"}
+    return RuntimeConfig.model_validate(told | more)
+
+
+def option(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def test_the_engine_serves_the_base_on_its_own_socket() -> None:
+    words = server.arguments(config(), 3)
+    assert option(words, "--uds") == "/k/engine-3.sock"
+    assert option(words, "--served-model-name") == "base"
+    assert "--host" not in words and "--port" not in words
+
+
+def test_c08_the_logprobs_mode_is_pinned_in_the_command_line() -> None:
+    for device in ("cpu", "cuda"):
+        assert option(server.arguments(config(device=device), 0), "--logprobs-mode") == "processed_logprobs"
+
+
+def test_the_context_is_the_models_own_up_to_a_bound(tmp_path: Path) -> None:
+    assert option(server.arguments(config(), 0), "--max-model-len") == "1024"
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 131072}))
+    assert option(server.arguments(config(model_path=str(tmp_path)), 0), "--max-model-len") == "8192"
+    told = config(engine=EngineConfig(max_model_len=512))
+    assert option(server.arguments(told, 0), "--max-model-len") == "512"
+
+
+@pytest.mark.parametrize(("rank", "slots"), [(1, "8"), (16, "16"), (17, "32"), (256, "256")])
+def test_slots_are_as_wide_as_the_adapters_need(rank: int, slots: str) -> None:
+    told = config(train=TrainConfig(lora=LoraConfig(rank=rank)))
+    assert option(server.arguments(told, 0), "--max-lora-rank") == slots
+
+
+def test_a_model_in_a_folder_is_never_looked_up_on_the_hub() -> None:
+    assert server.environment(config())["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in server.environment(config(model_path="Qwen/Qwen2.5-1.5B-Instruct"))
+
+
+def test_nothing_is_reported_to_anyone() -> None:
+    assert server.environment(config())["VLLM_NO_USAGE_STATS"] == "1"
+
+
+@pytest.mark.slow
+def test_the_engine_listens_on_loopback_and_its_socket_only(engine: RunningEngine) -> None:
+    pids = [engine.pid, *processes.descendants(engine.pid)]
+    assert len(pids) == 2  # the API server and the engine core: nothing else was started
+    inodes = {
+        os.readlink(link) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()
+    }
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = line.split()[1], line.split()[3], line.split()[9]
+            if state == "0A" and f"socket:[{inode}]" in inodes:
+                assert local.startswith(("0100007F:", "00000000000000000000000001000000:")), local
+    assert stat.S_IMODE(engine.socket.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.slow
+def test_long_prompts_with_seeds_leave_the_engine_alive(engine: RunningEngine) -> None:
+    """vLLM 0.32's CPU engine dies of a seeded prompt that is prefilled in two chunks: `check` drops seeds."""
+
+    async def one(client: EngineClient, seed: int) -> int:
+        prompt = [3 + (seed * 31 + index) % 700 for index in range(900)]
+        body = {"model": "base", "prompt": prompt, "max_tokens": 2, "seed": seed, "temperature": 1}
+        content = json.dumps(check("completion", body, "cpu")).encode()
+        async with client.post("/v1/completions", content) as response:
+            return response.status
+
+    async def scenario() -> None:
+        client = EngineClient(engine.socket)
+        assert set(await asyncio.gather(*(one(client, seed) for seed in range(12)))) == {200}
+        assert await client.health()
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_an_engine_whose_core_was_killed_ends_and_says_so(own_engine: Callable[..., EngineProcess]) -> None:
+    engine = own_engine()
+    engine.wait_until_ready()
+    (core,) = processes.children(engine.process.pid)
+    os.kill(core, signal.SIGKILL)
+    assert engine.process.wait(timeout=GONE_SECONDS) == 1
+
+
+@pytest.mark.slow
+def test_the_core_dies_with_the_server_whenever_that_is_killed(
+    own_engine: Callable[..., EngineProcess],
+) -> None:
+    engine = own_engine()
+    core = _first_child(engine)  # long before it is ready
+    engine.process.kill()
+    engine.process.wait(timeout=GONE_SECONDS)
+    _until(lambda: processes.look(core) is None)
+
+
+@pytest.mark.slow
+def test_an_engine_asked_to_stop_ends_well_and_leaves_nothing(
+    own_engine: Callable[..., EngineProcess],
+) -> None:
+    engine = own_engine()
+    engine.wait_until_ready()
+    below = processes.descendants(engine.process.pid)
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.process.wait(timeout=GONE_SECONDS) == 0
+    _until(lambda: not any(processes.look(pid) for pid in below))
+
+
+def _first_child(engine: EngineProcess) -> int:
+    born: list[int] = []
+    _until(lambda: bool(born.extend(processes.children(engine.process.pid)) or born), 120.0)
+    return born[0]
+
+
+def _until(condition: Callable[[], bool], bound_seconds: float = GONE_SECONDS) -> None:
+    end = time.monotonic() + bound_seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

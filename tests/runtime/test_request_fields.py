@@ -1,0 +1,75 @@
+"""The table of request fields (runtime/serving/request_fields.py): pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime.serving.request_fields import CHAT, COMPLETION, BadField, check
+
+CHAT_BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
+
+
+def test_a_seed_never_reaches_the_cpu_engine_but_reaches_cuda() -> None:
+    body = CHAT_BODY | {"seed": 7}
+    assert check("chat", body, "cpu") == CHAT_BODY
+    assert check("chat", body, "cuda") == body
+
+
+def test_nothing_is_changed_in_what_passes() -> None:
+    body = CHAT_BODY | {"temperature": 0.7, "n": 4, "tools": [], "stop": ["\n"], "top_p": 1.0}
+    assert check("chat", body, "cpu") == body
+
+
+def test_the_given_body_is_left_as_it_is() -> None:
+    body = CHAT_BODY | {"seed": 7}
+    check("chat", body, "cpu")
+    assert body["seed"] == 7
+
+
+def test_a_null_field_is_an_absent_one() -> None:
+    assert check("chat", CHAT_BODY | {"guided_json": None, "top_p": None}, "cpu") == CHAT_BODY
+
+
+@pytest.mark.parametrize(
+    "name", sorted({"kv_transfer_params", "prompt_embeds", "vllm_xargs", "guided_regex"})
+)
+def test_what_is_refused_says_why(name: str) -> None:
+    with pytest.raises(BadField, match="is not served: ") as caught:
+        check("completion", {"model": "policy", "prompt": "x", name: {"a": 1}}, "cpu")
+    assert caught.value.param == name
+
+
+def test_a_refused_field_that_asks_for_nothing_is_dropped() -> None:
+    neutral = {"use_beam_search": False, "length_penalty": 1.0, "echo": False, "best_of": 1}
+    assert check("chat", CHAT_BODY | neutral, "cpu") == CHAT_BODY
+
+
+def test_an_unknown_field_is_refused_by_name() -> None:
+    with pytest.raises(BadField, match="'temprature'"):
+        check("chat", CHAT_BODY | {"temprature": 1}, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", 0.001),
+        ("temperature", "hot"),
+        ("top_k", 10**30),
+        ("logit_bias", {"5": float("inf")}),
+        ("n", 0),
+        ("n", 129),
+        ("n", 2.5),
+    ],
+)
+def test_numbers_that_end_in_a_500_or_are_changed_unsaid_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(BadField) as caught:
+        check("chat", CHAT_BODY | {field: value}, "cpu")
+    assert caught.value.param == field
+
+
+def test_every_drop_and_refusal_has_a_reason() -> None:
+    for rules in (CHAT, COMPLETION):
+        assert all(rule.reason for rule in rules.values() if rule.action != "pass")
