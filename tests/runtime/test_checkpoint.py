@@ -1,0 +1,239 @@
+"""Files that must be whole or absent: checkpoints, batches, the metrics of a run that was killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from runtime.metrics import MetricsLog
+from runtime.training.batch import Batch, BatchError, empty_batch, read_batch, step_folder, write_batch
+from runtime.training.checkpoint import ADAPTER_WEIGHTS, CheckpointError, CheckpointStore
+from tests.runtime.trainer_fixtures import make_batch, random_samples
+
+
+def write_files(folder: Path, value: float = 1.0) -> None:
+    (folder / "adapter").mkdir()
+    save_file({"weight": np.full(64, value, np.float32)}, folder / ADAPTER_WEIGHTS)
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    save_file({"moment": np.zeros(8, np.float32)}, folder / "optimizer.safetensors")
+
+
+def commit(store: CheckpointStore, step: int) -> None:
+    state = {"step": step, "client_state": {"at": step}, "metrics": {"reward": step / 10}}
+    store.commit(step, step, state, lambda folder: write_files(folder, step))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def test_a_commit_is_found_again_with_all_it_was_given(store: CheckpointStore) -> None:
+    assert store.newest() is None and store.list() == []
+    for step in (1, 2):
+        commit(store, step)
+    newest = store.newest()
+    assert newest is not None and (newest.name, newest.step, newest.version) == ("step-000002", 2, 2)
+    assert newest.state["client_state"] == {"at": 2}
+    listed = store.list()
+    assert [info.name for info in listed] == ["step-000001", "step-000002"]
+    assert listed[1].metrics == {"reward": 0.2} and not listed[1].pinned
+    assert listed[1].bytes == sum(
+        path.stat().st_size
+        for path in newest.folder.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    )
+
+
+@pytest.mark.parametrize("moment", ["first file", "all files"])
+def test_a_writer_killed_before_the_rename_leaves_no_checkpoint(store: CheckpointStore, moment: str) -> None:
+    commit(store, 1)
+
+    def die(folder: Path) -> None:
+        if moment == "all files":
+            write_files(folder)
+        else:
+            (folder / "adapter").mkdir()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = multiprocessing.get_context("fork").Process(target=store.commit, args=(2, 2, {}, die))
+    child.start()
+    child.join(30)
+    assert child.exitcode == -signal.SIGKILL
+    assert [path.name for path in store.root.glob(".tmp-*")]
+    newest = store.newest()
+    assert newest is not None and newest.name == "step-000001" and len(store.list()) == 1
+    commit(store, 2)
+    assert store.names() == ["step-000001", "step-000002"]
+    assert not list(store.root.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("file", [ADAPTER_WEIGHTS, "optimizer.safetensors", "state.json", "manifest.json"])
+def test_with_a_flipped_bit_the_one_before_is_chosen_and_the_step_can_be_taken_again(
+    store: CheckpointStore, file: str
+) -> None:
+    for step in (1, 2):
+        commit(store, step)
+    path = store.root / "step-000002" / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError):
+        store.load("step-000002")
+    newest = store.newest()
+    assert newest is not None and newest.name == "step-000001"
+    commit(store, 2)
+    newest = store.newest()
+    assert newest is not None and newest.name == "step-000002"
+
+
+def test_a_missing_file_or_a_manifest_of_another_step_is_not_whole(store: CheckpointStore) -> None:
+    for step in (1, 2, 3):
+        commit(store, step)
+    (store.root / "step-000003" / "optimizer.safetensors").unlink()
+    os.rename(store.root / "step-000002", store.root / "step-000004")
+    newest = store.newest()
+    assert newest is not None and newest.name == "step-000001"
+
+
+def test_a_step_is_committed_once(store: CheckpointStore) -> None:
+    commit(store, 1)
+    before = store.load("step-000001").adapter_sha256
+    with pytest.raises(FileExistsError):
+        store.commit(1, 1, {}, lambda folder: write_files(folder, 9.0))
+    assert store.load("step-000001").adapter_sha256 == before
+
+
+def test_pruning_keeps_the_newest_and_the_pinned(store: CheckpointStore) -> None:
+    for step in range(1, 7):
+        commit(store, step)
+    assert store.pin("step-000002").pinned
+    assert store.prune(3) == ["step-000001", "step-000003"]
+    assert store.names() == ["step-000002", "step-000004", "step-000005", "step-000006"]
+    assert [info.name for info in store.list() if info.pinned] == ["step-000002"]
+    assert store.prune(0) == ["step-000004"], "two are always kept"
+    assert not list(store.root.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("name", ["step-000009", "../step-000001", ".tmp-step-000001", "", "pinned.json"])
+def test_what_is_no_checkpoint_cannot_be_pinned_or_loaded(store: CheckpointStore, name: str) -> None:
+    commit(store, 1)
+    store.pin("step-000001")
+    for use in (store.pin, store.load):
+        with pytest.raises(CheckpointError):
+            use(name)
+    assert store.pinned() == {"step-000001"}
+
+
+def line(step: int) -> dict:
+    return {"step": step, "metrics": {"reward": step / 10}, "counts": {"dropped": {"truncated": 1}}}
+
+
+def test_c43_a_resumed_run_repeats_and_loses_no_line_of_metrics(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.resume(None)
+    for step in (1, 2, 3):
+        log.append(line(step))
+    whole = log.path.read_bytes()
+    for size in range(len(whole) + 1):
+        log.path.write_bytes(whole[:size])  # killed at any byte
+        torn = MetricsLog(log.path)
+        assert torn.read() == [line(step) for step in range(1, 4)][: len(torn.read())]
+    for committed in (2, 3):
+        last_start = whole.rindex(b"\n", 0, -1) + 1
+        for size in (last_start, last_start + 20, len(whole) - 1, len(whole)):
+            log.path.write_bytes(whole[:size])
+            log.resume(line(committed))
+            log.append(line(committed + 1))
+            assert [entry["step"] for entry in log.read()] == list(range(1, committed + 2))
+
+
+def test_a_batch_is_read_as_it_was_written(tmp_path: Path) -> None:
+    batch = make_batch(random_samples(1, turns=2), step=7)
+    folder = step_folder(tmp_path / "steps", 7)
+    write_batch(folder, batch)
+    again = read_batch(folder)
+    assert folder.name == "000007" and again.step == 7 and again.kind == "train"
+    assert again.meta == batch.meta
+    for name, value in batch.arrays().items():
+        assert np.array_equal(again.arrays()[name], value) and again.arrays()[name].dtype == value.dtype
+    assert [path.name for path in folder.parent.iterdir()] == ["000007"]
+
+
+def with_array(name: str, edit: Callable[[np.ndarray], np.ndarray]) -> Callable[[Batch], Batch]:
+    return lambda batch: replace(batch, **{name: edit(getattr(batch, name).copy())})
+
+
+def put(place: int, value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def edit(array: np.ndarray) -> np.ndarray:
+        array[place] = value
+        return array
+
+    return edit
+
+
+def with_meta(**changes: object) -> Callable[[Batch], Batch]:
+    return lambda batch: replace(batch, meta=batch.meta | changes)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (with_array("tokens", lambda a: a[:-1]), "sampled is"),
+        (with_array("tokens", lambda a: a.astype(np.int64)), "int64"),
+        (with_array("tokens", put(4, -1)), "negative"),
+        (with_array("offsets", put(0, 1)), "offsets"),
+        (with_array("offsets", put(2, 1)), "offsets"),
+        (with_array("offsets", put(-1, 99999)), "offsets"),
+        (with_array("member", put(0, 99)), "member"),
+        (with_array("member", put(0, -1)), "member"),
+        (with_array("group", put(0, 99)), "group"),
+        (with_array("sampled", put(0, 1)), "needs a prompt"),
+        (with_array("temperature", put(1, 0.0)), "temperature"),
+        (with_array("temperature", put(1, np.nan)), "temperature"),
+        (with_meta(schema=2), "schema"),
+        (with_meta(kind="other"), "kind"),
+        (with_meta(step="1"), "step"),
+        (with_meta(groups=None), "group"),
+        (with_meta(kind="restore"), "names no checkpoint"),
+    ],
+)
+def test_a_batch_that_cannot_be_trained_on_is_refused_by_writer_and_reader(
+    spoil: Callable[[Batch], Batch], says: str, tmp_path: Path
+) -> None:
+    batch = spoil(make_batch(random_samples(2)))
+    with pytest.raises(BatchError, match=says):
+        write_batch(tmp_path / "000001", batch)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "000001").mkdir()
+    save_file(batch.arrays(), tmp_path / "000001" / "batch.safetensors")
+    (tmp_path / "000001" / "batch.json").write_text(json.dumps(batch.meta))
+    with pytest.raises(BatchError, match=says):
+        read_batch(tmp_path / "000001")
+
+
+def test_a_torn_batch_is_refused(tmp_path: Path) -> None:
+    write_batch(tmp_path / "000001", make_batch(random_samples(3)))
+    tensors = tmp_path / "000001" / "batch.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-9])
+    for _ in range(2):
+        with pytest.raises(BatchError, match="000001"):
+            read_batch(tmp_path / "000001")
+        (tmp_path / "000001" / "batch.json").write_text("[]")
+
+
+def test_a_restore_step_has_no_samples(tmp_path: Path) -> None:
+    write_batch(
+        tmp_path / "000002", empty_batch({"schema": 1, "kind": "restore", "step": 2, "from": "step-000001"})
+    )
+    again = read_batch(tmp_path / "000002")
+    assert (again.kind, again.samples, again.meta["from"]) == ("restore", 0, "step-000001")

@@ -1,0 +1,231 @@
+"""Packing and ranks change nothing but rounding: no leak between answers, the same gradient however cut."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from runtime.training import grpo
+from runtime.training.batch import Batch
+from runtime.training.packing import Pack, Sequences, pack
+from runtime.training.ranks import Ranks
+from tests.runtime.trainer_fixtures import (
+    SETTINGS,
+    VOCABULARY,
+    Measured,
+    assert_same_gradient,
+    lone_hidden,
+    make_batch,
+    measure,
+    random_samples,
+    reordered,
+    tiny_model,
+    trained_policy,
+)
+
+
+def sequences(batch: Batch) -> Sequences:
+    spans = [batch.span(sample) for sample in range(batch.samples)]
+    return Sequences(
+        [torch.from_numpy(batch.tokens[span]).long() for span in spans],
+        [torch.from_numpy(batch.sampled[span]) for span in spans],
+        [span.start for span in spans],
+    )
+
+
+def packs_of(batch: Batch, budget: int) -> list[Pack]:
+    return pack(sequences(batch), range(batch.samples), budget)
+
+
+def packed_logprobs(policy, batch: Batch, budget: int) -> Tensor:
+    """Per token of the batch; 0 where nothing was sampled."""
+    found = torch.zeros(len(batch.tokens))
+    for one in packs_of(batch, budget):
+        hidden = policy.hidden(one.tokens_BL, one.positions_BL, one.mask_BLL())
+        ones = torch.ones(len(one.target_T))
+        logprobs = grpo.token_logprobs(hidden[one.row_T, one.place_T], policy.output, one.target_T, ones)
+        found = found.index_put((one.source_T,), logprobs.logprob_T)
+    return found
+
+
+def lone_logprobs(policy, batch: Batch) -> Tensor:
+    """The same from one forward pass per sample, nothing packed or shared."""
+    found = torch.zeros(len(batch.tokens))
+    for sample in range(batch.samples):
+        span = batch.span(sample)
+        tokens = torch.from_numpy(batch.tokens[span]).long()
+        (index,) = torch.from_numpy(batch.sampled[span]).nonzero(as_tuple=True)
+        hidden = lone_hidden(policy, tokens)[index - 1]
+        ones = torch.ones(len(index))
+        logprobs = grpo.token_logprobs(hidden, policy.output, tokens[index], ones)
+        found = found.index_put((index + span.start,), logprobs.logprob_T)
+    return found
+
+
+def gradients_of(policy, values: Tensor) -> dict[str, Tensor]:
+    for master in policy.masters.values():
+        master.grad = None
+    (values * torch.linspace(-1, 1, len(values))).sum().backward()
+    return {name: master.grad.clone() for name, master in policy.masters.items()}
+
+
+@pytest.mark.parametrize("budget", [64, 256, 4096])
+def test_c41_a_shared_prefix_is_independent_forwards_in_value_and_gradient(budget: int) -> None:
+    policy = trained_policy()
+    batch = make_batch(random_samples(41, groups=4, members=4, turns=2))
+    found, expected = packed_logprobs(policy, batch, budget), lone_logprobs(policy, batch)
+    assert torch.equal(found != 0, torch.from_numpy(batch.sampled).bool())
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert_same_gradient(gradients_of(policy, found), gradients_of(policy, expected))
+
+
+def test_c41_no_completion_sees_another_and_no_prompt_sees_its_neighbour() -> None:
+    policy = trained_policy()
+    batch = make_batch(random_samples(42, groups=3, members=3, prompt=8, completion=6))
+    with torch.no_grad():
+        before = packed_logprobs(policy, batch, 4096)
+        for sample in (0, 4, 8):
+            start = int(batch.offsets[sample]) + int(batch.sampled[batch.span(sample)].argmax())
+            changed = replace(batch, tokens=batch.tokens.copy())
+            places = slice(start, int(batch.offsets[sample + 1]))
+            changed.tokens[places] = 3 + (changed.tokens[places] + 7) % (VOCABULARY - 3)
+            after = packed_logprobs(policy, changed, 4096)
+            others = np.ones(len(before), bool)
+            others[batch.span(sample)] = False
+            assert torch.equal(after[others], before[others])
+            assert not torch.equal(after, before)
+
+
+def test_c41_positions_go_on_from_the_prompt_in_every_branch() -> None:
+    batch = make_batch(random_samples(43, groups=3, members=3))
+    for one in packs_of(batch, 4096):
+        predicting = one.positions_BL[one.row_T, one.place_T]
+        own = one.source_T - torch.from_numpy(batch.offsets)[one.sample_T]
+        assert torch.equal(predicting, own - 1)
+
+
+def test_c42_rows_have_few_distinct_lengths() -> None:
+    random = np.random.default_rng(0)
+    lengths = {
+        one.tokens_BL.shape[1]
+        for seed in range(60)
+        for one in packs_of(
+            make_batch(
+                random_samples(
+                    seed, prompt=int(random.integers(5, 60)), completion=int(random.integers(4, 20))
+                )
+            ),
+            4096,
+        )
+    }
+    assert len(lengths) <= 3 and all(length % 64 == 0 for length in lengths)
+
+
+def test_every_sampled_token_is_in_one_pack_exactly_and_the_budget_holds() -> None:
+    batch = make_batch(random_samples(44, groups=5, members=4))
+    for budget in (64, 128, 1024):
+        packs = packs_of(batch, budget)
+        sources = torch.cat([one.source_T for one in packs]).sort().values
+        assert torch.equal(sources, torch.from_numpy(np.flatnonzero(batch.sampled)))
+        assert all(one.tokens_BL.numel() <= budget for one in packs)
+
+
+def big_batch() -> Batch:
+    """Eight prompts whose trees each need a row of their own."""
+    return make_batch(random_samples(15, groups=8, members=3, prompt=30, completion=6))
+
+
+BUDGETS = {512: 1, 256: 2, 64: 8}
+
+
+@pytest.mark.parametrize(("budget", "count"), BUDGETS.items())
+def test_c15_micro_batches_and_their_order_change_no_gradient(budget: int, count: int) -> None:
+    policy, batch = trained_policy(), big_batch()
+    whole = measure(policy, batch, replace(SETTINGS, pack_tokens=100_000))
+    assert len(packs_of(batch, budget)) == count
+    for seed in range(2):
+        order = (
+            np.random.default_rng(seed).permutation(batch.samples).tolist() if seed else range(batch.samples)
+        )
+        found = measure(policy, reordered(batch, order), replace(SETTINGS, pack_tokens=budget))
+        assert_same_gradient(found.gradient, whole.gradient)
+        assert found.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_c15_ranks_change_no_gradient(size: int, tmp_path: Path) -> None:
+    policy, batch = trained_policy(), big_batch()
+    whole = measure(policy, batch, replace(SETTINGS, pack_tokens=100_000))
+    run_ranks(size, tmp_path)
+    for budget in BUDGETS:
+        for rank in range(size):
+            found = load_measured(tmp_path / f"{budget}-{rank}.safetensors")
+            assert_same_gradient(found.gradient, whole.gradient)
+            assert found.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-6)
+
+
+def run_ranks(size: int, folder: Path) -> None:
+    """Real processes that join over gloo as torchrun's would: by the environment."""
+    tiny_model()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    context = multiprocessing.get_context("fork")  # torch is imported already, with one thread
+    children = [
+        context.Process(target=one_rank, args=(rank, size, port, list(BUDGETS), folder))
+        for rank in range(size)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    alive = [child for child in children if child.is_alive()]
+    for child in alive:
+        child.kill()
+    assert not alive and [child.exitcode for child in children] == [0] * size
+
+
+def one_rank(rank: int, size: int, port: int, budgets: Sequence[int], folder: Path) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    ranks = Ranks.join("cpu")
+    assert (ranks.rank, ranks.size, ranks.first) == (rank, size, rank == 0)
+    assert ranks.agree(7 + rank) == 7
+    for budget in budgets:
+        found = measure(trained_policy(), big_batch(), replace(SETTINGS, pack_tokens=budget), ranks)
+        save_measured(folder / f"{budget}-{rank}.safetensors", found)
+    ranks.leave()
+
+
+def save_measured(path: Path, found: Measured) -> None:
+    numbers = {
+        f"metrics/{name}": torch.tensor(value, dtype=torch.float64) for name, value in found.metrics.items()
+    }
+    save_file(found.gradient | numbers, path)
+
+
+def load_measured(path: Path) -> Measured:
+    tensors = load_file(path)
+    metrics = {
+        name.removeprefix("metrics/"): float(value)
+        for name, value in tensors.items()
+        if name.startswith("metrics/")
+    }
+    gradient = {name: value for name, value in tensors.items() if not name.startswith("metrics/")}
+    return Measured(gradient, metrics)
