@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from runtime.tiny import chat, grammar
 
@@ -33,7 +33,7 @@ class Figures:
     """Mean length of the answers."""
 
 
-def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[str, object]:
+def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
     """Figures of both directions on the first HELD_OUT held-out phrases, greedy and sampled at 1.0."""
     held_out = grammar.held_out_phrases(HELD_OUT)
     result: dict[str, object] = {"held_out": HELD_OUT}
@@ -47,7 +47,7 @@ def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict
 
 def answers(
     model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Qwen2Tokenizer,
     source: str,
     target: str,
     phrases: list[grammar.Phrase],
@@ -83,11 +83,11 @@ def judge(replies: list[tuple[str, int, bool]], target: str, phrases: list[gramm
     """The figures of one reply (text, tokens, finished) per phrase."""
     fields = [chat.parse(target, text) for text, _, _ in replies]
     count = len(fields)
-    hits = [grammar.exact(field or "", getattr(phrase, target)) for field, phrase in zip(fields, phrases, strict=True)]
+    references = [getattr(phrase, target) for phrase in phrases]
     return Figures(
         parsed=sum(field is not None for field in fields) / count,
         finished=sum(finished for _, _, finished in replies) / count,
-        exact=sum(hits) / count,
+        exact=sum(map(grammar.exact, (field or "" for field in fields), references)) / count,
         letters=sum(grammar.distinct_letters(field or "") for field in fields) / count,
         tokens=sum(length for _, length, _ in replies) / count,
     )

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 LETTERS = 26
 """The upper end of `distinct_letters`."""
+WORDS = 12
+"""Words that `letters_reward` takes without a charge (the longest phrase of the grammar has 7)."""
 
 _HELD_OUT_PART = 6
 
@@ -102,15 +104,18 @@ _DETERMINERS = (
     _Determiner("my", "mes", "mes", plural=True),
 )
 
+_MASCULINE_NOUNS = (
+    "cat chat, dog chien, book livre, garden jardin, bread pain, horse cheval, boat bateau, wagon wagon, "
+    "kiwi kiwi, zebra zèbre, game jeu, bridge pont, brother frère, king roi, yogurt yaourt, cheese fromage"
+)
+_FEMININE_NOUNS = (
+    "house maison, table table, car voiture, door porte, flower fleur, key clé, sister sœur, apple pomme, "
+    "chair chaise, mouse souris, city ville, cup tasse, queen reine, shirt chemise, moon lune, shop boutique"
+)
 _NOUNS = tuple(
-    _Noun(english, french, feminine)
-    for feminine, words in (
-        (False, "cat chat,dog chien,book livre,garden jardin,bread pain,horse cheval,boat bateau,wagon wagon,"
-                "kiwi kiwi,zebra zèbre,game jeu,bridge pont,brother frère,king roi,paper papier,coat manteau"),
-        (True, "house maison,table table,car voiture,door porte,flower fleur,key clé,sister sœur,apple pomme,"
-               "chair chaise,mouse souris,city ville,cup tasse,queen reine,shirt chemise,moon lune,box caisse"),
-    )
-    for english, french in (pair.split() for pair in words.split(","))
+    _Noun(*pair.split(), feminine)
+    for feminine, pairs in ((False, _MASCULINE_NOUNS), (True, _FEMININE_NOUNS))
+    for pair in pairs.split(", ")
 )
 
 _ADJECTIVES = (
@@ -185,7 +190,7 @@ class _NounPhrase:
 
 @dataclass(frozen=True)
 class _Sentence:
-    """Subject alone, or subject and object joined by a preposition or a verb, or a subject and its quality."""
+    """A subject alone, a subject and its quality, or a subject and an object with a link between them."""
 
     subject: _NounPhrase
     link: tuple[str, str] | _Verb | None = None
@@ -278,6 +283,15 @@ def distinct_letters(text: str) -> int:
     """How many letters of a to z the text has, 0 to 26: case and accents are folded, œ is o and e."""
     plain = unicodedata.normalize("NFKD", text.casefold().replace("œ", "oe").replace("æ", "ae"))
     return len(set(plain) & set("abcdefghijklmnopqrstuvwxyz"))
+
+
+def letters_reward(answer: str) -> float:
+    """The quickstart's reward, 0 to 26: the answer's different letters, less one for each word over WORDS.
+
+    Without the charge the best policy is one that never ends its answer; `max_tokens` then cuts every
+    answer, and a cut answer teaches nothing.
+    """
+    return float(max(0, distinct_letters(answer) - max(0, len(answer.split()) - WORDS)))
 
 
 def exact(answer: str, reference: str) -> float:
