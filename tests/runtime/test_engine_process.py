@@ -119,7 +119,10 @@ def test_the_core_dies_with_the_server_whenever_that_is_killed(
     core = _first_child(engine)  # long before it is ready
     engine.process.kill()
     engine.process.wait(timeout=GONE_SECONDS)
-    _until(lambda: processes.look(core) is None)
+    try:
+        _until(lambda: processes.look(core) is None)
+    finally:
+        processes.send(core, signal.SIGKILL)
 
 
 @pytest.mark.slow
