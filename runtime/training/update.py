@@ -56,9 +56,13 @@ class Trained:
 
 @dataclass(frozen=True)
 class Selected:
-    """The samples with something to learn from, their advantage, and the reasons of the others."""
+    """The samples with something to learn from, their advantage, and the reasons of the others.
+
+    `tokens` is the denominator of the step: how many tokens of these samples were sampled.
+    """
 
     samples: list[int]
+    tokens: int
     advantage_S: Tensor
     dropped: Counter[str]
     flat_groups: int
@@ -91,7 +95,8 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
             dropped["no variance in its group"] += 1
         else:
             samples.append(sample)
-    return Selected(samples, found.value_M[member_S], dropped, found.flat_groups)
+    tokens = sum(int(batch.sampled[batch.span(sample)].sum()) for sample in samples)
+    return Selected(samples, tokens, found.value_M[member_S], dropped, found.flat_groups)
 
 
 def update(
@@ -100,10 +105,13 @@ def update(
     """One step. With nothing to learn from, the optimizer is not touched and `updated` is 0."""
     began = time.monotonic()
     selected = select(batch, settings)
-    tokens = sum(int(batch.sampled[batch.span(sample)].sum()) for sample in selected.samples)
-    metrics = {"updated": float(bool(selected.samples)), "trained_tokens": float(tokens), **_rewards(batch)}
+    metrics = {
+        "updated": float(bool(selected.samples)),
+        "trained_tokens": float(selected.tokens),
+        **_rewards(batch),
+    }
     if selected.samples:
-        metrics |= gradients(policy, batch, selected, tokens, settings, ranks)
+        metrics |= gradients(policy, batch, selected, settings, ranks)
         masters = list(policy.masters.values())
         norm = torch.nn.utils.clip_grad_norm_(masters, settings.max_grad_norm, error_if_nonfinite=True)
         optimizer.step()
@@ -111,11 +119,11 @@ def update(
         policy.refresh()
         metrics["grad_norm"] = float(norm)
     metrics["train_seconds"] = time.monotonic() - began
-    return Trained(metrics, _counts(batch, selected, tokens))
+    return Trained(metrics, _counts(batch, selected))
 
 
 def gradients(
-    policy: Policy, batch: Batch, selected: Selected, tokens: int, settings: UpdateSettings, ranks: Ranks
+    policy: Policy, batch: Batch, selected: Selected, settings: UpdateSettings, ranks: Ranks
 ) -> dict[str, float]:
     """Fill the masters' gradients with d(mean loss over the step's tokens), and return the means.
 
@@ -126,7 +134,7 @@ def gradients(
     sums = torch.zeros(len(_SUMS), device=policy.device, dtype=torch.float64)
     for one in packs[ranks.rank :: ranks.size]:
         terms, entropy = _pack_loss(policy, batch, one, selected, settings)
-        (terms.loss / tokens).backward()
+        (terms.loss / selected.tokens).backward()
         policy.collect_gradients()
         found = (terms.loss, terms.ratio, terms.clipped, terms.kl_behaviour, terms.kl_reference, entropy)
         sums += torch.stack([value.detach().double() for value in found])
@@ -135,7 +143,7 @@ def gradients(
             master.grad = torch.zeros_like(master)
     ranks.add_up([sums, *(master.grad for master in policy.masters.values() if master.grad is not None)])
     names = ("loss", "ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "entropy")
-    return dict(zip(names, (sums / tokens).tolist(), strict=True))
+    return dict(zip(names, (sums / selected.tokens).tolist(), strict=True))
 
 
 def _pack_loss(
@@ -217,13 +225,13 @@ def _rewards(batch: Batch) -> dict[str, float]:
     return {"reward": float(reward_M.mean()), "reward_deviation": float(reward_M.std(correction=0))}
 
 
-def _counts(batch: Batch, selected: Selected, tokens: int) -> dict[str, Any]:
+def _counts(batch: Batch, selected: Selected) -> dict[str, Any]:
     """The gateway's counts, with what was decided here moved from trained to dropped."""
     counts: dict[str, Any] = dict(batch.meta.get("counts") or {"samples": batch.samples})
     dropped = Counter[str](counts.get("dropped") or {}) + selected.dropped
     return counts | {
         "trained": len(selected.samples),
-        "sampled_tokens": tokens,
+        "sampled_tokens": selected.tokens,
         "dropped": dict(dropped),
         "groups_without_variance": selected.flat_groups,
     }

@@ -229,10 +229,9 @@ def measure(
 ) -> Measured:
     """The step's gradient, without taking the step."""
     selected = select(batch, settings)
-    tokens = sum(int(batch.sampled[batch.span(sample)].sum()) for sample in selected.samples)
     for master in policy.masters.values():
         master.grad = None
-    metrics = gradients(policy, batch, selected, tokens, settings, ranks)  # pyright: ignore[reportArgumentType]
+    metrics = gradients(policy, batch, selected, settings, ranks)  # pyright: ignore[reportArgumentType]
     found = {name: master.grad.clone() for name, master in policy.masters.items() if master.grad is not None}
     assert found.keys() == policy.masters.keys()
     return Measured(found, metrics)

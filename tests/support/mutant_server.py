@@ -22,7 +22,8 @@ def main() -> None:
     import pytest  # noqa: F401
     import safetensors.torch  # noqa: F401
     import torch
-    import transformers  # noqa: F401
+    import torchtune  # noqa: F401
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
     for line in sys.stdin:
