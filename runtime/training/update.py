@@ -179,18 +179,20 @@ def _forward(policy: Policy, one: Pack, temperature_T: Tensor) -> grpo.TokenLogp
 def probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
     """What proves a publication: whole sampled sequences and every token's logprob in them.
 
-    `tokens` [P], `offsets` [Q+1]; `logprobs_policy` and `logprobs_base` [P] at temperature 1 over the whole
+    `tokens` and `sampled` [P], `offsets` [Q+1]; `logprobs_policy` and `logprobs_base` [P] at temperature 1 over the whole
     vocabulary, in fp32, 0 at the first token of a sequence.
     """
     # The longest sampled sequences say the most; ties go to the first.
     order = sorted(range(batch.samples), key=lambda sample: -int(batch.sampled[batch.span(sample)].sum()))
-    sequences = [torch.from_numpy(batch.tokens[batch.span(sample)]).long() for sample in order[:count]]
+    spans = [batch.span(sample) for sample in order[:count]]
+    sequences = [torch.from_numpy(batch.tokens[span]).long() for span in spans]
     with_adapter = [_sequence_logprobs(policy, tokens) for tokens in sequences]
     with policy.reference():
         without = [_sequence_logprobs(policy, tokens) for tokens in sequences]
     lengths = [0, *(len(tokens) for tokens in sequences)]
     return {
         "tokens": torch.cat(sequences),
+        "sampled": torch.cat([torch.from_numpy(batch.sampled[span]) for span in spans]),
         "offsets": torch.tensor(lengths).cumsum(0),
         "logprobs_policy": torch.cat(with_adapter),
         "logprobs_base": torch.cat(without),
