@@ -213,7 +213,7 @@ class Run:
             self._limits,
             self._request.plan.budget,
             self._pulse,
-            machine.proof,
+            machine.ended,
         )
         Work(watched, program, shlex.join(command), self._output).do()
 

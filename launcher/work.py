@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from launcher.errors import JobFailed, LimitReached
-from launcher.machines.base import Proof
 from launcher.output import Live, Output
 from launcher.pulse import Beat, Pulse
 from launcher.safety.lease import Limits
@@ -23,8 +22,6 @@ from launcher.signals import Interrupted
 
 _LOOK_EVERY_SECONDS = 0.25
 _DRAW_EVERY_SECONDS = 1.0
-# A runtime that is silent may be busy; is it still there at all?
-_PROVE_AFTER_SECONDS = 10.0
 _SILENT_AT_MOST_SECONDS = 180.0
 # A program that got the same Ctrl-C as we did is given so long to end by itself; when the signal did not
 # come from the terminal it may have missed it, and is told after a moment.
@@ -34,14 +31,14 @@ _MISSED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Watched:
-    """What the loop looks at. `proof` asks the machine whether anything is left; times are monotonic."""
+    """What the loop looks at. `ended` asks the machine why the runtime is gone; times are monotonic."""
 
     label: str
     begun_at: float
     limits: Limits
     budget: float | None
     pulse: Pulse
-    proof: Callable[[], Proof]
+    ended: Callable[[], str | None]
 
 
 class Work:
@@ -52,7 +49,6 @@ class Work:
         self._program = program
         self._text = text
         self._output = output
-        self._proven_at = 0.0
 
     def do(self) -> None:
         """Until the program has ended, whatever the reason.
@@ -113,13 +109,11 @@ class Work:
             which = failed.name if failed else "supervisor"
             why = (failed.detail if failed else None) or beat.status.detail
             raise JobFailed("the runtime failed", why, f"launch logs {label} --which {which}")
-        if beat.silent_since is None or now - beat.silent_since < _PROVE_AFTER_SECONDS:
+        if beat.silent_since is None:
             return
         hint = f"launch logs {label} --which supervisor"
-        if now - self._proven_at > _PROVE_AFTER_SECONDS:
-            self._proven_at = now
-            if self._watched.proof().verified:
-                raise JobFailed("the runtime has ended by itself", beat.silence, hint)
+        if reason := self._watched.ended():
+            raise JobFailed("the runtime has ended by itself", reason, hint)
         if now - beat.silent_since > _SILENT_AT_MOST_SECONDS:
             raise JobFailed("the runtime does not answer any more", beat.silence, hint)
 

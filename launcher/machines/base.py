@@ -93,6 +93,10 @@ class Machine(Protocol):
         """
         ...
 
+    def ended(self) -> str | None:
+        """Why the runtime has ended by itself; None while it runs, or where that cannot be known."""
+        ...
+
     def pull(self, into: Path) -> PullReport:
         """Bring the results home, whole files only. Raises NotPulled."""
         ...

@@ -152,6 +152,14 @@ class LocalMachine:
         Startup(self._run_id, self._folder, gateway, progress).wait(token, keeper.poll, START_SECONDS)
         return gateway
 
+    def ended(self) -> str | None:
+        """The keeper is the runtime's last process: when it is gone, the runtime is."""
+        from launcher.machines.startup import reason_of_end
+
+        if self._keeper is None or self._keeper.alive():
+            return None
+        return reason_of_end(self._folder)
+
     def pull(self, into: Path) -> PullReport:
         """See base.py."""
         from launcher import sync

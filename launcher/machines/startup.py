@@ -20,6 +20,13 @@ from launcher.machines.unix_http import get_json
 START_SECONDS = 1800.0
 # A child that ended twice before the first start was complete would end a third time.
 MOST_RESTARTS = 1
+# The keeper's words for why it ended the runtime.
+_REASONS = {
+    "lease": "nobody renewed its lease",
+    "deadline": "its deadline was reached",
+    "signal": "it was told to end",
+    "supervisor exited": "its supervisor ended",
+}
 _POLL_SECONDS = 0.2
 _LOG_LINES = 12
 _LOG_BYTES = 8192
@@ -83,10 +90,9 @@ class Startup:
         return next((c["name"] for c in self._children() if c["state"] != "ready"), "supervisor")
 
     def _ended(self, code: int) -> JobFailed:
-        try:
-            reason = json.loads((self._state_dir / "keeper.json").read_text())["reason"]
-        except (FileNotFoundError, ValueError):
+        if not (self._state_dir / "keeper.json").exists():
             return self._failed(f"the runtime's keeper ended at once with code {code}", "keeper")
+        reason = reason_of_end(self._state_dir)
         return self._failed(f"the runtime ended while it started: {reason}", "supervisor")
 
     def _failed(self, message: str, name: str) -> JobFailed:
@@ -96,6 +102,15 @@ class Startup:
             self._progress(f"{name}: {line}")
         why = lines[-1].strip() if lines else f"its log, {name}.log, is empty"
         return JobFailed(message, why, f"launch logs {self._run_id} --which {name}")
+
+
+def reason_of_end(state_dir: Path) -> str:
+    """What the keeper wrote down when it ended the runtime, in words."""
+    try:
+        reason = json.loads((state_dir / "keeper.json").read_text())["reason"]
+    except (FileNotFoundError, ValueError, KeyError):
+        reason = ""
+    return _REASONS.get(str(reason), "its keeper was killed")
 
 
 def last_lines(log: Path) -> list[str]:

@@ -63,6 +63,9 @@ class PretendMachine:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return path
 
+    def ended(self) -> str | None:
+        return None if self._server is not None else "its supervisor ended"
+
     def pull(self, into: Path) -> PullReport:
         self._called("pull")
         (into / "adapter").mkdir(parents=True, exist_ok=True)

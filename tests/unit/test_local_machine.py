@@ -158,6 +158,31 @@ open(sys.argv[1], "w").write("in order")
     assert keeper.wait(timeout=5) == 0 and (tmp_path / "how").read_text() == "in order"
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (None, "its keeper was killed"),
+        ('{"state": "running", "reason": null}', "its keeper was killed"),
+        ('{"state": "ended", "reason": "lease"}', "nobody renewed its lease"),
+    ],
+)
+def test_a_runtime_that_ended_by_itself_says_why(
+    machine: LocalMachine, written: str | None, said: str
+) -> None:
+    machine.arm()
+    keeper = subprocess.Popen(["sleep", "60"])
+    named = processes.ProcessId.of(keeper.pid)
+    assert named is not None and machine.ended() is None
+    described = machine.describe() | {"keeper": {"pid": named.pid, "started": named.started}}
+    running = LocalMachine.described(described)
+    assert running.ended() is None
+    keeper.kill()
+    keeper.wait()
+    if written is not None:
+        (Path(machine.state_dir) / "keeper.json").write_text(written)
+    assert running.ended() == said
+
+
 def test_a_keeper_whose_pid_is_someone_elses_now_is_left_alone(machine: LocalMachine) -> None:
     machine.arm()
     stranger = subprocess.Popen(["sleep", "60"])
