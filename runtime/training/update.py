@@ -179,8 +179,8 @@ def _forward(policy: Policy, one: Pack, temperature_T: Tensor) -> grpo.TokenLogp
 def probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
     """What proves a publication: whole sampled sequences and every token's logprob in them.
 
-    `tokens` and `sampled` [P], `offsets` [Q+1]; `logprobs_policy` and `logprobs_base` [P] at temperature 1 over the whole
-    vocabulary, in fp32, 0 at the first token of a sequence.
+    `tokens` and `sampled` [P], `offsets` [Q+1]; `logprobs_policy` and `logprobs_base` [P] at temperature 1
+    over the whole vocabulary, in fp32, 0 at the first token of a sequence.
     """
     # The longest sampled sequences say the most; ties go to the first.
     order = sorted(range(batch.samples), key=lambda sample: -int(batch.sampled[batch.span(sample)].sum()))
