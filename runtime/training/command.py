@@ -7,14 +7,16 @@ from pathlib import Path
 
 from runtime.schema import RuntimeConfig
 
-# `tune run` takes a recipe of ours by its module, found on PYTHONPATH.
-_RECIPE = "runtime.recipes.grpo_lora"
+# `tune run` makes a module of the path (it drops the suffix, dots or not), found on PYTHONPATH.
+_RECIPE = "runtime/recipes/grpo_lora.py"
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 
 
 def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
-    """`tune run` of the GRPO recipe for this run; `follow=False` ends after the last recorded batch."""
-    tune = Path(sys.executable).parent / "tune"
+    """`tune run` of the GRPO recipe for this run; `follow=False` ends after the last recorded batch.
+
+    By way of `recipes/tune.py`, which leaves out of torchtune's imports what no recipe here uses.
+    """
     state = Path(config.state_dir)
     train = config.train
     keys = {
@@ -45,7 +47,7 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
     }
     ranks = ["--nproc_per_node", str(config.train_processes)] if config.train_processes > 1 else []
     return [
-        str(tune), "run", *ranks, _RECIPE,
+        sys.executable, "-m", "runtime.recipes.tune", "run", *ranks, _RECIPE,
         "--config", str(RECIPES / "configs" / "grpo_lora.yaml"),
         *(f"{name}={value}" for name, value in keys.items()),
     ]  # fmt: skip
