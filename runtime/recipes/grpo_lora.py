@@ -60,6 +60,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
         """Build the policy and its optimizer, and go back to the last committed step."""
         signal.signal(signal.SIGTERM, self._stop)
         self._say("loading")
+        if (threads := _threads(self.cfg)) is not None:
+            torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(self.cfg.device == "cpu")
         self.policy = policies.build(
             policies.resolve(str(self.cfg.model_path)),
@@ -202,6 +204,18 @@ class GRPOLoRARecipe(FTRecipeInterface):
                 "error": error,
             }
             write_json(self.output / "trainer.json", said)
+
+
+def _threads(cfg: DictConfig) -> int | None:
+    """How many threads to compute with; None leaves torch's own choice.
+
+    More threads than free cores is far worse than fewer: each waits, spinning, for the one that was put off.
+    """
+    if cfg.threads is not None:
+        return int(cfg.threads)
+    if cfg.device != "cpu" or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def _metrics_line(checkpoint: Checkpoint) -> dict[str, Any]:
