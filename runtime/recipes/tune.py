@@ -1,8 +1,8 @@
 """`tune run`, sooner: `python -m runtime.recipes.tune run RECIPE --config …` takes what `tune run` takes.
 
-torchtune imports Hugging Face's `datasets` (with pandas and pyarrow) at its top, and its command line two model
-hubs: 3 of the 6 s of CPU that a trainer needs to start, for loaders and downloads that no recipe here touches.
-The command is torchtune's own; the same arguments behind plain `tune run` do the same work later.
+torchtune imports Hugging Face's `datasets` (with pandas and pyarrow) at its top, and its command line two
+model hubs: 3 of the 6 s of CPU that a trainer needs to start, for loaders and downloads that no recipe here
+touches. The command is torchtune's own; the same arguments behind plain `tune run` do the same work later.
 """
 
 from __future__ import annotations
