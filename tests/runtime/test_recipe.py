@@ -1,0 +1,155 @@
+"""`tune run` of the recipe on recorded batches: stopped and resumed, on two ranks, on batches to refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from runtime.schema import LoraConfig, RuntimeConfig, TrainConfig
+from runtime.training.batch import Batch, empty_batch, step_folder, write_batch
+from runtime.training.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
+from runtime.training.command import trainer_command
+from tests.runtime.trainer_fixtures import VOCABULARY, make_batch, random_samples, tiny_model
+
+pytestmark = pytest.mark.slow
+
+_SECONDS = 120
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def configured(state: Path, processes: int = 1) -> RuntimeConfig:
+    (state / "steps").mkdir(parents=True, exist_ok=True)
+    return RuntimeConfig(
+        run_id="recipe-test",
+        model_path=str(tiny_model()),
+        state_dir=str(state),
+        socket_dir=str(state),
+        train_processes=processes,
+        train=TrainConfig(lora=LoraConfig(rank=4, alpha=12), learning_rate=1e-3, pack_tokens=128),
+    )
+
+
+def record(state: Path, batches: list[Batch]) -> None:
+    for batch in batches:
+        write_batch(step_folder(state / "steps", batch.step), batch)
+
+
+def recorded(first: int, last: int) -> list[Batch]:
+    return [make_batch(random_samples(seed, groups=4), step=seed) for seed in range(first, last + 1)]
+
+
+@contextmanager
+def started(config: RuntimeConfig, *, follow: bool) -> Iterator[subprocess.Popen[bytes]]:
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    log = Path(config.state_dir) / "trainer.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            trainer_command(config, follow=follow),
+            cwd=REPOSITORY, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def run(config: RuntimeConfig) -> int:
+    with started(config, follow=False) as process:
+        return process.wait(_SECONDS)
+
+
+def newest(state: Path) -> Checkpoint:
+    checkpoint = CheckpointStore(state / "checkpoints").newest()
+    assert checkpoint is not None, (state / "trainer.log").read_text()[-3000:]
+    return checkpoint
+
+
+def metric_steps(state: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (state / "metrics.jsonl").read_text().splitlines()]
+
+
+def await_step(state: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + _SECONDS
+    while f"step-{step:06d}" not in CheckpointStore(state / "checkpoints").names():
+        assert process.poll() is None and time.monotonic() < end, (state / "trainer.log").read_text()[-3000:]
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps in one go, by one process."""
+    state = tmp_path_factory.mktemp("straight")
+    record(state, recorded(1, 4))
+    assert run(configured(state)) == 0, (state / "trainer.log").read_text()[-3000:]
+    assert newest(state).step == 4 and metric_steps(state) == [1, 2, 3, 4]
+    return state
+
+
+def test_c43_stopped_and_killed_on_the_way_it_commits_the_same_adapter(
+    straight: Path, tmp_path: Path
+) -> None:
+    config = configured(tmp_path)
+    record(tmp_path, recorded(1, 2))
+    with started(config, follow=True) as process:
+        await_step(tmp_path, 2, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(_SECONDS) == 0
+    record(tmp_path, recorded(3, 3))
+    with started(config, follow=True) as process:
+        await_step(tmp_path, 3, process)
+        process.kill()
+    (tmp_path / "metrics.jsonl").open("a").write('{"step": 4, "metrics": {}')
+    record(tmp_path, recorded(4, 4))
+    assert run(config) == 0
+    found, expected = newest(tmp_path), newest(straight)
+    assert found.step == 4
+    assert found.adapter_sha256 == expected.adapter_sha256
+    for file in ("optimizer.safetensors", "probe.safetensors"):
+        assert found.manifest["files"][file] == expected.manifest["files"][file]
+    assert metric_steps(tmp_path) == [1, 2, 3, 4]
+    assert found.state["client_state"] == {"at": 4} and found.state["key"] == "key-4"
+
+
+def test_c15_two_processes_commit_the_adapter_of_one(straight: Path, tmp_path: Path) -> None:
+    record(tmp_path, recorded(1, 4))
+    assert run(configured(tmp_path, processes=2)) == 0, (tmp_path / "trainer.log").read_text()[-3000:]
+    assert metric_steps(tmp_path) == [1, 2, 3, 4]
+    found, expected = (load_file(newest(state).folder / ADAPTER_WEIGHTS) for state in (tmp_path, straight))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert float((found[name] - value).abs().max()) <= 1e-5, name
+
+
+def test_a_refused_batch_fails_its_step_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    good, bad = recorded(1, 1)[0], recorded(2, 2)[0]
+    bad.tokens[3] = VOCABULARY
+    flat = make_batch(random_samples(3, members=1), step=3)
+    back = empty_batch({"schema": 1, "kind": "restore", "step": 4, "from": "step-000001", "key": "key-4"})
+    record(tmp_path, [good, bad, flat, back])
+    config = configured(tmp_path)
+    assert run(config) != 0
+    failed = json.loads((step_folder(tmp_path / "steps", 2) / "failed.json").read_text())
+    assert "vocabulary" in failed["error"]
+    assert json.loads((tmp_path / "trainer.json").read_text())["state"] == "failed"
+    assert run(config) == 0
+    assert metric_steps(tmp_path) == [1, 3, 4]
+    store = CheckpointStore(tmp_path / "checkpoints")
+    hashes = {store.load(name).adapter_sha256 for name in store.names()}
+    assert len(hashes) == 1, "a step without variance and a restore of step 1 leave the adapter as it was"
+    assert store.load("step-000003").state["metrics"]["updated"] == 0
