@@ -38,7 +38,9 @@ _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # A KV cache block per sequence is reserved up to this; a model's own 128k would starve a small machine.
 _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
-_ENVIRONMENT_MARK = "SLIPWAY_ENGINE_ENVIRONMENT"
+# How a family of models writes tool calls, by the model_type of its config.json.
+_TOOL_PARSERS = {"qwen2": "hermes", "qwen3": "hermes", "llama": "llama3_json", "mistral": "mistral"}
+ENVIRONMENT_MARK = "SLIPWAY_ENGINE_ENVIRONMENT"
 
 
 def socket_path(config: RuntimeConfig, index: int) -> Path:
@@ -60,6 +62,8 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     # The model's own top-p and penalties would change the support (C9).
     words += ["--generation-config", "vllm"]
     words += ["--disable-uvicorn-access-log"]
+    if parser := _TOOL_PARSERS.get(_model_description(config.model_path).get("model_type", "")):
+        words += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     if config.device == "cpu":
         words += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(engine.kv_cache_gib * 2**30))]
         # Of the memory node, and checked at start even where the cache's size is given.
@@ -156,9 +160,9 @@ def _torch_openmp() -> Path | None:
 
 def _enter_environment(words: dict[str, str]) -> None:
     """Start this program again with `words` set: the loader and OpenMP read theirs only at exec."""
-    if os.environ.pop(_ENVIRONMENT_MARK, None) is not None:
+    if os.environ.pop(ENVIRONMENT_MARK, None) is not None:
         return
-    environ = os.environ | words | {_ENVIRONMENT_MARK: "1"}
+    environ = os.environ | words | {ENVIRONMENT_MARK: "1"}
     # Without byte code the same imports take twice as long.
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.execve(sys.executable, [sys.executable, "-m", "runtime.serving.engine", *sys.argv[1:]], environ)

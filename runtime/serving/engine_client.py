@@ -96,11 +96,11 @@ class EngineClient:
         """Whether it answers, and returns the logprobs we train on (C8: asked of each engine that starts)."""
         try:
             await self._ask("GET", "/health", seconds=_HEALTH_SECONDS)
-            if not self._mode_is_right:
-                self._mode_is_right = await self._has_the_right_mode()
         except EngineError:
             self._mode_is_right = False
             return False
+        if not self._mode_is_right:
+            self._mode_is_right = await self._has_the_right_mode()
         return self._mode_is_right
 
     async def load_adapter(self, name: str, path: Path) -> None:
@@ -155,7 +155,11 @@ class EngineClient:
         return int(next(model["max_model_len"] for model in listed if model["id"] == BASE_NAME))
 
     async def _has_the_right_mode(self) -> bool:
-        modes = {worker["logprobs_mode"] for worker in await self._rpc("sampling")}
+        try:
+            modes = {worker["logprobs_mode"] for worker in await self._rpc("sampling")}
+        except EngineError as error:
+            log.error("%s: it does not say its logprobs mode: %s", self.name, error)
+            return False
         if modes != {LOGPROBS_MODE}:
             log.error("%s: logprobs modes %s, not %r: it is not used", self.name, modes, LOGPROBS_MODE)
         return modes == {LOGPROBS_MODE}

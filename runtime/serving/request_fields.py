@@ -184,6 +184,9 @@ def _check_values(body: Body) -> None:
     choices = body.get("n", 1)
     if not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
         raise BadField("n", f"n is a whole number from 1 to {_MOST_CHOICES}")
+    if "allowed_token_ids" in body and ("structured_outputs" in body or "response_format" in body):
+        # Where they contradict one another vLLM answers 500.
+        raise BadField("allowed_token_ids", "allowed_token_ids does not go with a structured answer")
 
 
 def _check_numbers(name: str, value: Any) -> None:

@@ -70,6 +70,12 @@ def test_numbers_that_end_in_a_500_or_are_changed_unsaid_are_refused(field: str,
     assert caught.value.param == field
 
 
+def test_a_grammar_and_a_list_of_allowed_tokens_do_not_go_together() -> None:
+    both = {"structured_outputs": {"regex": "[ab]+"}, "allowed_token_ids": [5]}
+    with pytest.raises(BadField, match="does not go with"):
+        check("chat", CHAT_BODY | both, "cpu")
+
+
 def test_every_drop_and_refusal_has_a_reason() -> None:
     for rules in (CHAT, COMPLETION):
         assert all(rule.reason for rule in rules.values() if rule.action != "pass")
