@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,31 +73,37 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
     """Sort the batch's samples into trained and dropped. Every sample is one or the other.
 
     Samples of a group without variance have advantage 0: they are left out, and leave the denominator,
-    unless a KL term has something to say about them.
+    unless a KL term has something to say about them. A member none of whose samples can be trained leaves
+    the mean of its group too: masked answers that earn more than whole ones would push the whole ones down.
     """
-    found = grpo.advantages(
-        torch.from_numpy(batch.reward), torch.from_numpy(batch.group), scale=settings.scale_rewards
-    )
     member_S = torch.from_numpy(batch.member)
-    dropped: Counter[str] = Counter()
+    reasons = [_unusable(batch, sample, settings) for sample in range(batch.samples)]
+    usable = {int(batch.member[sample]) for sample, reason in enumerate(reasons) if reason is None}
+    reward_M = torch.from_numpy(batch.reward).clone()
+    reward_M[[member for member in range(len(reward_M)) if member not in usable]] = float("nan")
+    found = grpo.advantages(reward_M, torch.from_numpy(batch.group), scale=settings.scale_rewards)
+    dropped = Counter(reason for reason in reasons if reason is not None)
     samples = []
-    for sample in range(batch.samples):
-        member, span = int(member_S[sample]), batch.span(sample)
-        behaviour = torch.from_numpy(batch.logprobs[span])[torch.from_numpy(batch.sampled[span]).bool()]
-        if not found.scored_M[member]:
-            dropped["reward not finite"] += 1
-        elif len(behaviour) == 0:
-            dropped["nothing sampled"] += 1
-        elif not torch.isfinite(behaviour).all():
-            dropped["logprob not finite"] += 1
-        elif settings.mask_truncated and batch.truncated[sample]:
-            dropped["truncated"] += 1
-        elif found.flat_M[member] and settings.kl_beta == 0:
+    for sample in (sample for sample, reason in enumerate(reasons) if reason is None):
+        if found.flat_M[member_S[sample]] and settings.kl_beta == 0:
             dropped["no variance in its group"] += 1
         else:
             samples.append(sample)
     tokens = sum(int(batch.sampled[batch.span(sample)].sum()) for sample in samples)
     return Selected(samples, tokens, found.value_M[member_S], dropped, found.flat_groups)
+
+
+def _unusable(batch: Batch, sample: int, settings: UpdateSettings) -> str | None:
+    """Why a sample cannot be trained, whatever its group earned; None when it can."""
+    span = batch.span(sample)
+    behaviour = batch.logprobs[span][batch.sampled[span].astype(bool)]
+    if not np.isfinite(batch.reward[batch.member[sample]]):
+        return "reward not finite"
+    if len(behaviour) == 0:
+        return "nothing sampled"
+    if not np.isfinite(behaviour).all():
+        return "logprob not finite"
+    return "truncated" if settings.mask_truncated and batch.truncated[sample] else None
 
 
 def update(

@@ -213,6 +213,14 @@ def test_c05_an_answer_cut_off_at_its_limit_is_left_out_or_kept_by_choice() -> N
     assert len(select(batch, replace(SETTINGS, mask_truncated=False)).samples) == len(samples)
 
 
+def test_c05_what_a_cut_off_answer_earned_does_not_move_the_others() -> None:
+    samples = random_samples(5)
+    rich = replace(samples[0], truncated=True, reward=1000.0)
+    beside = select(make_batch([rich, *samples[1:]]), SETTINGS).advantage_S[1:]
+    alone = select(make_batch(samples[1:]), SETTINGS).advantage_S
+    assert beside.tolist() == alone.tolist()
+
+
 @pytest.mark.parametrize(
     ("advantage", "ratio", "learns"),
     [(1, 1.4, False), (1, 0.5, True), (-1, 1.4, True), (-1, 0.5, False), (1, 1.1, True), (-1, 0.9, True)],
