@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchtune.models.qwen2 import lora_qwen2, qwen2_hf_to_tune
-from torchtune.modules.peft import disable_adapter
+from torchtune.modules.peft import LoRALinear, disable_adapter
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
 # torchtune's name of a linear layer -> the Hugging Face name, which PEFT and vLLM use.
@@ -60,6 +60,8 @@ def resolve(model_path: str) -> Path:
     folder = Path(model_path)
     if folder.is_dir():
         return folder
+    if model_path.startswith(("/", "./", "../", "~")):
+        raise PolicyError(f"there is no model folder {model_path}")
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(model_path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
@@ -181,6 +183,9 @@ def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:
             raise PolicyError(f"the adapter uses {what} ({key}), which is not supported")
     if config.get("bias", "none") != "none":
         raise PolicyError(f"the adapter trains biases (bias={config['bias']!r}), which is not supported")
+    start = config.get("init_lora_weights", True)
+    if start not in (True, False, None, "gaussian"):  # the others move a part of the base into the adapter
+        raise PolicyError(f"the adapter was started by {start} (init_lora_weights), which changes the base")
     if sorted(config["target_modules"]) != sorted(TARGETS):
         raise PolicyError(f"the adapter targets {config['target_modules']}, not all linear layers: {TARGETS}")
     if (config["r"], float(config["lora_alpha"])) != (lora.rank, float(lora.alpha)):
@@ -195,18 +200,19 @@ def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int) -> Po
     """
     config = json.loads((folder / "config.json").read_text())
     _check_architecture(config)
-    model = lora_qwen2(**_shape(config), **_lora_arguments(lora))
-    model = model.to(DTYPES[dtype])
-    weights = {name: weight.to(DTYPES[dtype]) for name, weight in _load(folder)}
+    # On "meta" nothing is allocated or drawn: a large model is read straight to where it stays.
+    with torch.device("meta"):
+        model = lora_qwen2(**_shape(config), **_lora_arguments(lora))
+    weights = dict(_load(folder, DTYPES[dtype], device))
     base = qwen2_hf_to_tune(weights, tie_word_embeddings=bool(config.get("tie_word_embeddings")))
-    missing, unexpected = model.load_state_dict(base, strict=False)
+    missing, unexpected = model.load_state_dict(base, strict=False, assign=True)
     missing = [name for name in missing if ".lora_" not in name]
     if missing or unexpected:
         raise PolicyError(
             f"the weights are not this model's: missing {missing[:3]}, unexpected {unexpected[:3]}"
         )
-    _start_adapter(model, seed)
-    model.to(device)
+    _start_positions(model, device)
+    _start_adapter(model, seed, DTYPES[dtype], device)
     for name, weight in model.named_parameters():
         weight.requires_grad_(".lora_" in name)
     return Policy(model, lora, torch.device(device))
@@ -254,17 +260,43 @@ def _lora_arguments(lora: Lora) -> dict[str, Any]:
     }
 
 
-def _load(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise PolicyError(f"{folder.name} holds no *.safetensors; other formats are not read")
-    for file in files:
-        yield from load_file(file).items()
+def _load(folder: Path, dtype: torch.dtype, device: str) -> Iterator[tuple[str, Tensor]]:
+    for file in _weight_files(folder):
+        for name, weight in load_file(folder / file).items():
+            # A copy even where nothing changes: what was read lies in the mapped file.
+            yield name, weight.to(device=device, dtype=dtype, copy=True)
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The one file, or the shards that the index names; a folder may hold other copies of the weights."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    if not (folder / "model.safetensors").is_file():
+        raise PolicyError(
+            f"{folder} holds no model.safetensors, nor an index of shards; nothing else is read"
+        )
+    return ["model.safetensors"]
+
+
+def _start_positions(model: nn.Module, device: str) -> None:
+    """One table of rotary positions for all layers (torchtune makes one for each)."""
+    layers: Any = model.layers
+    rotary = layers[0].attn.pos_embeddings
+    rotary.rope_init()
+    rotary.to(device)
+    for layer in layers:
+        layer.attn.pos_embeddings = rotary
 
 
 @torch.no_grad()
-def _start_adapter(model: nn.Module, seed: int) -> None:
+def _start_adapter(model: nn.Module, seed: int, dtype: torch.dtype, device: str) -> None:
     """PEFT's start: A uniform in ±1/sqrt(fan-in), B zero."""
+    for module in model.modules():
+        if isinstance(module, LoRALinear):
+            module.to_empty(device=device)
+            module.lora_a.to(dtype)
+            module.lora_b.to(dtype)
     for name, weight in model.named_parameters():
         if name.endswith("lora_a.weight"):
             generator = torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode()))
