@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +121,7 @@ def launch(tmp_path: Path) -> Iterator[Any]:
         launcher.process.wait()
         wait_until(lambda: not launcher.guardian.alive(), 20, "the guardian is done")  # noqa: B023
         processes.end(launcher.left, 0)
+        shutil.rmtree(Path(tempfile.gettempdir()) / launcher.run_id, ignore_errors=True)
 
 
 @pytest.mark.parametrize("end", ["KILL", "TERM", "SEGV", "exception", "exit"])
