@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 _EPSILON = 1e-6
+# Far beyond any clip; past e^88 a ratio would be infinite and its gradient NaN even where it is clipped.
+_MOST_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,13 @@ def clipped_surrogate(
     The behaviour logprobs are the engine's own and carry no gradient. For A > 0 the upper clip stops the
     gradient, for A < 0 the lower one. `kl_beta` adds beta x k3 to the reference (adapter off) policy.
     """
-    log_ratio_T = logprob_T - behaviour_T.detach()
+    log_ratio_T = (logprob_T - behaviour_T.detach()).clamp(max=_MOST_LOG_RATIO)
     ratio_T = log_ratio_T.exp()
     bounded_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
     loss_T = -torch.minimum(ratio_T * advantage_T, bounded_T * advantage_T)
     kl_reference = logprob_T.new_zeros(())
     if reference_T is not None:
-        towards_T = reference_T.detach() - logprob_T
+        towards_T = (reference_T.detach() - logprob_T).clamp(max=_MOST_LOG_RATIO)
         kl_T = towards_T.exp() - towards_T - 1
         loss_T = loss_T + kl_beta * kl_T
         kl_reference = kl_T.detach().sum()

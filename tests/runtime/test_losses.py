@@ -242,6 +242,19 @@ def test_c18_the_clip_stops_the_gradient_on_the_side_of_the_advantage(
     assert behaviour.grad is None and reference.grad is None
 
 
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_a_ratio_past_all_bounds_makes_no_nan(advantage: float) -> None:
+    logprob = torch.tensor([-1.0, -500.0], requires_grad=True)
+    behaviour, reference = torch.tensor([-200.0, -1.0]), torch.tensor([-300.0, -1.0])
+    terms = grpo.clipped_surrogate(
+        logprob, behaviour, torch.full((2,), advantage), clip_low=0.2, clip_high=0.28,
+        reference_T=reference, kl_beta=0.1,
+    )  # fmt: skip
+    terms.loss.backward()
+    assert logprob.grad is not None and torch.isfinite(logprob.grad).all()
+    assert torch.isfinite(torch.stack([terms.loss.detach(), terms.ratio, terms.kl_behaviour])).all()
+
+
 def test_c20_the_kl_gradient_is_that_of_k3_and_flows_to_the_policy_only() -> None:
     logprob = torch.tensor([-1.0, -2.0], requires_grad=True)
     reference = torch.tensor([-1.5, -1.0], requires_grad=True)
