@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.errors import ConfigError, LaunchError, UsageError, suggestion
 from launcher.home import Home
-from launcher.settings import SECRETS, SETTINGS, Setting, Settings, Value, variable_of
+from launcher.settings import SECRETS, SETTINGS, TINY_MODEL, Setting, Settings, Value, variable_of
 
 # LAUNCH_* names that are not settings: ours to read, or what a run tells its program.
 _NOT_SETTINGS = frozenset(
@@ -72,6 +72,8 @@ def load(
         _toml_layer(home.user_config, str(home.user_config), known),
     ]
     values = {key: _resolve(setting, layers) for key, setting in SETTINGS.items()}
+    if values["model"].value == TINY_MODEL:
+        layers.append(_toml_layer(_tiny_settings(), "the embedded model", known))
     overrides: dict[str, Any] = {}
     for key, default in runtime_defaults.items():
         values[key] = Value(default, "default")
@@ -153,6 +155,13 @@ def _toml_layer(path: Path, name: str, known: list[str]) -> _Layer:
     for key in values:
         _known_or_raise(key, f"{name}: {key}", known, ConfigError, f"in {path}: {{}} = …")
     return _Layer(values, lambda _key: name, ConfigError)
+
+
+def _tiny_settings() -> Path:
+    """What the embedded model learns with; it comes with the model."""
+    import runtime
+
+    return Path(runtime.__file__).parent / "tiny" / "settings.toml"
 
 
 def _read_dotenv(env_file: Path | None, folder: Path) -> dict[str, str]:

@@ -93,6 +93,8 @@ def _note_answer(call: Call, answer: lm15.Response, version: str) -> None:
         call.rollout.versions.add(int(version))
     if not answer.text and not answer.tool_calls:
         call.rollout.empty.add((call.predictor, call.index))
+    if answer.finish_reason == "length":
+        call.rollout.cut_off.add((call.predictor, call.index))
 
 
 def _note_lost(call: Call | None, reason: str) -> None:

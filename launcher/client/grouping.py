@@ -27,10 +27,12 @@ class Rules:
     def reward(self, finished: Finished, predictor: str, call: int) -> float:
         """The reward of one call of a run that is not excluded.
 
-        The call whose answer did not parse gets the format failure; the others of a run that came to nothing
-        get the failure, as their own format held.
+        The call whose answer did not parse gets the format failure, and so does one cut off at its limit: what
+        it earned so far would reward never coming to an end. The others of a run that came to nothing get the
+        failure, as their own format held.
         """
-        if (predictor, call) in finished.run.rollout.unparsed:
+        rollout = finished.run.rollout
+        if (predictor, call) in rollout.unparsed | rollout.cut_off:
             return self.format_failure_score
         if finished.score is None:
             return self.failure_score

@@ -49,7 +49,7 @@ class GRPO(Teleprompter):
     `num_rollouts_per_grpo_step` times on each, at `train_kwargs["temperature"]` (default 1.0). The metric's
     score is the reward of all that was sampled in a run; a metric may add `predictor_scores={name: score}` to
     its `dspy.Prediction(score=...)` to judge predictors by themselves. A run whose answer does not parse
-    gives the predictor `format_failure_score`; a program that raises, `failure_score`; a metric that raises
+    or was cut off at its length limit gives the predictor `format_failure_score`; a program that raises, `failure_score`; a metric that raises
     or returns None excludes the run, counted, and one that always does fails the training.
 
     Every `num_steps_for_val` steps, before the first and after the last the student is scored greedily on the

@@ -41,6 +41,8 @@ class Rollout:
     calls: Counter[str] = field(default_factory=Counter)
     empty: set[tuple[str, int]] = field(default_factory=set)
     unparsed: set[tuple[str, int]] = field(default_factory=set)
+    # Answers that ended at their length limit and not by themselves.
+    cut_off: set[tuple[str, int]] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
     versions: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
