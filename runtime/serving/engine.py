@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 LOGPROBS_MODE = "processed_logprobs"
 BASE_NAME = "base"
+# Probes of a publication go before rollouts (0), and find a place beside a full batch.
+SCORE_PRIORITY = -1
+_PLACES_FOR_PROBES = 4
 WORKER_EXTENSION = "runtime.serving.worker.WorkerExtension"
 
 _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -38,6 +41,7 @@ _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # A KV cache block per sequence is reserved up to this; a model's own 128k would starve a small machine.
 _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
+_SMALL_WEIGHTS_BYTES = 100 * 2**20
 # How a family of models writes tool calls, by the model_type of its config.json.
 _TOOL_PARSERS = {"qwen2": "hermes", "qwen3": "hermes", "llama": "llama3_json", "mistral": "mistral"}
 ENVIRONMENT_MARK = "SLIPWAY_ENGINE_ENVIRONMENT"
@@ -54,7 +58,8 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     words = ["--model", config.model_path, "--served-model-name", BASE_NAME]
     words += ["--uds", str(socket_path(config, index))]
     words += ["--dtype", config.dtype, "--logprobs-mode", LOGPROBS_MODE, "--enable-prefix-caching"]
-    words += ["--max-num-seqs", str(engine.max_num_seqs)]
+    words += ["--max-num-seqs", str(engine.max_num_seqs + _PLACES_FOR_PROBES)]
+    words += ["--scheduling-policy", "priority"]
     words += ["--max-model-len", str(engine.max_model_len or longest_context(config))]
     words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.train.lora.rank))]
     words += ["--max-loras", str(engine.max_loras), "--max-cpu-loras", str(4 * engine.max_loras)]
@@ -88,7 +93,7 @@ def environment(config: RuntimeConfig) -> dict[str, str]:
     if Path(config.model_path).is_dir():
         words |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if config.device == "cpu":
-        words |= _cpu_environment()
+        words |= _cpu_environment(config.model_path)
     return words
 
 
@@ -132,11 +137,11 @@ def _lora_rank(rank: int) -> int:
     return next(size for size in _LORA_RANKS if size >= rank)
 
 
-def _cpu_environment() -> dict[str, str]:
+def _cpu_environment(model: str) -> dict[str, str]:
     words = {
         # The cores are shared with the trainer and the gateway: threads are not bound, and wait asleep.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)))),
+        "OMP_NUM_THREADS": str(_threads(model)),
         "OMP_WAIT_POLICY": "PASSIVE",
         # No compiler is needed: vLLM compiles a helper on the first request that asks for logprobs.
         "TORCHDYNAMO_DISABLE": "1",
@@ -147,6 +152,12 @@ def _cpu_environment() -> dict[str, str]:
         before = os.environ.get("LD_PRELOAD", "")
         words["LD_PRELOAD"] = f"{before}:{library}" if before else str(library)
     return words
+
+
+def _threads(model: str) -> int:
+    """One for a small model: its steps are so short that waking a second thread costs more than the work."""
+    weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    return 1 if 0 < weights < _SMALL_WEIGHTS_BYTES else len(os.sched_getaffinity(0))
 
 
 def _torch_openmp() -> Path | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from runtime.serving.engine import BASE_NAME, LOGPROBS_MODE
+from runtime.serving.engine import BASE_NAME, LOGPROBS_MODE, SCORE_PRIORITY
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ class EngineClient:
         self.name = socket.stem
         self._session: aiohttp.ClientSession | None = None
         self._mode_is_right = False
+        self._context_length: int | None = None
 
     async def close(self) -> None:
         """Drop the connections."""
@@ -133,7 +134,8 @@ class EngineClient:
     async def score(self, model: str, token_ids: list[int]) -> list[float]:
         """log p(token | those before it) of each given token at temperature 1, over the whole vocabulary.
 
-        As many as `token_ids`; the first, which has nothing before it, is 0. Reads no prefix cache.
+        As many as `token_ids`; the first, which has nothing before it, is 0. Reads no prefix cache, and does
+        not stand in line behind the rollouts.
         """
         body = {
             "model": model,
@@ -141,7 +143,7 @@ class EngineClient:
             "prompt_logprobs": 0,
             "max_tokens": 1,
             "temperature": 1.0,
-            "detokenize": False,
+            "priority": SCORE_PRIORITY,
         }
         answer = await self._json("POST", "/v1/completions", body)
         rows = answer["choices"][0]["prompt_logprobs"]
@@ -151,8 +153,12 @@ class EngineClient:
 
     async def context_length(self) -> int:
         """The longest sequence it takes, prompt and answer together, in tokens."""
-        listed = (await self._json("GET", "/v1/models"))["data"]
-        return int(next(model["max_model_len"] for model in listed if model["id"] == BASE_NAME))
+        if self._context_length is None:
+            listed = (await self._json("GET", "/v1/models"))["data"]
+            self._context_length = next(
+                model["max_model_len"] for model in listed if model["id"] == BASE_NAME
+            )
+        return self._context_length
 
     async def _has_the_right_mode(self) -> bool:
         try:

@@ -63,6 +63,14 @@ def test_a_model_in_a_folder_is_never_looked_up_on_the_hub() -> None:
     assert "HF_HUB_OFFLINE" not in server.environment(config(model_path="Qwen/Qwen2.5-1.5B-Instruct"))
 
 
+def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(tmp_path: Path) -> None:
+    assert server.environment(config())["OMP_NUM_THREADS"] == "1"
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(200 * 2**20)
+    threads = server.environment(config(model_path=str(tmp_path)))["OMP_NUM_THREADS"]
+    assert threads == str(len(os.sched_getaffinity(0)))
+
+
 def test_nothing_is_reported_to_anyone() -> None:
     assert server.environment(config())["VLLM_NO_USAGE_STATS"] == "1"
 
