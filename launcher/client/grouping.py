@@ -27,9 +27,9 @@ class Rules:
     def reward(self, finished: Finished, predictor: str, call: int) -> float:
         """The reward of one call of a run that is not excluded.
 
-        The call whose answer did not parse gets the format failure, and so does one cut off at its limit: what
-        it earned so far would reward never coming to an end. The others of a run that came to nothing get the
-        failure, as their own format held.
+        The call whose answer did not parse gets the format failure, and so does one cut off at its limit:
+        what it earned so far would reward never coming to an end. The others of a run that came to nothing
+        get the failure, as their own format held.
         """
         rollout = finished.run.rollout
         if (predictor, call) in rollout.unparsed | rollout.cut_off:

@@ -48,9 +48,10 @@ class GRPO(Teleprompter):
     One step takes `num_dspy_examples_per_grpo_step` examples and runs the student
     `num_rollouts_per_grpo_step` times on each, at `train_kwargs["temperature"]` (default 1.0). The metric's
     score is the reward of all that was sampled in a run; a metric may add `predictor_scores={name: score}` to
-    its `dspy.Prediction(score=...)` to judge predictors by themselves. A run whose answer does not parse
-    or was cut off at its length limit gives the predictor `format_failure_score`; a program that raises, `failure_score`; a metric that raises
-    or returns None excludes the run, counted, and one that always does fails the training.
+    its `dspy.Prediction(score=...)` to judge predictors by themselves. An answer that does not parse, or was
+    cut off at its length limit, gives its predictor `format_failure_score`; a program that raises,
+    `failure_score`; a metric that raises or returns None excludes the run, counted, and one that always does
+    fails the training.
 
     Every `num_steps_for_val` steps, before the first and after the last the student is scored greedily on the
     `valset` (`use_train_as_val` takes the trainset). `checkpoint`: "single-best" and "improvements" pin each

@@ -73,6 +73,7 @@ class StepLine:
     spread: float
     rewards: dict[str, float]
     parse_rate: float
+    cut_off_rate: float
     outcomes: dict[str, int]
     counts: dict[str, Any]
     metrics: dict[str, float]
@@ -85,7 +86,7 @@ class StepLine:
         step: int,
         epoch: int,
         grouped: Grouped,
-        parse_rate: float,
+        rates: tuple[float, float],
         status: StepStatus,
         seconds: tuple[float, float],
     ) -> StepLine:
@@ -97,7 +98,8 @@ class StepLine:
             reward=fmean(everything) if everything else float("nan"),
             spread=pstdev(everything) if everything else float("nan"),
             rewards={name: fmean(it) for name, it in grouped.rewards.items() if it},
-            parse_rate=parse_rate,
+            parse_rate=rates[0],
+            cut_off_rate=rates[1],
             outcomes=dict(grouped.outcomes),
             counts=status.counts.model_dump(),
             metrics=status.metrics,
@@ -123,7 +125,8 @@ class Journal:
         parts = [
             f"step {line.step}/{self._steps}",
             f"reward {line.reward:.3f} ±{line.spread:.3f}{_each(line.rewards)}",
-            f"parsed {line.parse_rate:.0%}",
+            f"parsed {line.parse_rate:.0%}"
+            + (f" (cut off {line.cut_off_rate:.0%})" if line.cut_off_rate else ""),
             f"trained {line.counts['trained']} of {line.counts['samples']}",
             f"v{line.version}" if line.version is not None else "not published",
             f"{line.rollout_seconds + line.train_seconds:.1f} s"

@@ -52,6 +52,11 @@ class Finished:
         """Whether every answer of the policy in this run parsed."""
         return not self.run.rollout.unparsed
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether an answer of the policy ended at its length limit."""
+        return bool(self.run.rollout.cut_off)
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -58,6 +58,7 @@ class _Rolled:
     step: int
     grouped: Grouped
     parse_rate: float
+    cut_off_rate: float
     seconds: float
 
 
@@ -113,8 +114,13 @@ class Training:
         self.report.add_rollouts(grouped)
         self._check(finished, self._astray() - astray)
         answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
-        parse_rate = sum(it.parsed for it in answered) / len(answered) if answered else 0.0
-        return _Rolled(step, grouped, parse_rate, time.monotonic() - began)
+        return _Rolled(
+            step,
+            grouped,
+            parse_rate=sum(it.parsed for it in answered) / len(answered),
+            cut_off_rate=sum(it.cut_off for it in answered) / len(answered),
+            seconds=time.monotonic() - began,
+        )
 
     def _runs(self, step: int) -> list[Run]:
         """E × K runs, each a rollout of its own: no answer from a cache, no two with one seed (C44)."""
@@ -190,7 +196,8 @@ class Training:
         self.report.add_step(status.counts)
         seconds = (rolled.seconds, time.monotonic() - began)
         epoch = self.sampler.epoch(rolled.step)
-        line = StepLine.of(rolled.step + 1, epoch, rolled.grouped, rolled.parse_rate, status, seconds)
+        rates = (rolled.parse_rate, rolled.cut_off_rate)
+        line = StepLine.of(rolled.step + 1, epoch, rolled.grouped, rates, status, seconds)
         self.journal.step(line)
         self.history.append({"kind": "step", **asdict(line)})
 

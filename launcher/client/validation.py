@@ -37,6 +37,7 @@ class Evaluation:
     score: float
     standard_error: float
     parse_rate: float
+    cut_off_rate: float
     version: int | None
     predictors: dict[str, float]
     outcomes: dict[str, int]
@@ -58,6 +59,7 @@ class Evaluation:
             "score": self.score,
             "standard_error": self.standard_error,
             "parse_rate": self.parse_rate,
+            "cut_off_rate": self.cut_off_rate,
             "version": self.version,
             "predictors": self.predictors,
             "examples": len(self.finished),
@@ -105,6 +107,7 @@ def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
         score=statistics.fmean(scores) if scores else math.nan,
         standard_error=_error(scores),
         parse_rate=sum(it.parsed for it in answered) / len(answered),
+        cut_off_rate=sum(it.cut_off for it in answered) / len(answered),
         version=max(versions, default=None),
         predictors=_by_predictor(answered),
         outcomes=dict(Counter(it.outcome for it in finished)),

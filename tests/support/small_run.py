@@ -20,6 +20,8 @@ from launcher.client.wire import Patience
 from runtime.schema import StepRequest
 
 TOKEN = "a-token-of-the-test"
+# An answer that ends so was cut off at its length limit.
+CUT_OFF = "<cut off>"
 # For threads: a test that fails must not wait for its real patience.
 PATIENCE = Patience(answer_seconds=20.0, away_seconds=5.0)
 
@@ -96,12 +98,14 @@ class SmallRun:
         if not isinstance(answer, str):
             return answer[0], answer[1], {}
         name = f"policy@v{version}"
-        message = {"role": "assistant", "content": answer}
+        text = answer.removesuffix(CUT_OFF)
+        message = {"role": "assistant", "content": text}
+        reason = "stop" if text == answer else "length"
         body = {
             "id": "chatcmpl-1",
             "object": "chat.completion",
             "model": name,
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "choices": [{"index": 0, "message": message, "finish_reason": reason}],
             "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
         }
         return 200, body, {"x-slipway-policy-version": str(version)}

@@ -15,7 +15,7 @@ import pytest
 from launcher.client import GRPO, EndpointLost, PolicyLM, TrainingFailed, evaluate
 from launcher.client.grpo import _compiles
 from runtime.schema import Group, Member
-from tests.support.small_run import TOKEN, Asked, SmallRun, answering
+from tests.support.small_run import CUT_OFF, TOKEN, Asked, SmallRun, answering
 
 GOOD = "[[ ## french ## ]]\nbonjour\n\n[[ ## completed ## ]]"
 BAD = "I would rather not"
@@ -167,6 +167,15 @@ def test_an_empty_answer_and_a_partly_parsed_one_are_format_failures_too(run: Sm
     grpo.compile(dspy.Predict("english -> reasoning, french"), trainset=examples(2))
     assert {it.reward for group in run.requests[1].groups for it in group.members} == {-1.0}
     assert grpo.report.outcomes == {"unparsed": 8}
+
+
+def test_an_answer_cut_off_at_its_limit_is_a_format_failure_though_it_parses(run: SmallRun) -> None:
+    run.answer = lambda asked: GOOD.partition("\n\n")[0] + CUT_OFF if member_index(asked) == 0 else GOOD
+    grpo = optimizer()
+    grpo.compile(program(), trainset=examples(2))
+    for number, members in by_member(run.requests[1].groups).items():
+        assert {it.reward for it in members} == {-1.0 if number == 0 else 7.0}
+    assert (grpo.history[-1]["parse_rate"], grpo.history[-1]["cut_off_rate"]) == (1.0, 0.25)
 
 
 class Chain(dspy.Module):
