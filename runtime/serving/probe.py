@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 
 # Sampled tokens of a sequence that are scored: enough to tell, few enough to be quick.
 _SCORED_TOKENS = 256
-# The adapter's effect says something where it stands out from rounding by this factor.
-_OVER_NOISE = 8.0
+# The adapter's effect says something where rounding leaves its slope this sure (one standard error).
+_SLOPE_ERROR = 0.1
 
 
 class ProbeError(Exception):
@@ -87,10 +87,10 @@ class Probe:
     def errors(self, served: Floats, served_base: Floats) -> Errors:
         """Both [K], of one engine. The share is the slope of the engine's effect on the trainer's."""
         error = np.abs(served - self.policy)
-        noise = float(np.abs(served_base - self.base).mean())
         trained = self.policy - self.base
+        noise = 2 * np.square(served_base - self.base).mean()  # of a difference of two logprobs
         share = None
-        if float(np.abs(trained).mean()) > _OVER_NOISE * noise and trained.any():
+        if noise < _SLOPE_ERROR**2 * (trained @ trained):
             share = float((served - served_base) @ trained / (trained @ trained))
         return Errors(float(error.max()), float(error.mean()), share)
 

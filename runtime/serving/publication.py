@@ -23,8 +23,9 @@ T = TypeVar("T")
 
 # fp32: the largest difference of a served logprob from the trainer's; 5e-5 was measured with a large adapter.
 MAX_ERROR_FP32 = 1e-3
-# bf16: engine and trainer round in different places, so single tokens may be off by 0.1; the mean is not.
-MEAN_ERROR_BF16 = 2e-2
+# bf16: engine and trainer round in different places. Means of 0.012 (small adapter) to 0.054 (one that moves
+# logprobs by several units) were measured, single tokens up to 0.26.
+MEAN_ERROR_BF16 = 0.1
 # The engine's effect of the adapter, projected on the trainer's, must be it within this share.
 _EFFECT_SHARE = 0.5
 
