@@ -256,8 +256,7 @@ class StepQueue:
         try:
             step.publication = await self._publish(checkpoint)
         except NotPublishedError as error:
-            self.trouble = f"step {step.id} is committed but not served: {error}"
-            self._fail(step, f"committed, but not published: {error}")
+            self._fail(step, str(error))
             return
         self.trouble = None
         step.state = "published"
@@ -265,7 +264,10 @@ class StepQueue:
 
     def _fail(self, step: Step, error: str, counts: StepCounts | None = None) -> None:
         log.error("step %d failed: %s", step.id, error)
-        if not step.committed:
+        if step.committed:
+            error = f"committed, but not published: {error}"
+            self.trouble = f"step {step.id} is {error}"
+        else:
             for sample in step.samples:
                 if self._owners.get(sample) == step.id:
                     del self._owners[sample]

@@ -50,7 +50,7 @@ TOKENIZER = _tokenizer()
 TOKEN_IDS = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), min_size=1, max_size=24)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=TOKEN_IDS, completion=TOKEN_IDS)
 def test_c01_what_is_trained_is_the_engines_ids_whatever_the_text_would_give(
     tmp_path_factory: pytest.TempPathFactory, prompt: list[int], completion: list[int]

@@ -1,0 +1,339 @@
+"""The queue of steps: once per key, in order, whatever dies in between.
+
+The trainer's side of the folder protocol is played here by `Trainer`, with the real checkpoint store, so that
+each test decides when a step commits or fails. The real trainer takes part in test_runtime.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.schema import Group, Member, StepRequest, StepStatus
+from runtime.serving.samples import SampleStore
+from runtime.training.batch import read_batch
+from runtime.training.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
+from runtime.training.steps import (
+    MOST_QUEUED,
+    KeyReusedError,
+    NothingToTrainError,
+    NotPublishedError,
+    QueueFullError,
+    StepQueue,
+    UnknownCheckpointError,
+    UnknownStepError,
+)
+from tests.runtime.recorded import sampled
+
+
+class Run:
+    """One state folder; `queue()` is a new process of the gateway on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = CheckpointStore(folder / "checkpoints")
+        self.published: list[int] = []
+        self.refuse: str | None = None
+        self.trainer_failure: str | None = None
+
+    def queue(self, max_lag: int = 2) -> StepQueue:
+        self.samples = SampleStore(self.folder / "samples")
+        return StepQueue(
+            self.folder,
+            self.samples,
+            self.checkpoints,
+            self.publish,
+            trainer_failure=lambda: self.trainer_failure,
+            max_lag=max_lag,
+        )
+
+    async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        if self.refuse is not None:
+            raise NotPublishedError(self.refuse)
+        self.published.append(checkpoint.version)
+        return {"version": checkpoint.version}
+
+    def request(self, key: str, *rollouts: str, version: int = 0, **more: Any) -> StepRequest:
+        """A step over fresh samples of these rollouts."""
+        for rollout in rollouts:
+            sampled(self.samples, rollout, version)
+        members = [Member(rollout=rollout, reward=float(index)) for index, rollout in enumerate(rollouts)]
+        return StepRequest(key=key, groups=[Group(id="g", members=members)], **more)
+
+    def batch_folder(self, step: int) -> Path:
+        return self.folder / "steps" / f"{step:06d}"
+
+    async def commit(self, step: int) -> None:
+        """What the trainer does with a batch, once it is there."""
+        await until(lambda: self.batch_folder(step).exists())
+        batch = read_batch(self.batch_folder(step))
+        state = {
+            "counts": batch.meta.get("counts", {}),
+            "metrics": {"loss": 0.5},
+            "client_state": batch.meta["client_state"],
+        }
+
+        def write(folder: Path) -> None:
+            (folder / ADAPTER_WEIGHTS).parent.mkdir()
+            (folder / ADAPTER_WEIGHTS).write_bytes(b"weights")
+
+        self.checkpoints.commit(step, step, state, write)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def drive(work: Callable[[Run], Awaitable[None]], folder: Path) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await work(Run(folder))
+
+    asyncio.run(bounded())
+
+
+class Running:
+    """A queue with its loop running, for the length of a `with`."""
+
+    def __init__(self, queue: StepQueue) -> None:
+        self._queue = queue
+
+    async def __aenter__(self) -> StepQueue:
+        self._task = asyncio.create_task(self._queue.run())
+        return self._queue
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+def test_a_step_goes_from_samples_to_a_published_version(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            queued = await queue.submit(run.request("k", "a", "b", client_state={"at": 7}))
+            assert (queued.id, queued.state, queued.counts.trained) == (1, "queued", 2)
+            await run.commit(1)
+            done = await queue.wait(1, 10)
+            assert (done.state, done.version, done.metrics) == ("published", 1, {"loss": 0.5})
+            assert done.publication == {"version": 1}
+            assert done.counts.sampled_tokens == 6
+            assert queue.client_state == {"at": 7}
+            assert queue.list() == [done]
+
+    drive(work, tmp_path)
+
+
+def test_g18_a_key_is_one_step_however_often_and_to_whomever_it_is_sent(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            request = run.request("k", "a", "b")
+            answers = await asyncio.gather(*(queue.submit(request) for _ in range(5)))
+            assert {answer.id for answer in answers} == {1}
+            with pytest.raises(KeyReusedError):
+                await queue.submit(request.model_copy(update={"client_state": {"other": True}}))
+            await run.commit(1)
+            first = await queue.wait(1, 10)
+        async with Running(run.queue()) as queue:  # another process of the gateway
+            again = await queue.submit(request)
+            assert again == first
+            with pytest.raises(KeyReusedError):
+                await queue.submit(request.model_copy(update={"client_state": {"other": True}}))
+            assert len(queue.list()) == 1
+        assert run.checkpoints.names() == ["step-000001"]
+
+    drive(work, tmp_path)
+
+
+@pytest.mark.parametrize("progress", ["queued", "given", "committed", "published"])
+def test_c40_a_gateway_that_dies_at_any_point_ends_with_the_committed_version_served(
+    tmp_path: Path, progress: str
+) -> None:
+    async def work(run: Run) -> None:
+        dying = run.queue()
+        await dying.submit(run.request("k", "a", "b"))
+        if progress != "queued":
+            async with Running(dying):
+                await until(lambda: run.batch_folder(1).exists())
+                if progress == "published":
+                    await run.commit(1)
+                    await dying.wait(1, 10)
+        if progress == "committed":
+            await run.commit(1)
+        async with Running(run.queue()) as queue:
+            if progress in ("queued", "given"):
+                await run.commit(1)
+            done = await queue.wait(1, 10)
+            await until(lambda: bool(run.published))
+            assert (done.state, done.version) == ("published", 1)
+            assert run.published[-1] == 1
+            assert (await queue.submit(run.request("k2", "c", "d"))).id == 2
+
+    drive(work, tmp_path)
+
+
+def test_a_sample_is_trained_once(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            await queue.submit(run.request("k1", "a", "b"))
+            await run.commit(1)
+            await queue.wait(1, 10)
+        async with Running(run.queue()) as queue:
+            again = StepRequest(key="k2", groups=[Group(id="g", members=[Member(rollout="a", reward=1.0)])])
+            with pytest.raises(NothingToTrainError, match="1 already trained") as refused:
+                await queue.submit(again)
+            assert refused.value.counts.dropped == {"already trained": 1}
+
+    drive(work, tmp_path)
+
+
+def test_a_step_that_could_train_nothing_is_refused_and_says_why(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        queue = run.queue()
+        sampled(run.samples, "greedy", temperature=0)
+        members = [Member(rollout="greedy", reward=1.0), Member(rollout="unseen", reward=1.0)]
+        with pytest.raises(NothingToTrainError, match="1 greedy, 1 no sample"):
+            await queue.submit(StepRequest(key="k", groups=[Group(id="g", members=members)]))
+        assert queue.list() == []
+        assert (await queue.submit(run.request("k", "a"))).state == "queued"  # the key is still free
+
+    drive(work, tmp_path)
+
+
+def test_c39_staleness_is_judged_where_a_step_is_taken_out(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue(max_lag=1)) as queue:
+            for number, names in enumerate(("ab", "cd", "ef"), start=1):
+                taken_in = await queue.submit(run.request(f"k{number}", *names))
+                assert taken_in.counts.trained == 2  # all sampled by version 0: fresh when taken in
+            await run.commit(1)
+            assert (await queue.wait(1, 10)).state == "published"
+            await run.commit(2)
+            assert (await queue.wait(2, 10)).state == "published"
+            third = await queue.wait(3, 10)
+            assert third.state == "failed" and third.counts.dropped == {"stale": 2}
+            assert json.loads((run.batch_folder(3) / "failed.json").read_text())["error"] == third.error
+            await queue.submit(run.request("k4", "g", "h", version=2))
+            await run.commit(4)
+            assert (await queue.wait(4, 10)).version == 4
+
+    drive(work, tmp_path)
+
+
+def test_c45_a_full_queue_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        queue = run.queue(max_lag=MOST_QUEUED)
+        for number in range(MOST_QUEUED):
+            await queue.submit(run.request(f"k{number}", f"r{number}"))
+        with pytest.raises(QueueFullError):
+            await queue.submit(run.request("one more", "x"))
+        assert (await queue.submit(run.request("k0", "r0"))).id == 1  # known: not one more
+        async with Running(queue):
+            for number in range(MOST_QUEUED):
+                await run.commit(number + 1)
+            assert (await queue.wait(MOST_QUEUED, 10)).state == "published"
+
+    drive(work, tmp_path)
+
+
+def test_a_step_the_trainer_cannot_do_fails_with_its_words_and_gives_its_samples_back(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            request = run.request("k1", "a", "b")
+            await queue.submit(request)
+            await until(lambda: run.batch_folder(1).exists())
+            (run.batch_folder(1) / "failed.json").write_text('{"error": "out of memory"}')
+            failed = await queue.wait(1, 10)
+            assert (failed.state, failed.version, failed.error) == ("failed", None, "out of memory")
+            second = await queue.submit(StepRequest(key="k2", groups=request.groups))
+            assert second.counts.trained == 2
+            await run.commit(2)
+            assert (await queue.wait(2, 10)).version == 2
+
+    drive(work, tmp_path)
+
+
+def test_a_trainer_that_is_gone_for_good_fails_the_step_and_it_is_never_trained_later(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            await queue.submit(run.request("k", "a", "b"))
+            await until(lambda: run.batch_folder(1).exists())
+            run.trainer_failure = "the trainer failed: no such model"
+            failed = await queue.wait(1, 10)
+            assert failed.error == "the trainer failed: no such model"
+            assert (run.batch_folder(1) / "failed.json").exists()
+
+    drive(work, tmp_path)
+
+
+def test_a_publication_that_fails_is_said_and_the_next_one_mends_it(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            run.refuse = "engine-0: served and trained logprobs differ"
+            await queue.submit(run.request("k1", "a", "b"))
+            await run.commit(1)
+            failed = await queue.wait(1, 10)
+            assert failed.state == "failed" and failed.version == 1
+            assert failed.error is not None and "not published: engine-0" in failed.error
+            assert queue.trouble is not None
+            run.refuse = None
+            await queue.submit(run.request("k2", "c", "d"))
+            await run.commit(2)
+            assert (await queue.wait(2, 10)).state == "published"
+            assert queue.trouble is None and run.published == [2]
+
+    drive(work, tmp_path)
+
+
+def test_a_publication_that_failed_is_tried_again_by_the_next_process(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            run.refuse = "engine-0: gone"
+            await queue.submit(run.request("k1", "a", "b"))
+            await run.commit(1)
+            assert (await queue.wait(1, 10)).state == "failed"
+        run.refuse = None
+        async with Running(run.queue()):
+            await until(lambda: run.published == [1])
+
+    drive(work, tmp_path)
+
+
+def test_a_restore_is_a_step_without_samples(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            for number in (1, 2):
+                await queue.submit(run.request(f"k{number}", f"a{number}", client_state={"at": number}))
+                await run.commit(number)
+                await queue.wait(number, 10)
+            with pytest.raises(UnknownCheckpointError):
+                await queue.restore("step-000009", "back")
+            first, again = [await queue.restore("step-000001", "back") for _ in range(2)]
+            assert first.id == again.id == 3
+            with pytest.raises(KeyReusedError):
+                await queue.restore("step-000002", "back")
+            await run.commit(3)
+            assert (await queue.wait(3, 10)).version == 3
+            batch = read_batch(run.batch_folder(3))
+            assert (batch.kind, batch.meta["from"]) == ("restore", "step-000001")
+            assert queue.client_state == {"at": 1}  # the program goes back with the weights
+
+    drive(work, tmp_path)
+
+
+def test_waiting_ends_with_the_wait_and_an_unknown_step_is_said(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        queue = run.queue()
+        await queue.submit(run.request("k", "a"))
+        waiting: StepStatus = await queue.wait(1, 0.01)
+        assert waiting.state == "queued"
+        with pytest.raises(UnknownStepError):
+            await queue.wait(2, 0.01)
+
+    drive(work, tmp_path)
