@@ -152,7 +152,8 @@ class Output:
         LOGGER.info("%s begins", name)
         if self.as_json:
             self._object({"event": "phase", "phase": name, "state": "begin", "usual_seconds": usual_seconds})
-        usual = "" if usual_seconds is None else f" (usually {format_duration(usual_seconds)})"
+        known = usual_seconds is not None and usual_seconds >= 1
+        usual = f" (usually {format_duration(usual_seconds or 0)})" if known else ""
         detail = ""
 
         def text() -> str:

@@ -92,7 +92,7 @@ class Work:
         if code == 0 or self._program is None:
             return
         raise JobFailed(
-            f"the program ended with exit code {code}",
+            f"the program ended with exit code {code}{_by_signal(code)}",
             self._text,
             f"launch logs {self._watched.label}",
             job_exit_code=code,
@@ -139,6 +139,13 @@ class Work:
         if not _in_foreground() and program.wait(_MISSED_SECONDS) is None:
             program.interrupt()
         program.wait(_OWN_END_SECONDS)
+
+
+def _by_signal(code: int) -> str:
+    try:
+        return f" ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return ""
 
 
 def _in_foreground() -> bool:

@@ -175,6 +175,7 @@ def test_a_program_that_fails_is_6_with_its_own_code_and_the_results_still_come_
     assert lived.code == 6
     assert lived.machine.calls == IN_ORDER
     assert "exit code 41" in lived.stderr
+    assert "(SIG" not in lived.stderr
     assert lived.end["program_exit_code"] == 41
     assert lived.record.exit_code == 41
 
@@ -290,6 +291,22 @@ def test_a_runtime_that_fails_ends_the_run_and_says_which_part(live) -> None:
     assert lived.code == 6
     assert "out of memory" in lived.stderr
     assert "--which trainer" in lived.stderr
+
+
+def test_a_runtime_that_is_gone_ends_the_run_and_says_why(live) -> None:
+    def vanish(machine: PretendMachine) -> None:
+        def wait() -> None:
+            while machine.renewals == 0:
+                time.sleep(0.02)
+            machine.down()
+
+        threading.Thread(target=wait).start()
+
+    program = (sys.executable, "-c", "import time; time.sleep(600)")
+    lived = live(program, flags={"lease": "4s"}, prepare=vanish)
+    assert lived.code == 6
+    assert "the runtime has ended by itself" in lived.stderr
+    assert "its supervisor ended" in lived.stderr
 
 
 def test_the_token_is_in_no_file_once_the_run_is_over(live) -> None:
