@@ -114,12 +114,22 @@ class _Gateway(socketserver.ThreadingUnixStreamServer):
 
     def __init__(self, path: Path, machine: PretendMachine) -> None:
         self.machine = machine
+        self.gone = False
         super().__init__(str(path), _Handler)
+
+    def server_close(self) -> None:
+        """A process that is gone does not answer on its open connections either."""
+        self.gone = True
+        super().server_close()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Gateway
     protocol_version = "HTTP/1.1"
+
+    def parse_request(self) -> bool:
+        """False ends the connection without an answer."""
+        return super().parse_request() and not self.server.gone
 
     def do_GET(self) -> None:
         if self.path == "/healthz":
