@@ -71,6 +71,14 @@ def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(tmp_path: Path)
     assert threads == str(len(os.sched_getaffinity(0)))
 
 
+def test_the_cache_is_no_larger_than_it_can_be_filled() -> None:
+    told = int(option(server.arguments(config(), 0), "--kv-cache-memory-bytes"))
+    token = 2 * 4 * 2 * 32 * 4  # K and V, layers, heads, width, bytes
+    assert 64 * 1024 * token < told < 2**30
+    small = config(engine=EngineConfig(kv_cache_gib=0.0625))
+    assert option(server.arguments(small, 0), "--kv-cache-memory-bytes") == str(2**26)
+
+
 def test_nothing_is_reported_to_anyone() -> None:
     assert server.environment(config())["VLLM_NO_USAGE_STATS"] == "1"
 
