@@ -27,5 +27,4 @@ def runtime_environ(tree: Path = REPOSITORY) -> dict[str, str]:
         "PYTHONPATH": str(tree),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -16,15 +16,12 @@ TOP_LEVEL = {
     ".ci", ".gitignore", "LICENSE",
 }  # fmt: skip
 
-# Each external world has one importer: an upgrade is then one file.
+# Each external world has one importer, a file or a folder: an upgrade is then one place.
 IMPORTERS = {
     "sky": {"launcher/machines/cloud.py"},
     "vllm": {"runtime/serving/engine.py", "runtime/serving/worker.py"},
-    "torchtune": {"runtime/training/policy.py", "runtime/recipes/grpo_lora.py"},
-    "dspy": {
-        "launcher/client/lm.py", "launcher/client/grpo.py", "launcher/client/rollouts.py",
-        "launcher/client/validation.py", "examples/quickstart.py", "examples/two_predictors.py",
-    },
+    "torchtune": {"runtime/training/policy.py", "runtime/recipes/"},
+    "dspy": {"launcher/client/", "examples/"},
 }  # fmt: skip
 
 
@@ -60,8 +57,8 @@ def test_no_python_file_stands_in_sky() -> None:
 
 @pytest.mark.parametrize("world", sorted(IMPORTERS))
 def test_each_external_world_has_its_importer(world: str) -> None:
-    found = {str(path.relative_to(ROOT)) for path in _sources() if world in _imports(path)}
-    assert found <= IMPORTERS[world]
+    found = [str(path.relative_to(ROOT)) for path in _sources() if world in _imports(path)]
+    assert not [path for path in found if not path.startswith(tuple(IMPORTERS[world]))]
 
 
 def test_the_two_halves_share_only_the_light_modules() -> None:

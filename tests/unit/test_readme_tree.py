@@ -1,0 +1,17 @@
+"""README.md has one line for each source file, and it is what the file says of itself."""
+
+from __future__ import annotations
+
+from tests import readme_tree
+
+
+def test_the_readme_lists_every_file() -> None:
+    text = readme_tree.README.read_text()
+    assert "<!-- tree -->" in text
+    assert readme_tree.updated(text) == text, "python -m tests.readme_tree --write"
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    listed = readme_tree.tree().splitlines()
+    mute = [line for line in listed if line.startswith("  ") and len(line.split()) < 4]
+    assert not mute
