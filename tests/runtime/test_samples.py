@@ -118,8 +118,9 @@ CUTTING = [
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
 ]
 KEEPING = {
-    "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0, "logit_bias": {}, "min_tokens": 0, "response_format": {"type": "text"},
+    "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0,
+    "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}, "min_tokens": 0,
+    "response_format": {"type": "text"},
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto", "max_tokens": 5,
     "stop": ["x"], "n": 2,
 }  # fmt: skip

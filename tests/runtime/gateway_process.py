@@ -1,0 +1,117 @@
+"""A gateway in a process of its own, in front of an engine's socket, as the supervisor would start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+TOKEN = "token-of-the-tests"
+MESSAGES = [{"role": "user", "content": "[[ ## english ## ]]\nthe black cat"}]
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Poll until the condition holds; its value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.02)
+    return value
+
+
+class Gateway:
+    """One gateway over `folder`; `engine` None: it finds none."""
+
+    def __init__(self, folder: Path, engine: Path | None, model: Path, **settings: Any) -> None:
+        self.folder = folder
+        self._sockets = Path(tempfile.mkdtemp(prefix="slip-"))
+        self._model = model
+        self._settings = settings
+        if engine is not None:
+            self.point_to(engine)
+        self.start()
+
+    def point_to(self, engine: Path) -> None:
+        """Make `engine` the one the gateway finds at its place."""
+        fresh = self._sockets / "fresh"
+        fresh.symlink_to(engine)
+        os.replace(fresh, self._sockets / "engine-0.sock")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "run_id": "test", "model_path": str(self._model), "state_dir": str(self.folder),
+            "socket_dir": str(self._sockets), **self._settings,
+        }  # fmt: skip
+
+    def start(self) -> None:
+        config = self.folder / "runtime.json"
+        config.write_text(json.dumps(self.config))
+        with open(self.folder / "gateway.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "runtime.serving.gateway", "--config", config],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        assert self.process.stdin
+        self.process.stdin.write(TOKEN.encode() + b"\n")
+        self.process.stdin.close()
+        transport = httpx.HTTPTransport(uds=str(self._sockets / "gateway.sock"))
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        self.http = httpx.Client(transport=transport, base_url="http://x", headers=headers, timeout=150)
+        wait_for(self._answers)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "gateway.log").read_text()[-4000:]
+        try:
+            return self.http.get("/healthz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def until_ready(self) -> Gateway:
+        wait_for(lambda: self.status()["phase"] == "ready")
+        return self
+
+    def status(self) -> dict[str, Any]:
+        return self.http.get("/slipway/status").json()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait(10)
+        self.http.close()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+        self.http.close()
+
+    def chat(
+        self, rollout: str | None = None, headers: dict[str, str] | None = None, **fields: Any
+    ) -> httpx.Response:
+        """One chat completion."""
+        prefix = "" if rollout is None else f"/rollouts/{rollout}"
+        body = {"model": "policy", "messages": MESSAGES, "max_tokens": 8, **fields}
+        return self.http.post(f"{prefix}/v1/chat/completions", json=body, headers=headers)
+
+    def recorded(self) -> list[dict[str, Any]]:
+        """Every exchange in the journal."""
+        lines = [line for file in sorted(self.folder.glob("samples/*.jsonl")) for line in file.open()]
+        return [line for line in map(json.loads, lines) if "request" in line]
+
+    def counts(self, *rollouts: str) -> dict[str, Any]:
+        """What a step over these rollouts would count; nothing is queued, since one reward is missing."""
+        members = [{"rollout": rollout} for rollout in rollouts]
+        body = {"key": "probe", "groups": [{"id": "g", "members": members}]}
+        answer = self.http.post("/slipway/steps", json=body)
+        assert answer.status_code == 422, answer.text
+        return answer.json()["error"]["counts"]

@@ -1,0 +1,197 @@
+"""The door without an engine behind it: who gets in, what is listed, what is said while nothing is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.routing import Route
+
+from runtime.schema import RuntimeConfig
+from runtime.serving.gateway import build_app, build_parts
+from tests.runtime.gateway_process import TOKEN, Gateway
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    running = Gateway(folder, None, folder)
+    yield running
+    running.stop()
+
+
+# What vLLM itself serves: none of it may be reachable.
+OF_VLLM = [
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc", "/tokenize", "/detokenize",
+    "/inference/v1/generate", "/metrics", "/health", "/server_info", "/sleep", "/wake_up", "/v1/responses",
+    "/v1/embeddings", "/docs", "/openapi.json", "/version", "/pause", "/rollouts/r/slipway/status",
+]  # fmt: skip
+
+
+def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_path: Path) -> None:
+    config = RuntimeConfig.model_validate(gateway.config | {"state_dir": str(tmp_path)})
+    app = build_app(build_parts(config))
+    routes = [
+        (method, route.path.format(rollout="r", step=1, name="step-000001"))
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+    ]
+    assert len(routes) >= 15
+    wrong = [
+        "",
+        "Bearer",
+        "Bearer wrong",
+        "Bearer token-of-the-test",
+        "Basic dG9rZW4=",
+        "bearer token-of-the-tests",
+    ]
+    for method, path in [*routes, *(("POST", path) for path in OF_VLLM)]:
+        if path == "/healthz":
+            continue
+        for authorization in wrong:
+            answer = gateway.http.request(method, path, headers={"Authorization": authorization})
+            assert answer.status_code == 401, (method, path, authorization)
+            if method != "HEAD":
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_health_says_nothing_beyond_ok(gateway: Gateway) -> None:
+    answer = gateway.http.get("/healthz", headers={"Authorization": ""})
+    assert (answer.status_code, answer.json()) == (200, {"ok": True})
+
+
+@pytest.mark.parametrize("path", OF_VLLM)
+def test_g13_what_is_not_listed_is_not_there(gateway: Gateway, path: str) -> None:
+    for method in ("GET", "POST"):
+        answer = gateway.http.request(method, path, json={})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_socket_is_its_users_alone(gateway: Gateway) -> None:
+    socket = Path(gateway.config["socket_dir"]) / "gateway.sock"
+    assert stat.S_IMODE(os.stat(socket).st_mode) == 0o600
+
+
+def test_before_an_engine_is_up_a_request_is_told_when_to_come_back(gateway: Gateway) -> None:
+    answer = gateway.chat()
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert "engines are loading" in answer.json()["error"]["message"]
+    assert gateway.status()["phase"] == "starting"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "param"),
+    [
+        ("chat/completions", b"{", None),
+        ("chat/completions", b"[]", None),
+        ("chat/completions", b"\xff\xfe", None),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": "a"}]}', "model"),
+        ("chat/completions", b'{"model": "policy"}', "messages"),
+        ("chat/completions", b'{"model": "policy", "messages": "a"}', "messages"),
+        ("chat/completions", b'{"model": "policy", "messages": [{}], "stream": "yes"}', "stream"),
+        ("completions", b'{"model": "policy"}', "prompt"),
+    ],
+)
+def test_a_malformed_body_is_the_clients_mistake(
+    gateway: Gateway, path: str, content: bytes, param: str | None
+) -> None:
+    answer = gateway.http.post(f"/v1/{path}", content=content)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("x-slipway-call", "-1"),
+        ("x-slipway-call", "one"),
+        ("x-slipway-purpose", "test"),
+        ("x-slipway-rollout", "r" * 129),
+        ("x-slipway-request", "a\u00e9"),
+    ],
+)
+def test_a_malformed_tag_is_the_clients_mistake(gateway: Gateway, header: str, value: str) -> None:
+    answer = gateway.chat(headers={header: value.encode("latin-1")})  # type: ignore[dict-item]
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == header
+
+
+def test_a_model_nobody_serves_is_not_found(gateway: Gateway) -> None:
+    for model in ("gpt-4o", "policy@v7", "policy@v-1", "policy@v0 ", "other@v0"):
+        answer = gateway.chat(model=model)
+        assert answer.status_code == 404, model
+        assert answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_a_step_that_is_malformed_says_which_part_is(gateway: Gateway) -> None:
+    for body, param in (
+        ({"key": "k", "groups": []}, "groups"),
+        (
+            {"key": "k", "groups": [{"id": "g", "members": [{"rollout": "r"}], "reward": 1}]},
+            "groups.0.reward",
+        ),
+    ):
+        answer = gateway.http.post("/slipway/steps", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param
+
+
+def test_what_does_not_exist_is_not_found(gateway: Gateway) -> None:
+    assert gateway.http.get("/slipway/steps/9").status_code == 404
+    assert gateway.http.post("/slipway/checkpoints/step-000009/pin").status_code == 404
+    body = {"key": "k"}
+    assert gateway.http.post("/slipway/checkpoints/..%2F..%2Fetc/restore", json=body).status_code == 404
+    assert (
+        gateway.http.get("/slipway/metrics").json() == gateway.http.get("/slipway/checkpoints").json() == []
+    )
+
+
+def test_a_renewal_moves_the_leases_time_stamp(gateway: Gateway) -> None:
+    lease = gateway.folder / "lease"
+    lease.touch()
+    os.utime(lease, (1, 1))
+    assert gateway.http.put("/slipway/lease").json() == {"lease_left_seconds": 60.0}
+    assert lease.stat().st_mtime > 1
+    assert 0 < gateway.status()["lease_left_seconds"] <= 60
+
+
+def test_a_gateway_without_a_token_does_not_start(tmp_path: Path) -> None:
+    config = {"run_id": "r", "model_path": "m", "state_dir": str(tmp_path), "socket_dir": str(tmp_path)}
+    (tmp_path / "runtime.json").write_text(json.dumps(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.serving.gateway", "--config", tmp_path / "runtime.json"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "no token" in done.stderr
+
+
+def test_nothing_listens_beyond_unix_sockets(gateway: Gateway) -> None:
+    inodes = {
+        os.readlink(path) for path in Path(f"/proc/{gateway.process.pid}/fd").iterdir() if path.is_symlink()
+    }
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{gateway.process.pid}/net/{table}").read_text().splitlines()[1:]:
+            assert f"socket:[{line.split()[9]}]" not in inodes
+
+
+def test_a_client_that_hangs_up_half_way_harms_nothing(gateway: Gateway) -> None:
+    half = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+    for _ in range(5):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(Path(gateway.config["socket_dir"]) / "gateway.sock"))
+            connection.sendall(half.replace(b"Host", f"Authorization: Bearer {TOKEN}\r\nHost".encode()))
+    assert gateway.http.get("/slipway/steps").status_code == 200
+    assert "Traceback" not in (gateway.folder / "gateway.log").read_text()
