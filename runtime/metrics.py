@@ -8,9 +8,13 @@ lines past the last commit go, a line lost between commit and write comes back.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
+
+_WANDB_SECONDS = 30.0
+_log = logging.getLogger(__name__)
 
 
 class MetricsLog:
@@ -19,15 +23,20 @@ class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def resume(self, last: dict[str, Any] | None) -> None:
-        """Agree with the newest checkpoint, whose own line is `last` (None: nothing is committed)."""
+    def resume(self, last: dict[str, Any] | None) -> bool:
+        """Agree with the newest checkpoint, whose own line is `last` (None: nothing is committed).
+
+        Returns whether that line had been lost: the end came between its commit and its logging.
+        """
         step = 0 if last is None else last["step"]
-        kept = [line for line in self.read() if line["step"] < step]
+        found = self.read()
+        kept = [line for line in found if line["step"] < step]
         if last is not None:
             kept.append(last)
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(partial, self.path)
+        return last is not None and all(line["step"] != step for line in found)
 
     def append(self, line: dict[str, Any]) -> None:
         """Add one step's line."""
@@ -53,7 +62,8 @@ def _parsed(line: str) -> dict[str, Any] | None:
 class WandbLog:
     """The same numbers in Weights & Biases; offline runs lie in `folder` until `wandb sync`.
 
-    The run's id is ours, so a resumed run goes on in the same one.
+    The run's id is ours, so a resumed run goes on in the same one. A service that cannot be reached at the
+    start costs the live page, not the training: the run is then kept offline, and the log says so.
     """
 
     def __init__(self, mode: str, project: str, run_id: str, folder: Path, config: dict[str, Any]) -> None:
@@ -62,9 +72,28 @@ class WandbLog:
             return
         import wandb
 
-        self._run = wandb.init(
-            project=project, id=run_id, name=run_id, dir=folder, mode=mode, resume="allow", config=config
-        )
+        def start(mode: Any) -> Any:
+            return wandb.init(
+                project=project,
+                id=run_id,
+                name=run_id,
+                dir=folder,
+                mode=mode,
+                resume="allow",
+                config=config,
+                # The log is the supervisor's, and the folder is no checkout of the user's work.
+                settings=wandb.Settings(
+                    console="off", silent=True, disable_git=True, init_timeout=_WANDB_SECONDS
+                ),
+            )
+
+        try:
+            self._run = start(mode)
+        except wandb.Error as error:
+            if mode == "offline":
+                raise
+            _log.warning("Weights & Biases refused (%s); the run is kept offline in %s", error, folder)
+            self._run = start("offline")
 
     def append(self, line: dict[str, Any]) -> None:
         """Log one step's numbers."""

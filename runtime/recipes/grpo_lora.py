@@ -169,13 +169,11 @@ class GRPOLoRARecipe(FTRecipeInterface):
         }
         checkpoint = self.store.commit(batch.step, batch.step, state, write)
         line = _metrics_line(checkpoint)
-        self.metrics.append(line)
         self.wandb.append(line)
+        self.metrics.append(line)
         self.store.prune(self.cfg.keep_checkpoints)
 
     def _open_logs(self, last: Checkpoint | None) -> None:
-        if self.ranks.first:
-            self.metrics.resume(None if last is None else _metrics_line(last))
         self.wandb = WandbLog(
             self.cfg.wandb_mode if self.ranks.first else "disabled",
             self.cfg.wandb_project,
@@ -183,6 +181,10 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.output,
             OmegaConf.to_container(self.cfg),
         )
+        if self.ranks.first:
+            line = None if last is None else _metrics_line(last)
+            if self.metrics.resume(line) and line is not None:
+                self.wandb.append(line)
 
     def _stop(self, *_: object) -> None:
         """SIGTERM ends between steps: a step is committed or it never was."""
