@@ -62,7 +62,9 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     words += ["--scheduling-policy", "priority"]
     words += ["--max-model-len", str(engine.max_model_len or longest_context(config))]
     words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.train.lora.rank))]
-    words += ["--max-loras", str(engine.max_loras), "--max-cpu-loras", str(4 * engine.max_loras)]
+    # The served version, those rollouts may still be on, and the one being staged (C35).
+    slots = max(engine.max_loras, config.max_staleness + 2)
+    words += ["--max-loras", str(slots), "--max-cpu-loras", str(4 * slots)]
     words += ["--worker-extension-cls", WORKER_EXTENSION, "--distributed-executor-backend", _EXECUTOR]
     # The model's own top-p and penalties would change the support (C9).
     words += ["--generation-config", "vllm"]

@@ -71,6 +71,11 @@ def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(tmp_path: Path)
     assert threads == str(len(os.sched_getaffinity(0)))
 
 
+def test_c35_there_is_a_slot_for_every_version_in_use_and_one_to_stage() -> None:
+    for staleness, slots in ((0, "4"), (2, "4"), (5, "7")):
+        assert option(server.arguments(config(max_staleness=staleness), 0), "--max-loras") == slots
+
+
 def test_the_cache_is_no_larger_than_it_can_be_filled() -> None:
     told = int(option(server.arguments(config(), 0), "--kv-cache-memory-bytes"))
     token = 2 * 4 * 2 * 32 * 4  # K and V, layers, heads, width, bytes

@@ -286,6 +286,22 @@ def test_c40_a_version_staged_by_a_gateway_that_died_is_published_by_the_next(
     with_client(scenario)
 
 
+def test_a_served_version_comes_back_to_an_engine_that_forgot_it(
+    with_client, committed, served_name: str
+) -> None:
+    checkpoint = committed(1)
+
+    async def scenario(client: EngineClient) -> None:
+        publisher = Publisher([client], served_name)
+        await publisher.publish(checkpoint)
+        await client.unload_adapter(f"{served_name}@v1")  # as a restart leaves it
+        proof = await publisher.restage(client, checkpoint)
+        assert proof.max_error < 2e-4
+        assert await sample(client, f"{served_name}@v1") == 200
+
+    with_client(scenario)
+
+
 def test_c25_fifty_swaps_of_the_same_weights_change_nothing(
     with_client, committed, served_name: str, tmp_path: Path
 ) -> None:
