@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import httpx
-from pydantic import ValidationError
 
 from launcher.log import LOGGER
 from launcher.safety.lease import Lease
@@ -82,7 +81,7 @@ class Pulse:
                 if self._beat.lease.due(self._clock()):
                     self._renew()
                 self._ask()
-            except (httpx.HTTPError, ValidationError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - if this thread ended, the lease would, unnoticed
                 self._silent(error)
 
     def _renew(self) -> None:
@@ -104,7 +103,7 @@ class Pulse:
         since = self._beat.silent_since
         if since is None:
             since = self._clock()
-            LOGGER.warning("the runtime does not answer: %s", error)
+            LOGGER.warning("the runtime does not answer: %r", error)
         self._beat = replace(
             self._beat,
             round_trip_seconds=None,

@@ -6,9 +6,11 @@ so relay, heartbeat, minder and guardian are the real ones. `acts` can make any 
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import shutil
+import socket
 import socketserver
 import tempfile
 import threading
@@ -76,6 +78,7 @@ class PretendMachine:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
+            self._server.hang_up()
             self._server = None
         shutil.rmtree(self.sockets, ignore_errors=True)
 
