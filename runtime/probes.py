@@ -57,7 +57,7 @@ class EngineProbe(HealthProbe):
 
     # One token of the base model: no adapter to load, nothing recorded.
     _ONE_TOKEN = {"model": "base", "prompt": "a", "max_tokens": 1, "temperature": 0}
-    _LOOK_SECONDS = 5.0
+    _LOOK_SECONDS = 10.0
     _COUNTER = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
     def __init__(self, socket: Path) -> None:

@@ -21,6 +21,8 @@ from runtime.schema import ChildState
 
 _POLL_SECONDS = 0.1
 _PROBE_SECONDS = 0.5
+# A probe that takes longer is worth a word, though not yet a restart.
+_SLOW_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -154,13 +156,16 @@ class Supervisor:
                     if child.state.pid is None:
                         self._set(child, pid=pid)
                     probe = asyncio.create_task(spec.probe(pid))
-                if probe is not None and probe.done():
+                if probe is not None and not probe.done() and now - next_probe > _SLOW_SECONDS:
+                    if child.state.detail is None:
+                        self._set(child, detail=f"has not answered for {_SLOW_SECONDS:.0f} s")
+                elif probe is not None and probe.done():
                     trouble, probe, next_probe = probe.result(), None, now + _PROBE_SECONDS
                     if trouble is None:
                         well_at = now
                         if ready_at is None:
                             ready_at = now
-                        if child.state.state != "ready":
+                        if child.state.state != "ready" or child.state.detail is not None:
                             self._set(child, state="ready", detail=None)
                     elif ready_at is None and now - started > spec.start_seconds:
                         return f"not ready after {now - started:.0f} s: {trouble}", 0.0

@@ -135,10 +135,20 @@ def _check_form(kind: Kind, body: dict[str, Any]) -> None:
         raise ApiError(400, "you must provide a model parameter", param="model")
     if kind == "chat" and not (isinstance(body.get("messages"), list) and body["messages"]):
         raise ApiError(400, "'messages' must be a list of at least one message", param="messages")
+    if kind == "chat" and not all(_is_text(message) for message in body["messages"]):
+        raise ApiError(400, "the policy reads text only: a message's content is text", param="messages")
     if kind == "completion" and not isinstance(body.get("prompt"), str | list):
         raise ApiError(400, "'prompt' must be a string or a list", param="prompt")
     if not isinstance(body.get("stream", False), bool | None):
         raise ApiError(400, "'stream' must be true or false", param="stream")
+
+
+def _is_text(message: Any) -> bool:
+    """Whether a message carries nothing the engine would have to fetch or decode (G24)."""
+    content = message.get("content") if isinstance(message, dict) else message
+    if isinstance(content, list):
+        return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+    return content is None or isinstance(content, str)
 
 
 def _is_number(value: Any) -> bool:

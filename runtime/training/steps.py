@@ -341,8 +341,8 @@ class StepQueue:
             return
         self._learn(newest)
         step = self._steps.get(newest.step)
-        if step is not None and not step.ended.is_set():
-            return  # the queue is about to publish it
+        if step is not None and (step.state == "published" or not step.ended.is_set()):
+            return  # served already, or the queue is about to publish it
         try:
             await self._publish(newest)
         except NotPublishedError as error:

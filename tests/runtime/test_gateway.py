@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -182,15 +181,15 @@ def test_c06_an_aborted_stream_makes_no_sample_and_ends_in_the_engine(gateway: G
     assert of_rollout(gateway, "aborted") == []
 
 
-def hang_up(gateway: Gateway, rollout: str, request: str | None) -> None:
-    """Ask for a long answer, and drop the connection once the engine works on it."""
+def hang_up(gateway: Gateway, rollout: str, request: str | None, tokens: int = 400) -> None:
+    """Ask for a long answer, and drop the connection while the engine works on it."""
     headers = {} if request is None else {RETRIED: request}
     with pytest.raises(httpx.ReadTimeout):
         gateway.http.post(
             f"/rollouts/{rollout}/v1/chat/completions",
-            json={"model": "policy", "messages": MESSAGES, **LONG},
+            json={"model": "policy", "messages": MESSAGES, **LONG, "max_tokens": tokens},
             headers=headers,
-            timeout=httpx.Timeout(10, read=0.3),
+            timeout=httpx.Timeout(10, read=0.15),
         )
 
 
@@ -203,11 +202,11 @@ def test_c06_a_lost_link_that_comes_back_makes_one_sample(gateway: Gateway) -> N
 
 
 def test_c06_an_answer_nobody_waits_for_is_no_sample(gateway: Gateway, engine) -> None:
-    for rollout, request in (("hung up", None), ("never back", "q-lost")):
-        hang_up(gateway, rollout, request)
-    wait_for(lambda: running_in_engine(engine) == 0, 30)
-    time.sleep(0.2)  # the gateway's turn, were there anything to record
-    for rollout in ("hung up", "never back"):
+    hang_up(gateway, "hung-up", None)
+    hang_up(gateway, "never-back", "q-lost", tokens=100)  # done within the grace a retry has
+    wait_for(lambda: running_in_engine(engine) == 0)
+    wait_for(lambda: gateway.chat().status_code == 200)  # the gateway has had its turn
+    for rollout in ("hung-up", "never-back"):
         assert gateway.counts(rollout)["samples"] == 0
 
 

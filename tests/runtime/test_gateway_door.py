@@ -195,3 +195,13 @@ def test_a_client_that_hangs_up_half_way_harms_nothing(gateway: Gateway) -> None
             connection.sendall(half.replace(b"Host", f"Authorization: Bearer {TOKEN}\r\nHost".encode()))
     assert gateway.http.get("/slipway/steps").status_code == 200
     assert "Traceback" not in (gateway.folder / "gateway.log").read_text()
+
+
+def test_g24_nothing_is_fetched_for_a_client(gateway: Gateway) -> None:
+    for part in (
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data/"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "../../etc/passwd"}},
+    ):
+        answer = gateway.chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, part]}])
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"

@@ -1,0 +1,235 @@
+"""The whole runtime under its keeper, with its real children: it samples, trains, publishes, and survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from runtime import processes
+from tests.runtime.conftest import TINY_MODEL
+from tests.runtime.gateway_process import MESSAGES, TOKEN, wait_for
+
+pytestmark = pytest.mark.slow
+
+START_SECONDS = 240.0
+
+
+class Runtime:
+    """A runtime as the launcher starts it; every process of it carries a mark in its environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sockets = Path(tempfile.mkdtemp(prefix="slip-"))
+        self._mark = f"RUNTIME_OF_TEST={uuid.uuid4()}"
+        self._keys = iter(range(1000))
+        config = {
+            "run_id": "test", "model_path": str(TINY_MODEL), "state_dir": str(folder),
+            "socket_dir": str(self.sockets), "lease_seconds": 600, "train": {"learning_rate": 1e-3},
+        }  # fmt: skip
+        (folder / "runtime.json").write_text(json.dumps(config))
+        self.keeper = subprocess.Popen(
+            [sys.executable, "-m", "runtime.keeper", "--config", folder / "runtime.json"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "RUNTIME_OF_TEST": self._mark.partition("=")[2]},
+        )
+        assert self.keeper.stdin
+        self.keeper.stdin.write(TOKEN.encode() + b"\n")
+        self.keeper.stdin.close()
+        transport = httpx.HTTPTransport(uds=str(self.sockets / "gateway.sock"), retries=0)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        self.http = httpx.Client(transport=transport, base_url="http://x", headers=headers, timeout=150)
+
+    def status(self) -> dict[str, Any]:
+        try:
+            return self.http.get("/slipway/status").json()
+        except httpx.TransportError:
+            return {"phase": None}
+
+    def until_ready(self) -> Runtime:
+        wait_for(lambda: self.status()["phase"] == "ready", START_SECONDS)
+        return self
+
+    def child(self, name: str) -> dict[str, Any]:
+        said = json.loads((self.folder / "supervisor.json").read_text())
+        return next(child for child in said["children"] if child["name"] == name)
+
+    def kill(self, name: str) -> None:
+        pid = self.child(name)["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: self.child(name)["pid"] != pid)
+
+    def alive(self) -> list[int]:
+        found = []
+        for process in processes.table():
+            try:
+                marked = self._mark.encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if marked and process.state != "Z":
+                found.append(process.pid)
+        return found
+
+    def sample(self, rollout: str) -> dict[str, Any]:
+        body = {"model": "policy", "messages": MESSAGES, "max_tokens": 16}
+        answer = self.http.post(f"/rollouts/{rollout}/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def groups(self) -> tuple[str, list[dict[str, Any]]]:
+        """Two groups of four rollouts, sampled now, with different rewards in each."""
+        key = f"step-{next(self._keys)}"
+        rollouts = [f"{key}-{number}" for number in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            models = {answer["model"] for answer in pool.map(self.sample, rollouts)}
+        assert models == {f"policy@v{self.status()['version']}"}
+        members = [{"rollout": name, "reward": float(index % 4)} for index, name in enumerate(rollouts)]
+        return key, [{"id": "one", "members": members[:4]}, {"id": "two", "members": members[4:]}]
+
+    def post_step(self, key: str, groups: list[dict[str, Any]]) -> httpx.Response:
+        return self.http.post(
+            "/slipway/steps", json={"key": key, "groups": groups, "client_state": {"key": key}}
+        )
+
+    def step(self) -> dict[str, Any]:
+        """Sample, reward, train, publish; the step's status."""
+        key, groups = self.groups()
+        posted = self.post_step(key, groups)
+        assert posted.status_code == 202, posted.text
+        return self.http.get(f"/slipway/steps/{posted.json()['id']}", params={"wait": 60}).json()
+
+    def end(self) -> None:
+        for pid in [] if self.keeper.poll() is not None else [self.keeper.pid]:
+            processes.send(pid, signal.SIGTERM)
+        self.keeper.wait(90)
+        for pid in self.alive():
+            processes.send(pid, signal.SIGKILL)
+        self.http.close()
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    running = Runtime(tmp_path_factory.mktemp("runtime"))
+    try:
+        yield running.until_ready()
+    finally:
+        running.end()
+
+
+def test_a_step_trains_what_was_sampled_and_serves_it(runtime: Runtime) -> None:
+    before = runtime.status()["version"]
+    done = runtime.step()
+    assert (done["state"], done["version"]) == ("published", before + 1), done
+    counts = done["counts"]
+    assert counts["trained"] == counts["samples"] - sum(counts["dropped"].values())
+    assert counts["retokenised"] == 0 and counts["sampled_tokens"] > 0
+    proof = done["publication"]
+    assert proof["modules"] > 0 and proof["max_error"] < 1e-3
+    assert runtime.sample("after")["model"] == f"policy@v{before + 1}"
+    status = runtime.status()
+    assert (status["version"], status["step"]) == (before + 1, before + 1)
+    assert status["client_state"] == {"key": done["key"]}
+    metrics = runtime.http.get("/slipway/metrics", params={"after": before}).json()
+    assert [line["step"] for line in metrics] == [before + 1]
+    assert f"step-{before + 1:06d}" in {
+        one["name"] for one in runtime.http.get("/slipway/checkpoints").json()
+    }
+
+
+def test_g18_a_step_sent_again_and_again_is_trained_once(runtime: Runtime) -> None:
+    before = runtime.status()["version"]
+    key, groups = runtime.groups()
+    with ThreadPoolExecutor(4) as pool:
+        ids = {answer.json()["id"] for answer in pool.map(lambda _: runtime.post_step(key, groups), range(4))}
+    runtime.kill("gateway")
+    runtime.until_ready()
+    ids.add(runtime.post_step(key, groups).json()["id"])
+    assert len(ids) == 1
+    done = runtime.http.get(f"/slipway/steps/{ids.pop()}", params={"wait": 60}).json()
+    assert (done["state"], done["version"]) == ("published", before + 1)
+    assert runtime.post_step(key, groups[:1]).status_code == 409
+    assert runtime.status()["version"] == before + 1
+
+
+@pytest.mark.parametrize("child", ["trainer", "engine-0", "gateway"])
+def test_the_death_of_a_child_costs_no_step(runtime: Runtime, child: str) -> None:
+    first = runtime.step()
+    key, groups = runtime.groups()
+    number = runtime.post_step(key, groups).json()["id"]
+    runtime.kill(child)
+    runtime.until_ready()
+    done = runtime.http.get(f"/slipway/steps/{number}", params={"wait": 60}).json()
+    assert (done["state"], done["version"]) == ("published", first["version"] + 1), done
+    after = runtime.step()
+    assert after["version"] == first["version"] + 2
+    assert runtime.child(child)["restarts"] >= 1
+
+
+def test_a_kept_checkpoint_is_served_again_as_a_new_version(runtime: Runtime) -> None:
+    kept = runtime.step()
+    name = f"step-{kept['version']:06d}"
+    assert runtime.http.post(f"/slipway/checkpoints/{name}/pin").json()["pinned"] is True
+    latest = runtime.step()
+    posted = runtime.http.post(f"/slipway/checkpoints/{name}/restore", json={"key": "back"}).json()
+    done = runtime.http.get(f"/slipway/steps/{posted['id']}", params={"wait": 60}).json()
+    assert (done["state"], done["version"]) == ("published", latest["version"] + 1), done
+    assert done["publication"]["sha256"] == kept["publication"]["sha256"]
+    assert runtime.status()["client_state"] == {"key": kept["key"]}
+
+
+def test_g12_nothing_of_the_runtime_listens_beyond_loopback(runtime: Runtime) -> None:
+    inodes: set[str] = set()
+    for pid in runtime.alive():
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            if path.is_symlink():
+                inodes.add(os.readlink(path))
+    loopback = ("0100007F", "00000000000000000000000001000000")
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            listens, ours = fields[3] == "0A", f"socket:[{fields[9]}]" in inodes
+            assert not (listens and ours and fields[1].partition(":")[0] not in loopback), line
+    assert oct(runtime.sockets.stat().st_mode)[-3:] == "700"
+
+
+def test_g14_the_token_is_in_no_file_argument_or_environment(runtime: Runtime) -> None:
+    for pid in runtime.alive():
+        for kind in ("cmdline", "environ"):
+            assert TOKEN.encode() not in Path(f"/proc/{pid}/{kind}").read_bytes()
+    for path in runtime.folder.rglob("*"):
+        assert not (path.is_file() and TOKEN.encode() in path.read_bytes()), path
+
+
+def test_a_signal_to_the_keeper_leaves_nothing(tmp_path: Path) -> None:
+    running = Runtime(tmp_path)
+    try:
+        running.until_ready()
+        running.keeper.terminate()
+        assert running.keeper.wait(90) == 0
+        assert running.alive() == []
+        assert json.loads((tmp_path / "keeper.json").read_text())["left"] == []
+    finally:
+        running.end()
+
+
+def test_keeper_and_supervisor_killed_at_once_leave_nothing(tmp_path: Path) -> None:
+    running = Runtime(tmp_path)
+    try:
+        running.until_ready()
+        supervisor = json.loads((tmp_path / "keeper.json").read_text())["supervisor_pid"]
+        for pid in (supervisor, running.keeper.pid):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not running.alive(), 60)
+    finally:
+        running.end()
