@@ -6,11 +6,9 @@ so relay, heartbeat, minder and guardian are the real ones. `acts` can make any 
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import json
 import shutil
-import socket
 import socketserver
 import tempfile
 import threading
@@ -78,7 +76,6 @@ class PretendMachine:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
-            self._server.hang_up()
             self._server = None
         shutil.rmtree(self.sockets, ignore_errors=True)
 
@@ -127,7 +124,7 @@ class _Gateway(socketserver.ThreadingUnixStreamServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _Gateway
+    server: _Gateway  # type: ignore[assignment] - it is made by this one only
     protocol_version = "HTTP/1.1"
 
     def parse_request(self) -> bool:
