@@ -74,15 +74,7 @@ def load(
     values = {key: _resolve(setting, layers) for key, setting in SETTINGS.items()}
     if values["model"].value == TINY_MODEL:
         layers.append(_toml_layer(_tiny_settings(), "the embedded model", known))
-    overrides: dict[str, Any] = {}
-    for key, default in runtime_defaults.items():
-        values[key] = Value(default, "default")
-        for layer in layers:
-            if key in layer.values:
-                overrides[key] = _none_or(layer.values[key])
-                values[key] = Value(overrides[key], layer.place(key))
-                _check_runtime(key, overrides[key], layer)
-                break
+    overrides = _overrides(layers, runtime_defaults, values)
     return Settings(
         model=values["model"].value,
         name=values["name"].value,
@@ -248,6 +240,20 @@ def _check_runtime(key: str, value: Any, layer: _Layer) -> None:
         place = layer.place(key)
         name = place if key in place else f"{place}: {key}"
         raise layer.error(f"{name}: {value!r} does not fit", invalid.reason, "launch config") from None
+
+
+def _overrides(layers: list[_Layer], defaults: Mapping[str, Any], values: dict[str, Value]) -> dict[str, Any]:
+    """The runtime's keys that someone set; every one of its keys is added to `values` with its source."""
+    overrides: dict[str, Any] = {}
+    for key, default in defaults.items():
+        layer = next((layer for layer in layers if key in layer.values), None)
+        if layer is None:
+            values[key] = Value(default, "default")
+            continue
+        overrides[key] = _none_or(layer.values[key])
+        values[key] = Value(overrides[key], layer.place(key))
+        _check_runtime(key, overrides[key], layer)
+    return overrides
 
 
 def _inside_a_run(environ: Mapping[str, str]) -> bool:

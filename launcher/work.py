@@ -158,4 +158,4 @@ def _in_foreground() -> bool:
 
 def reward_of(metrics: dict[str, float]) -> float | None:
     """The mean reward of the newest step."""
-    return metrics.get("reward_mean", metrics.get("reward"))
+    return metrics.get("reward")

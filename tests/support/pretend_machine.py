@@ -96,7 +96,7 @@ class PretendMachine:
                 "served_name": "policy",
                 "version": 3,
                 "step": 3,
-                "last_metrics": {"reward_mean": 0.5},
+                "last_metrics": {"reward": 0.5},
                 "children": [{"name": "trainer", "state": "failed", "detail": "out of memory"}]
                 if self.phase == "failed"
                 else [],

@@ -55,7 +55,8 @@ def test_runtime_settings_follow_the_same_order(home: Home, folder: Path) -> Non
         "[train]\nlearning_rate = 1e-3\nlora.rank = 8\n[engine]\nmax_loras = 6\n"
     )
     environ = {"LAUNCH_TRAIN__LORA__RANK": "4"}
-    settings = load({}, ("train.learning_rate=2e-3",), environ=environ, folder=folder, home=home)
+    flags = {"model": "someone/some-model"}
+    settings = load(flags, ("train.learning_rate=2e-3",), environ=environ, folder=folder, home=home)
     assert settings.runtime == {"train.learning_rate": "2e-3", "train.lora.rank": "4", "engine.max_loras": 6}
     assert settings.values["train.learning_rate"].source == "--set train.learning_rate"
     assert settings.values["train.lora.rank"].source == "LAUNCH_TRAIN__LORA__RANK"
@@ -123,7 +124,16 @@ def test_a_runtime_value_is_checked_before_anything_starts(
 
 def test_none_clears_an_optional_runtime_value(home: Home, folder: Path) -> None:
     settings = load({}, ("engine.max_model_len=none",), environ={}, folder=folder, home=home)
-    assert settings.runtime == {"engine.max_model_len": None}
+    assert settings.runtime["engine.max_model_len"] is None
+
+
+def test_the_embedded_model_brings_settings_that_anyone_may_change(home: Home, folder: Path) -> None:
+    key = "train.learning_rate"
+    assert load({}, environ={}, folder=folder, home=home).values[key].source == "the embedded model"
+    other = load({"model": "someone/some-model"}, environ={}, folder=folder, home=home)
+    assert other.values[key].source == "default"
+    write_user_config(home, "[train]\nlearning_rate = 1e-4")
+    assert load({}, environ={}, folder=folder, home=home).values[key].source == str(home.user_config)
 
 
 def test_a_bad_value_names_its_place_and_gets_that_places_exit_code(home: Home, folder: Path) -> None:
