@@ -21,7 +21,11 @@ _SUFFIXES = {".py", ".yaml", ".toml"}
 def tree() -> str:
     """Every source file of the product with what it is for."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *ROOMS], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", "-co", "--exclude-standard", *ROOMS],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     lines: list[str] = []
     folder = Path()

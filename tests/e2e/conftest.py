@@ -34,7 +34,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     home = make_home(tmp_path_factory.mktemp("endpoint") / "home")
     launched = Launched(home, ["--name", "shared", "--port", str(free_port())])
     try:
-        launched.wait_for_text("ready", 300)
+        launched.wait_for_text("ready: http", 300)
         yield launched
         launched.interrupt()
         assert launched.wait(90) == 130

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from tests import readme_tree
+from tests import readme_checks, readme_tree
 
 
 def test_the_readme_lists_every_file() -> None:
     text = readme_tree.README.read_text()
     assert "<!-- tree -->" in text
     assert readme_tree.updated(text) == text, "python -m tests.readme_tree --write"
+
+
+def test_the_readme_lists_every_check() -> None:
+    text = readme_checks.README.read_text()
+    assert "<!-- checks -->" in text
+    assert readme_checks.updated(text) == text, "python -m tests.readme_checks --write"
 
 
 def test_every_file_says_what_it_is_for() -> None:
