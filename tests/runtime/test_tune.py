@@ -1,0 +1,55 @@
+"""The way the trainer is started: torchtune's own command, without what no recipe here uses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.recipes.tune import LeftOut
+from runtime.schema import RuntimeConfig
+from runtime.training.command import trainer_command
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SAYS_WHAT_IT_LOADED = """
+import sys
+from runtime.recipes import tune
+try:
+    tune.main()
+except SystemExit as ended:
+    print(ended.code)
+print(sorted({"torchtune", "datasets", "pandas", "pyarrow", "kagglehub", "transformers"} & set(sys.modules)))
+"""
+
+
+def test_what_is_left_out_can_be_named_but_not_used() -> None:
+    module = LeftOut("datasets")
+    load = module.load_dataset
+    with pytest.raises(ImportError, match=r"datasets\.load_dataset is left out"):
+        load("a", split="train")
+    assert not hasattr(module, "__file__"), "the import system asks for such names itself"
+
+
+def test_each_process_of_a_trainer_is_asked_for_and_every_setting_is_a_key() -> None:
+    config = RuntimeConfig(run_id="r", model_path="m", state_dir="/s", socket_dir="/t", train_processes=4)
+    command = trainer_command(config, follow=False)
+    assert command[:6] == [sys.executable, "-m", "runtime.recipes.tune", "run", "--nproc_per_node", "4"]
+    keys = dict(word.split("=", 1) for word in command if "=" in word)
+    named = set((REPOSITORY / "runtime/recipes/configs/grpo_lora.yaml").read_text().split())
+    assert {f"{key}:" for key in keys} <= named
+    settings = set(type(config.train).model_fields) - {"lora"} | {"lora_rank", "lora_alpha"}
+    assert settings <= keys.keys()
+
+
+@pytest.mark.slow
+def test_the_command_is_torchtunes_and_loads_no_data_set_library() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS_WHAT_IT_LOADED, "run", "nothing"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert "The '--config' argument is required" in done.stderr, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["2", "['datasets', 'torchtune']"]
