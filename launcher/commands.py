@@ -46,7 +46,12 @@ class Invocation:
 
 
 Json = Annotated[
-    bool, typer.Option("--json", help="One JSON object a line on stdout.", rich_help_panel=_OUTPUT)
+    bool,
+    typer.Option(
+        "--json",
+        help="One JSON object a line on stdout; what a program prints goes to stderr.",
+        rich_help_panel=_OUTPUT,
+    ),
 ]
 Plain = Annotated[
     bool, typer.Option("--plain", help="No live line, only plain lines.", rich_help_panel=_OUTPUT)

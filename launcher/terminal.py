@@ -1,6 +1,7 @@
 """One line of a terminal that is drawn again and again while other text passes above it.
 
-Neighbours: `output.py` is the only user. Writes escape sequences, and nothing else writes them.
+Neighbours: `output.py` draws, `safety/minder.py` cleans up after a killed launcher. Only here are escape
+sequences that move the cursor.
 Knows nothing of runs or of what the line says.
 
 Inline, the line stands below what we wrote last: only we may be writing. Pinned, it stands on the
@@ -20,6 +21,13 @@ _CLEAR_LINE = "\x1b[2K"
 _ALL_ROWS = "\x1b[r"
 # A smaller terminal shows the program only.
 _MIN_ROWS, _MIN_COLUMNS = 6, 20
+
+
+def give_back(descriptor: int) -> None:
+    """All rows to whoever comes next, from a process that outlives the owner of a pinned line."""
+    with contextlib.suppress(OSError):
+        if os.isatty(descriptor):
+            os.write(descriptor, f"{_SAVE}{_ALL_ROWS}{_RESTORE}".encode())
 
 
 class StatusLine:

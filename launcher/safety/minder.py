@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from launcher import terminal
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 
@@ -172,6 +173,7 @@ class _Minder:
             left = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
             readable, _, _ = select.select(waiting, [], [], left)
             if self._pipe in readable and not os.read(self._pipe, 4096):
+                terminal.give_back(sys.stderr.fileno())
                 return self._end_all(128 + signal.SIGTERM)
             if self._wakeup in readable:
                 self._pass_on(os.read(self._wakeup, 4096))
