@@ -17,6 +17,7 @@ import gc
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import sys
 from argparse import Namespace
@@ -39,7 +40,7 @@ WORKER_EXTENSION = "runtime.serving.worker.WorkerExtension"
 _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 # The ranks vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-# A KV cache block per sequence is reserved up to this; a model's own 128k would starve a small machine.
+# vLLM starts only where its cache holds one sequence of full length: a model's own 128k would not fit here.
 _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
 _SMALL_WEIGHTS_BYTES = 100 * 2**20
 # How a family of models writes tool calls, by the model_type of its config.json.
@@ -80,9 +81,17 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     return words
 
 
-def environment(config: RuntimeConfig) -> dict[str, str]:
+def scratch_path(config: RuntimeConfig, index: int) -> Path:
+    """Where vLLM's own sockets and rendezvous files go: it leaves them behind, so the folder goes with it."""
+    return Path(config.socket_dir) / f"e{index}"
+
+
+def environment(config: RuntimeConfig, index: int) -> dict[str, str]:
     """What vLLM and torch read from the environment, beyond what this process was given."""
+    scratch = str(scratch_path(config, index))
     words = {
+        "TMPDIR": scratch,
+        "VLLM_RPC_BASE_PATH": scratch,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # /collective_rpc, /server_info: on a socket in a 0700 folder only
         "VLLM_NO_USAGE_STATS": "1",
@@ -114,9 +123,12 @@ def main() -> None:
     parser.add_argument("--index", type=int, default=0)
     given = parser.parse_args()
     config = RuntimeConfig.model_validate_json(given.config.read_text())
-    _enter_environment(environment(config))
+    _enter_environment(environment(config, given.index))
     _children_die_with_us()
     socket_path(config, given.index).unlink(missing_ok=True)
+    scratch = scratch_path(config, given.index)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o700)
     gc.disable()  # nothing to collect while modules load
     args = _parse(arguments(config, given.index))
     if config.device == "cpu":
@@ -125,7 +137,9 @@ def main() -> None:
     # Most objects there will ever be: what vLLM collects on its way up takes 2 s less without them.
     gc.freeze()
     gc.enable()
-    _finish(_serve(args))
+    well = _serve(args)
+    shutil.rmtree(scratch, ignore_errors=True)
+    _finish(well)
 
 
 def _kv_cache_bytes(config: RuntimeConfig) -> int:

@@ -41,7 +41,7 @@ def running(folder: Path, code: str | None) -> Iterator[Path]:
     (folder / "runtime.json").write_text(config.model_dump_json())
     program = ["-m", "runtime.serving.engine"] if code is None else ["-c", code]
     # What the engine would start itself again with; `-c` could not.
-    environ = os.environ | server.environment(config) | {server.ENVIRONMENT_MARK: "1", "PYTHONPATH": "."}
+    environ = os.environ | server.environment(config, 0) | {server.ENVIRONMENT_MARK: "1", "PYTHONPATH": "."}
     with (folder / "engine.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, *program, "--config", str(folder / "runtime.json")],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -70,7 +71,7 @@ class EngineProcess:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """Stop it, and make sure."""
+        """Stop it, make sure, and remove its sockets."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -78,6 +79,7 @@ class EngineProcess:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(timeout=20)
+        shutil.rmtree(self.socket.parent, ignore_errors=True)
 
 
 def start_engine(folder: Path, **settings: object) -> EngineProcess:

@@ -59,15 +59,15 @@ def test_slots_are_as_wide_as_the_adapters_need(rank: int, slots: str) -> None:
 
 
 def test_a_model_in_a_folder_is_never_looked_up_on_the_hub() -> None:
-    assert server.environment(config())["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in server.environment(config(model_path="Qwen/Qwen2.5-1.5B-Instruct"))
+    assert server.environment(config(), 0)["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in server.environment(config(model_path="Qwen/Qwen2.5-1.5B-Instruct"), 0)
 
 
 def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(tmp_path: Path) -> None:
-    assert server.environment(config())["OMP_NUM_THREADS"] == "1"
+    assert server.environment(config(), 0)["OMP_NUM_THREADS"] == "1"
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(200 * 2**20)
-    threads = server.environment(config(model_path=str(tmp_path)))["OMP_NUM_THREADS"]
+    threads = server.environment(config(model_path=str(tmp_path)), 0)["OMP_NUM_THREADS"]
     assert threads == str(len(os.sched_getaffinity(0)))
 
 
@@ -85,7 +85,7 @@ def test_the_cache_is_no_larger_than_it_can_be_filled() -> None:
 
 
 def test_nothing_is_reported_to_anyone() -> None:
-    assert server.environment(config())["VLLM_NO_USAGE_STATS"] == "1"
+    assert server.environment(config(), 0)["VLLM_NO_USAGE_STATS"] == "1"
 
 
 @pytest.mark.slow
@@ -153,9 +153,12 @@ def test_an_engine_asked_to_stop_ends_well_and_leaves_nothing(
     engine = own_engine()
     engine.wait_until_ready()
     below = processes.descendants(engine.process.pid)
+    scratch = engine.socket.parent / "e0"
+    assert any(scratch.iterdir())
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(timeout=GONE_SECONDS) == 0
     _until(lambda: not any(processes.look(pid) for pid in below))
+    assert not scratch.exists()
 
 
 def _first_child(engine: EngineProcess) -> int:
