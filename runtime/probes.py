@@ -56,7 +56,8 @@ class EngineProbe(HealthProbe):
     """
 
     # One token of the base model: no adapter to load, nothing recorded.
-    _ONE_TOKEN = {"model": "base", "prompt": "a", "max_tokens": 1, "temperature": 0}
+    # Before rollouts, as every probe (engine.py): a full queue is not a frozen engine.
+    _ONE_TOKEN = {"model": "base", "prompt": "a", "max_tokens": 1, "temperature": 0, "priority": -1}
     _LOOK_SECONDS = 10.0
     _COUNTER = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
