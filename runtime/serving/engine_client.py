@@ -153,12 +153,12 @@ class EngineClient:
 
     async def context_length(self) -> int:
         """The longest sequence it takes, prompt and answer together, in tokens."""
-        if self._context_length is None:
+        length = self._context_length
+        if length is None:
             listed = (await self._json("GET", "/v1/models"))["data"]
-            self._context_length = next(
-                model["max_model_len"] for model in listed if model["id"] == BASE_NAME
-            )
-        return self._context_length
+            length = int(next(model["max_model_len"] for model in listed if model["id"] == BASE_NAME))
+            self._context_length = length
+        return length
 
     async def _has_the_right_mode(self) -> bool:
         try:
