@@ -1,9 +1,8 @@
 """The queue of training steps: taken in once per key, given to the trainer one at a time, published.
 
-Neighbours: the gateway's routes submit and wait; selection.py builds the batch; the trainer takes
-`steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`; `publish` (the gateway's) serves what was committed.
-All state is on disk first: `steps/queue/NNNNNN.json` when taken in, the batch when taken out, `outcome.json`
-at the end. Knows nothing of HTTP, engines or tensors.
+Neighbours: the gateway's routes submit and wait; selection.py builds the batch; step_records.py has it on
+disk first; the trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`; `publish` (the
+gateway's) serves what was committed. Knows nothing of HTTP, engines or tensors.
 """
 
 from __future__ import annotations
@@ -13,24 +12,21 @@ import contextlib
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from runtime import files
-from runtime.schema import CheckpointInfo, Group, StepCounts, StepRequest, StepState, StepStatus
+from runtime.schema import CheckpointInfo, Group, StepCounts, StepRequest, StepStatus
 from runtime.serving.samples import SampleStore
-from runtime.training.batch import SCHEMA, Batch, empty_batch, step_folder, write_batch
+from runtime.training.batch import SCHEMA, empty_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
 from runtime.training.selection import Selection, build, select
+from runtime.training.step_records import Step, StepFolder
 
 log = logging.getLogger(__name__)
 
 MOST_QUEUED = 8
 _LOOK_SECONDS = 0.02
-_FAILED = "failed.json"
 
 Publish = Callable[[Checkpoint], Awaitable[dict[str, Any]]]
 
@@ -66,41 +62,6 @@ class UnknownCheckpointError(StepError):
 
 class NotPublishedError(Exception):
     """What `publish` raises when the old version stays; the message is the reason."""
-
-
-@dataclass
-class Step:
-    """One step, as far as it has come."""
-
-    id: int
-    key: str
-    digest: str
-    kind: Literal["train", "restore"]
-    groups: list[Group] = field(default_factory=list)
-    client_state: dict[str, Any] | None = None
-    source: str | None = None
-    state: StepState = "queued"
-    counts: StepCounts = field(default_factory=StepCounts)
-    samples: list[str] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-    publication: dict[str, Any] | None = None
-    error: str | None = None
-    # Also true of a failed step whose publication was what failed.
-    committed: bool = False
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def status(self) -> StepStatus:
-        return StepStatus(
-            id=self.id,
-            key=self.key,
-            state=self.state,
-            version=self.id if self.committed else None,
-            counts=self.counts,
-            metrics=self.metrics,
-            publication=self.publication,
-            error=self.error,
-        )
 
 
 class StepQueue:
@@ -347,76 +308,6 @@ class StepQueue:
             await self._publish(newest)
         except NotPublishedError as error:
             self.trouble = f"step {newest.step} is committed but not served: {error}"
-
-
-class StepFolder:
-    """`steps/` on disk."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._queue = root / "queue"
-        self._queue.mkdir(parents=True, exist_ok=True)
-
-    def queue(self, step: Step) -> None:
-        """Write a step taken in; after this it survives."""
-        value = {
-            "id": step.id, "key": step.key, "digest": step.digest, "kind": step.kind,
-            "groups": [group.model_dump() for group in step.groups], "client_state": step.client_state,
-            "source": step.source, "counts": step.counts.model_dump(), "samples": step.samples,
-            "created": time.time(),
-        }  # fmt: skip
-        files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
-
-    def give(self, number: int, batch: Batch) -> None:
-        """Hand a batch to the trainer: the rename is the hand-over."""
-        write_batch(step_folder(self._root, number), batch)
-
-    def failure(self, number: int) -> str | None:
-        """What the trainer said when it could not do the step."""
-        said = files.read_json(step_folder(self._root, number) / _FAILED)
-        return None if said is None else str(said.get("error"))
-
-    def withdraw(self, number: int, error: str) -> None:
-        """Keep the trainer from ever training a step reported as failed, and from waiting for its folder."""
-        folder = step_folder(self._root, number)
-        if folder.exists():
-            if not (folder / _FAILED).exists():
-                files.write_json(folder / _FAILED, {"error": error}, durable=True)
-            return
-        # Whole or absent: a folder without its reason would be read as a batch.
-        partial = self._root / f".tmp-{folder.name}-failed"
-        partial.mkdir(exist_ok=True)
-        files.write_json(partial / _FAILED, {"error": error}, durable=True)
-        partial.rename(folder)
-        files.sync_folder(self._root)
-
-    def write_outcome(self, step: Step) -> None:
-        """The end of a step, for the next process of the gateway."""
-        value = step.status.model_dump()
-        files.write_json(self._queue / f"{step.id:06d}.outcome.json", value, durable=True)
-
-    def read_all(self) -> list[Step]:
-        """Every step ever taken in, as far as it had come."""
-        return [self._read(path) for path in sorted(self._queue.glob("??????.json"))]
-
-    def _read(self, path: Path) -> Step:
-        said = json.loads(path.read_text())
-        step = Step(
-            said["id"], said["key"], said["digest"], said["kind"],
-            [Group.model_validate(group) for group in said["groups"]], said["client_state"], said["source"],
-            counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
-        )  # fmt: skip
-        outcome = files.read_json(path.with_suffix(".outcome.json"))
-        if outcome is not None:
-            status = StepStatus.model_validate(outcome)
-            step.state, step.counts, step.metrics = status.state, status.counts, status.metrics
-            step.publication, step.error = status.publication, status.error
-            step.committed = status.version is not None
-            step.groups = []
-            step.ended.set()
-        elif step_folder(self._root, step.id).exists():
-            step.state = "training"
-        return step
 
 
 def _id(step: Step) -> int:
