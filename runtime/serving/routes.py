@@ -18,6 +18,7 @@ from runtime.schema import CheckpointInfo, RestoreRequest, RuntimeStatus, StepRe
 from runtime.serving.openai_errors import ApiError
 from runtime.serving.readiness import Readiness
 from runtime.training.steps import (
+    ClientStateTooLargeError,
     KeyReusedError,
     NothingToTrainError,
     QueueFullError,
@@ -81,6 +82,8 @@ async def _answered(work: Awaitable[T]) -> T:
         return await work
     except KeyReusedError as error:
         raise ApiError(409, str(error), param="key", code="key_reused") from error
+    except ClientStateTooLargeError as error:
+        raise ApiError(413, str(error), param="client_state") from error
     except QueueFullError as error:
         raise ApiError(429, str(error), code="queue_full", retry_after_seconds=5) from error
     except NothingToTrainError as error:

@@ -12,11 +12,12 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from runtime.schema import CheckpointInfo, Group, StepCounts, StepRequest, StepStatus
+from runtime.schema import CLIENT_STATE_MAX_BYTES, CheckpointInfo, Group, StepCounts, StepRequest, StepStatus
 from runtime.serving.samples import SampleStore
 from runtime.training.batch import SCHEMA, empty_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
@@ -41,6 +42,10 @@ class KeyReusedError(StepError):
 
 class QueueFullError(StepError):
     """As many steps wait as may wait."""
+
+
+class ClientStateTooLargeError(StepError):
+    """The program's own state is more than is kept with a step."""
 
 
 class NothingToTrainError(StepError):
@@ -104,7 +109,10 @@ class StepQueue:
         return [step.status for _, step in sorted(self._steps.items())]
 
     async def submit(self, request: StepRequest) -> StepStatus:
-        """Take a step in, once per key. Raises KeyReusedError, QueueFullError, NothingToTrainError."""
+        """Take a step in, once per key. Raises a StepError."""
+        size = len(json.dumps(request.client_state))
+        if size > CLIENT_STATE_MAX_BYTES:
+            raise ClientStateTooLargeError(f"client_state has {size} bytes, at most {CLIENT_STATE_MAX_BYTES}")
         digest = _digest(request.model_dump(mode="json", exclude={"key"}))
         if known := self._known(request.key, digest):
             return known.status
@@ -211,7 +219,9 @@ class StepQueue:
 
     def _learn(self, checkpoint: Checkpoint) -> None:
         self.client_state = checkpoint.state.get("client_state")
-        self.last_metrics = checkpoint.state.get("metrics", {})
+        # A number that is not finite has no place in JSON; metrics.jsonl keeps it.
+        metrics = checkpoint.state.get("metrics", {})
+        self.last_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     async def _publish_step(self, step: Step, checkpoint: Checkpoint) -> None:
         try:

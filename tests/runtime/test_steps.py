@@ -20,6 +20,7 @@ from runtime.training.batch import read_batch
 from runtime.training.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
 from runtime.training.steps import (
     MOST_QUEUED,
+    ClientStateTooLargeError,
     KeyReusedError,
     NothingToTrainError,
     NotPublishedError,
@@ -323,6 +324,16 @@ def test_a_restore_is_a_step_without_samples(tmp_path: Path) -> None:
             batch = read_batch(run.batch_folder(3))
             assert (batch.kind, batch.meta["from"]) == ("restore", "step-000001")
             assert queue.client_state == {"at": 1}  # the program goes back with the weights
+
+    drive(work, tmp_path)
+
+
+def test_a_programs_state_has_a_bound(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        queue = run.queue()
+        with pytest.raises(ClientStateTooLargeError, match="at most 65536"):
+            await queue.submit(run.request("k", "a", client_state={"text": "x" * 70_000}))
+        assert (await queue.submit(run.request("k", "b", client_state={"text": "x" * 60_000}))).id == 1
 
     drive(work, tmp_path)
 
