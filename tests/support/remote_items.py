@@ -22,6 +22,8 @@ import pytest
 from tests.support.environment import REPOSITORY, runtime_environ, runtime_python
 from tests.support.remote_report import DESCRIPTOR_VARIABLE, function_of
 
+# The marks that choose tests; the others mean something only inside the runtime's own pytest.
+_MARKS = {"slow", "long"}
 FOLDER = REPOSITORY / "tests" / "runtime"
 
 
@@ -90,7 +92,7 @@ class RemoteSession:
         self._finished: Counter[str] = Counter()
         self._reports: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self._process = subprocess.Popen(
-            [runtime_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider",
+            [runtime_python(), "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider",
              "-p", "tests.support.remote_report", "--rootdir", REPOSITORY, "--confcutdir", FOLDER, *nodeids],
             cwd=REPOSITORY,
             env={**runtime_environ(), DESCRIPTOR_VARIABLE: str(writer)},
@@ -159,5 +161,5 @@ def _marks_in(nodes: Iterable[ast.AST]) -> set[str]:
         for inner in ast.walk(node)
         if isinstance(inner, ast.Attribute)
         and ast.unparse(inner.value) == "pytest.mark"
-        and inner.attr == "slow"
+        and inner.attr in _MARKS
     }
