@@ -55,7 +55,9 @@ class Summary:
         label = self.name or self.run_id
         lines = [f"{label} ended after {format_duration(self.seconds)}, {format_money(self.cost)}"]
         if self.status is not None:
-            lines.append(f"  steps    {self.status.step}, policy version {self.status.version}")
+            reward = self.status.last_metrics.get("reward")
+            last = "" if reward is None else f", reward {reward:.3g}"
+            lines.append(f"  steps    {self.status.step}, policy version {self.status.version}{last}")
         if self.results is not None:
             lines.append(f"  results  {self.results}")
         verdict = "verified" if self.proof.verified else "NOT VERIFIED"

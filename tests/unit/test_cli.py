@@ -17,6 +17,7 @@ import pytest
 
 from launcher.endpoint import keep_token
 from launcher.home import Home
+from launcher.machines.local import LocalMachine
 from launcher.safety.records import RecordStore
 from launcher.settings import SECRETS
 
@@ -213,6 +214,21 @@ def test_down_of_a_run_nobody_looks_after_ends_it_with_proof(launch: Launch, sto
     assert json.loads(done.stdout)["down"]["verified"] is True
     assert store.load(record.id).state == "verified"
     assert launch("down", "dev").returncode == 0, "twice is the same"
+
+
+def test_pull_brings_home_what_there_is(launch: Launch, store: RecordStore, tmp_path: Path) -> None:
+    fails(launch("pull", store.create(name="early").id), 8, "nothing to bring home")
+    record = store.create(name="dev")
+    machine = LocalMachine(record.id, store.folder(record.id) / "machine", tmp_path / "environments")
+    store.update(record.id, machine=machine.describe())
+    logs = store.folder(record.id) / "machine" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "trainer.log").write_text("step 1\n")
+    done = launch("pull", "dev", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == {"schema", "into", "files", "bytes", "seconds", "step", "skipped"}
+    assert (Path(found["into"]) / "logs" / "trainer.log").read_text() == "step 1\n"
 
 
 def test_down_asks_the_runs_own_launch_first(launch: Launch, store: RecordStore) -> None:

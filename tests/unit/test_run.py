@@ -98,6 +98,37 @@ def test_a_run_goes_through_its_phases_in_order_and_ends_verified(live) -> None:
     assert (lived.end["step"], lived.end["version"]) == (3, 3)
 
 
+EVENT_KEYS = {
+    "run": {"run_id", "name", "plan", "folder", "log"},
+    "phase": {"phase", "state"},
+    "ready": {"base_url", "model", "run_dir"},
+    "status": {
+        "name", "up_seconds", "cost", "budget", "step", "reward", "tunnel_ms", "lease_left_seconds",
+        "trouble",
+    },
+    "end": {
+        "run_id", "name", "reason", "exit_code", "program_exit_code", "seconds", "cost", "step", "version",
+        "results", "down",
+    },
+}  # fmt: skip
+
+
+def test_the_objects_of_a_run_have_the_promised_keys(live) -> None:
+    lived = live((sys.executable, "-c", "import time; time.sleep(0.5)"))
+    assert {item["event"] for item in lived.objects} == set(EVENT_KEYS)
+    for item in lived.objects:
+        assert {"schema", "event"} | EVENT_KEYS[item["event"]] <= set(item), item
+    assert lived.objects[0]["plan"] == {
+        "where": "this computer",
+        "model": "tiny",
+        "price_per_hour": 0.0,
+        "deadline_seconds": None,
+        "lease_seconds": 900.0,
+        "budget": None,
+        "cost_at_most": 0.0,
+    }
+
+
 def test_record_and_guardian_stand_before_the_machine_is_armed(live, tmp_path: Path) -> None:
     seen: list[RunRecord] = []
 
