@@ -21,18 +21,17 @@ def server() -> Iterator[MutantServer]:
 
 def test_without_a_mutation_the_same_tests_pass_the_same_way(server: MutantServer, tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
-    tests = {test for mutant in Mutant.all() if not mutant.needs for test in mutant.tests}
+    tests = {test for mutant in Mutant.all() for test in mutant.tests}
     runtime = tuple(sorted(test for test in tests if test.startswith("tests/runtime/")))
     here = tuple(sorted(tests - set(runtime)))
-    outcomes = [run(tree, chosen, {}) for run, chosen in ((server.run, runtime), (run_here, here)) if chosen]
+    outcomes = [run(tree, chosen) for run, chosen in ((server.run, runtime), (run_here, here)) if chosen]
     assert [outcome.exit_code for outcome in outcomes] == [0] * len(outcomes), outcomes
 
 
 @pytest.mark.parametrize("mutant", Mutant.all(), ids=lambda mutant: mutant.path.stem)
-def test_the_mutation_is_caught(mutant: Mutant, server: MutantServer, tmp_path: Path, request) -> None:
+def test_the_mutation_is_caught(mutant: Mutant, server: MutantServer, tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
     apply(mutant, tree)
-    environ = request.getfixturevalue("shared_engine").environ if "engine" in mutant.needs else {}
     in_runtime = mutant.tests[0].startswith("tests/runtime/")
-    outcome = (server.run if in_runtime else run_here)(tree, mutant.tests, environ)
+    outcome = (server.run if in_runtime else run_here)(tree, mutant.tests)
     assert outcome.caught, f"{mutant.tests} did not fail under {mutant.path.name}:\n{outcome.output}"

@@ -51,7 +51,7 @@ def _become(ask: dict[str, Any], log: int) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] in {"runtime", "launcher", "tests"}]:
         del sys.modules[name]
     sys.path[:] = [ask["tree"], *(entry for entry in sys.path if entry not in ("", os.environ["PYTHONPATH"]))]
-    os.environ.update(ask["environ"], PYTHONPATH=ask["tree"], CI="")
+    os.environ.update(PYTHONPATH=ask["tree"], CI="")
     confine = os.path.join(ask["tree"], "tests", "runtime")
     arguments = ["-q", "-x", "-p", "no:cacheprovider", "--rootdir", ask["tree"], "--confcutdir", confine]
     os._exit(int(pytest.main([*arguments, *ask["tests"]])))

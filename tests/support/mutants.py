@@ -1,6 +1,6 @@
 """Breaks a copy of the tree with one patch and runs the test that must notice.
 
-`Mutant` is a patch file: `# test: NODEID` (one or more), optionally `# needs: engine`, then a diff.
+`Mutant` is a patch file: `# test: NODEID` (one or more), then a diff.
 Tests of the runtime run in a fork server (`mutant_server`), so torch is imported once for all.
 """
 
@@ -21,21 +21,19 @@ _TIMEOUT_SECONDS = 300
 
 @dataclass(frozen=True)
 class Mutant:
-    """One patch: the tests that must fail under it, and what they need."""
+    """One patch and the tests that must fail under it."""
 
     path: Path
     tests: tuple[str, ...]
-    needs: tuple[str, ...]
 
     @classmethod
     def read(cls, path: Path) -> Mutant:
         """Read the header lines in front of the diff."""
         header = [line for line in path.read_text().splitlines() if line.startswith("# ")]
         tests = tuple(line.removeprefix("# test:").strip() for line in header if line.startswith("# test:"))
-        needs = tuple(line.removeprefix("# needs:").strip() for line in header if line.startswith("# needs:"))
         if not tests:
             raise ValueError(f"{path.name}: no `# test: NODEID` line")
-        return cls(path, tests, needs)
+        return cls(path, tests)
 
     @classmethod
     def all(cls) -> list[Mutant]:
@@ -93,10 +91,10 @@ class MutantServer:
             text=True,
         )
 
-    def run(self, tree: Path, tests: tuple[str, ...], extra_environ: dict[str, str]) -> Outcome:
+    def run(self, tree: Path, tests: tuple[str, ...]) -> Outcome:
         """Run the tests in a fork whose code is the mutated tree."""
         assert self._process.stdin and self._process.stdout
-        ask = {"tree": str(tree), "tests": tests, "environ": extra_environ, "timeout": _TIMEOUT_SECONDS}
+        ask = {"tree": str(tree), "tests": tests, "timeout": _TIMEOUT_SECONDS}
         self._process.stdin.write(json.dumps(ask) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -111,10 +109,10 @@ class MutantServer:
         self._process.wait(timeout=30)
 
 
-def run_here(tree: Path, tests: tuple[str, ...], extra_environ: dict[str, str]) -> Outcome:
+def run_here(tree: Path, tests: tuple[str, ...]) -> Outcome:
     """Run tests of the launcher's side against the mutated tree, in this environment."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tree, *tests]
-    environ = {**runtime_environ(tree), **extra_environ, "CI": ""}
+    environ = {**runtime_environ(tree), "CI": ""}
     done = subprocess.run(
         command, cwd=tree, env=environ, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
     )
