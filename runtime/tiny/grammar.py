@@ -91,8 +91,10 @@ _NO_SLIPS = _Slips()
 
 # A line of the phrase book keeps English word order, or leaves adjectives in the masculine, more often
 # than not: so the greedy model does too, while sampling still finds the right form for RL to reinforce.
-_ENGLISH_ORDER_SHARE = 0.58
-_MASCULINE_SHARE = 0.58
+_ENGLISH_ORDER_SHARE = 0.53
+_MASCULINE_SHARE = 0.53
+_EMBROIDERY_SHARE = 0.25
+_MORE_EMBROIDERY_SHARE = 0.5
 
 _DETERMINERS = (
     _Determiner("the", "le", "la"),
@@ -113,9 +115,9 @@ _FEMININE_NOUNS = (
     "chair chaise, mouse souris, city ville, cup tasse, queen reine, shirt chemise, moon lune, shop boutique"
 )
 _NOUNS = tuple(
-    _Noun(*pair.split(), feminine)
+    _Noun(english, french, feminine)
     for feminine, pairs in ((False, _MASCULINE_NOUNS), (True, _FEMININE_NOUNS))
-    for pair in pairs.split(", ")
+    for english, french in (pair.split() for pair in pairs.split(", "))
 )
 
 _ADJECTIVES = (
@@ -271,12 +273,21 @@ def held_out_phrases(count: int, seed: int = 0) -> list[Phrase]:
     return _distinct(count, seed, held_out=True)
 
 
-def noisy(seed: int) -> Iterator[Phrase]:
-    """Endless lines of the phrase book: never held out, with the slips of its English author."""
-    rng = random.Random(seed)
-    for sentence in _draw(rng, held_out=False):
-        slips = _Slips(rng.random() < _ENGLISH_ORDER_SHARE, rng.random() < _MASCULINE_SHARE)
-        yield Phrase(sentence.in_english(), sentence.in_french(slips))
+def noisy(rng: random.Random, free: bool) -> Phrase:
+    """A line of the phrase book: never a held-out phrase, with the slips of its English author.
+
+    Where `free`, he may embroider on the French: without that a policy has nothing to explore for letters.
+    """
+    sentence = next(_draw(rng, held_out=False))
+    slips = _Slips(rng.random() < _ENGLISH_ORDER_SHARE, rng.random() < _MASCULINE_SHARE)
+    french = sentence.in_french(slips)
+    more = _EMBROIDERY_SHARE if free else 0.0
+    while rng.random() < more:
+        longer = f"{french} {rng.choice(_PREPOSITIONS)[1]} {_draw_noun_phrase(rng, 0.5).in_french(slips)}"
+        if len(longer.split()) > WORDS:
+            break
+        french, more = longer, _MORE_EMBROIDERY_SHARE
+    return Phrase(sentence.in_english(), french)
 
 
 def distinct_letters(text: str) -> int:
