@@ -73,13 +73,22 @@ class Fleet:
             await asyncio.gather(with_time_out, return_exceptions=True)
 
     async def until_all_ready(self, bound_seconds: float) -> bool:
-        """Whether every engine is ready within the bound."""
+        """Whether every engine is ready within the bound; not waited for when one has failed for good."""
         end = time.monotonic() + bound_seconds
         while not self.all_ready:
-            if time.monotonic() > end:
+            failed = any(self._machine.child(one.name).get("state") == "failed" for one in self.engines)
+            if failed or time.monotonic() > end:
                 return False
             await asyncio.sleep(0.05)
         return True
+
+    async def lose_the_dead(self) -> bool:
+        """Look at every engine now; whether one was not well."""
+        well = await asyncio.gather(*(engine.client.health() for engine in self.engines))
+        for engine, is_well in zip(self.engines, well, strict=True):
+            if not is_well:
+                self.lost(engine)
+        return not all(well)
 
     def lost(self, engine: Engine) -> None:
         """A connection to it broke: nobody else is sent there until it has been looked at."""

@@ -73,8 +73,8 @@ def build_parts(config: RuntimeConfig) -> Parts:
     samples = SampleStore(state_dir / "samples")
     checkpoints = CheckpointStore(state_dir / "checkpoints")
     publisher = Publisher(clients, config.served_name, config.dtype)
-    promotion = Promotion(publisher, versions, checkpoints, state_dir)
-    fleet = promotion.fleet = Fleet(clients, machine, promotion.restage)
+    promotion = Promotion(clients, machine, publisher, versions, checkpoints, state_dir)
+    fleet = promotion.fleet
 
     def check(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -18,6 +18,7 @@ from runtime import files
 from runtime.serving.engine_client import EngineClient, EngineError
 from runtime.serving.fleet import Fleet
 from runtime.serving.publication import PublicationError, Publisher
+from runtime.serving.status import Machine
 from runtime.serving.versions import Versions
 from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.training.steps import NotPublishedError
@@ -26,39 +27,61 @@ log = logging.getLogger(__name__)
 
 # An engine that died is back within this.
 ENGINES_SECONDS = 180.0
-ATTEMPTS = 2
+# Refusals by engines that all live, and attempts in all.
+REFUSALS = 2
+ATTEMPTS = 5
 
 
 class Promotion:
     """Moves the alias, and only after proof."""
 
     def __init__(
-        self, publisher: Publisher, versions: Versions, checkpoints: CheckpointStore, state_dir: Path
+        self,
+        engines: list[EngineClient],
+        machine: Machine,
+        publisher: Publisher,
+        versions: Versions,
+        checkpoints: CheckpointStore,
+        state_dir: Path,
     ) -> None:
         self._publisher = publisher
         self._versions = versions
         self._checkpoints = checkpoints
         self._record = state_dir / "publications.jsonl"
-        self.fleet: Fleet | None = None
+        self._fleet = Fleet(engines, machine, self.restage)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The engines, kept supplied with what is served."""
+        return self._fleet
 
     async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Serve the checkpoint as the newest version. Raises NotPublishedError: the old one stays."""
-        for attempt in range(1, ATTEMPTS + 1):
+        refusals = 0
+        reason = ""
+        for _ in range(ATTEMPTS):
             started = time.monotonic()
+            if not await self._fleet.until_all_ready(ENGINES_SECONDS):
+                reason = f"not every engine was ready within {ENGINES_SECONDS:.0f} s; {reason}"
+                self._write(checkpoint, "failed", started, reason=reason)
+                break
             try:
-                proof = await self._prove(checkpoint)
+                proof = asdict(await self._publisher.publish(checkpoint))
             except PublicationError as error:
                 self._write(checkpoint, "failed", started, reason=str(error))
-                log.error("version %d not published (attempt %d): %s", checkpoint.version, attempt, error)
-                if attempt == ATTEMPTS:
-                    raise NotPublishedError(str(error)) from error
+                log.error("version %d not published: %s", checkpoint.version, error)
+                reason = str(error)
+                # An engine that died meanwhile says nothing about the checkpoint: it is waited for.
+                refusals += not await self._fleet.lose_the_dead()
+                if refusals == REFUSALS:
+                    break
                 continue
             self._versions.move(checkpoint.version, checkpoint.step)
             proof["seconds"] = round(time.monotonic() - started, 4)
             self._write(checkpoint, "published", started, **proof)
             await self._retire()
             return proof
-        raise AssertionError("unreachable")
+        raise NotPublishedError(reason)
 
     async def _retire(self) -> None:
         """Unload what nobody needs. A failure harms nothing yet: it is tried again after the next step."""
@@ -66,12 +89,6 @@ class Promotion:
             await self._publisher.retire(self._versions.retire)
         except EngineError as error:
             log.warning("old versions not unloaded: %s", error)
-
-    async def _prove(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        assert self.fleet is not None
-        if not await self.fleet.until_all_ready(ENGINES_SECONDS):
-            raise PublicationError(f"not every engine was ready within {ENGINES_SECONDS:.0f} s")
-        return asdict(await self._publisher.publish(checkpoint))
 
     async def restage(self, engine: EngineClient) -> None:
         """Give a fresh engine every version requests may ask of it.

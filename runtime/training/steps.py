@@ -27,6 +27,7 @@ from runtime.training.step_records import Step, StepFolder
 log = logging.getLogger(__name__)
 
 MOST_QUEUED = 8
+RETRY_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 
 Publish = Callable[[Checkpoint], Awaitable[dict[str, Any]]]
@@ -160,14 +161,21 @@ class StepQueue:
         while True:
             step = min((s for s in self._steps.values() if not s.ended.is_set()), key=_id, default=None)
             if step is None:
-                self._wake.clear()
-                await self._wake.wait()
+                await self._idle()
                 continue
             try:
                 await self._drive(step)
             except Exception as error:
                 log.exception("step %d", step.id)
                 self._fail(step, f"{type(error).__name__}: {error}")
+
+    async def _idle(self) -> None:
+        """Until there is a step; meanwhile what is committed but not served is tried again."""
+        self._wake.clear()
+        try:
+            await asyncio.wait_for(self._wake.wait(), None if self.trouble is None else RETRY_SECONDS)
+        except TimeoutError:
+            await self._catch_up()
 
     # ------------------------------------------------------------------ one step
 
@@ -317,7 +325,9 @@ class StepQueue:
         try:
             await self._publish(newest)
         except NotPublishedError as error:
-            self.trouble = f"step {newest.step} is committed but not served: {error}"
+            self.trouble = f"step {newest.step} is committed, but not published: {error}"
+            return
+        self.trouble = None
 
 
 def _id(step: Step) -> int:
