@@ -17,6 +17,12 @@ from matplotlib.figure import Figure
 from launcher.client import GRPO, PolicyLM, connect, evaluate
 from runtime.tiny.grammar import distinct_letters, exact, held_out_phrases, training_phrases
 
+# What each reward needs on the embedded model: a right translation is rarer than one letter more.
+STEPS = {"letters": 40, "exact": 60}
+EXAMPLES_PER_STEP = {"letters": 8, "exact": 16}
+# Right or wrong says less about each phrase than its letters do, so more of them are asked.
+HELD_OUT = {"letters": 100, "exact": 400}
+
 REWARDS = {
     "letters": lambda example, prediction, trace=None: distinct_letters(prediction.french),
     "exact": lambda example, prediction, trace=None: exact(prediction.french, example.french),
@@ -26,7 +32,7 @@ REWARDS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description="Teach a tiny model French with a reward.")
     parser.add_argument("--reward", choices=REWARDS, default="letters")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, help="default: 40, or 60 for --reward exact")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
@@ -37,14 +43,14 @@ def main() -> None:
     program.set_lm(PolicyLM(run, max_tokens=64))
 
     train = as_examples(training_phrases(240, asked.seed))
-    held_out = as_examples(held_out_phrases(140))
-    test, validation = held_out[:100], held_out[100:]
+    held_out = as_examples(held_out_phrases(HELD_OUT[asked.reward] + 80))
+    test, validation = held_out[:-80], held_out[-80:]
 
     before = evaluate(program, test, metric)
     optimizer = GRPO(
         metric,
-        num_train_steps=asked.steps,
-        num_dspy_examples_per_grpo_step=8,
+        num_train_steps=asked.steps or STEPS[asked.reward],
+        num_dspy_examples_per_grpo_step=EXAMPLES_PER_STEP[asked.reward],
         num_rollouts_per_grpo_step=8,
         num_steps_for_val=10,
         seed=asked.seed,

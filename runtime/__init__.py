@@ -1,1 +1,1 @@
-"""Everything that runs beside the GPUs: gateway, vLLM engines, trainer, checkpoints. Never SkyPilot or DSPy."""
+"""Everything beside the GPUs: gateway, vLLM engines, trainer, checkpoints. Never SkyPilot or DSPy."""
