@@ -101,7 +101,7 @@ class EngineProbe(HealthProbe):
 
 
 class TrainerProbe:
-    """`trainer.json` says ready, and while it trains its processes use processor time."""
+    """`trainer.json` says ready, and its processes use processor time: idle, it still looks for work."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -121,13 +121,11 @@ class TrainerProbe:
         if said is None or said.get("state") not in ("ready", "training"):
             return "loading"
         now = processes.cpu_seconds([pid, *processes.descendants(pid)])
-        if said["state"] != "training" or now != self._cpu_seconds:
+        if now != self._cpu_seconds:
             self._cpu_seconds = now
             self._moved_at = time.monotonic()
         still_seconds = time.monotonic() - self._moved_at
-        return (
-            None if still_seconds < STALL_SECONDS else f"training without progress for {still_seconds:.0f} s"
-        )
+        return None if still_seconds < STALL_SECONDS else f"no sign of life for {still_seconds:.0f} s"
 
 
 class AliveProbe:

@@ -233,3 +233,17 @@ def test_keeper_and_supervisor_killed_at_once_leave_nothing(tmp_path: Path) -> N
         wait_for(lambda: not running.alive(), 60)
     finally:
         running.end()
+
+
+@pytest.mark.parametrize("frozen", ["engine-0", "trainer"])
+def test_g23_a_child_that_stands_still_is_started_again_and_costs_no_step(
+    runtime: Runtime, frozen: str
+) -> None:
+    """Its HTTP side, if it has one, still answers: only its work stands still."""
+    child = runtime.child(frozen)
+    os.kill((processes.descendants(child["pid"]) or [child["pid"]])[-1], signal.SIGSTOP)
+    done = runtime.step()
+    assert done["state"] == "published" or runtime.until_ready(), done
+    done = runtime.http.get(f"/slipway/steps/{done['id']}", params={"wait": 60}).json()
+    assert done["state"] == "published", done
+    assert runtime.child(frozen)["restarts"] == child["restarts"] + 1
