@@ -28,6 +28,10 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
+def _interruptible() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def processes_of(run_id: str) -> list[psutil.Process]:
     """Every living process that carries the run's id in its environment."""
     found = []
@@ -61,6 +65,8 @@ class Launched:
             stdout=self._out,
             stderr=self._err,
             start_new_session=True,
+            # A terminal's foreground job has it so; a test run started in the background would hand on "ignore".
+            preexec_fn=_interruptible,
         )
 
     @property
