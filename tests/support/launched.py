@@ -65,7 +65,7 @@ class Launched:
             stdout=self._out,
             stderr=self._err,
             start_new_session=True,
-            # A terminal's foreground job has it so; a test run started in the background would hand on "ignore".
+            # As in a terminal: a test run started in the background would hand on an ignored Ctrl-C.
             preexec_fn=_interruptible,
         )
 
