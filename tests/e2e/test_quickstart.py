@@ -159,13 +159,13 @@ def _held_out_samples(finished: Finished) -> list[dict[str, Any]]:
     records = [json.loads(line) for path in sorted(journal) for line in path.read_text().splitlines()]
     return [
         {
-            "prompt": sample["prompt_ids"],
+            "prompt": record["prompts"][sample["prompt"]],
             "completion": sample["completion_ids"],
             "logprobs": sample["logprobs"],
         }
         for record in records
+        if record["tags"]["purpose"] == "eval" and record["version"] == manifest["version"]
         for sample in record["samples"]
-        if sample["purpose"] == "eval" and sample["version"] == manifest["version"]
     ]
 
 
