@@ -82,7 +82,7 @@ class Runtime:
         return found
 
     def sample(self, rollout: str) -> dict[str, Any]:
-        body = {"model": "policy", "messages": MESSAGES, "max_tokens": 16}
+        body = {"model": "policy", "messages": MESSAGES, "max_tokens": 48}
         answer = self.http.post(f"/rollouts/{rollout}/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
