@@ -85,9 +85,10 @@ def as_examples(phrases):
 def show(before, after, test) -> None:
     """A few answers side by side, then the scores."""
     answers = [[getattr(it.prediction, "french", "-") for it in found.finished] for found in (before, after)]
-    print(f"\n{'english':<44}{'before':<44}after")
+    print(f"\n{'english':<32}{'before':<40}after")
     for example, *pair in list(zip(test, *answers, strict=True))[:8]:
-        print(f"{example.english:<44}{pair[0]:<44}{pair[1]}")
+        was, now = (" ".join(answer.split()) for answer in pair)
+        print(f"{example.english:<32.31}{was:<40.39}{now:.60}")
     rise, error = after.score - before.score, after.difference_error(before)
     print(f"\nscore on {len(test)} held-out phrases: {before.score:.2f} -> {after.score:.2f}")
     print(

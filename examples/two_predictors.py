@@ -2,8 +2,7 @@
 
     launch -- python two_predictors.py
 
-Each predictor has a group of its own in every step and a score of its own: the first for the letters in its
-French, the second for coming back to the phrase it started from.
+Each predictor has a group of its own in every step, and a score of its own: how many words are right.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import dspy
 from matplotlib.figure import Figure
 
 from launcher.client import GRPO, PolicyLM, connect, evaluate
-from runtime.tiny.grammar import LETTERS, distinct_letters, exact, held_out_phrases, training_phrases
+from runtime.tiny.grammar import held_out_phrases, training_phrases
 
 
 class ThereAndBack(dspy.Module):
@@ -28,11 +27,15 @@ class ThereAndBack(dspy.Module):
 
 
 def metric(example, prediction, trace=None):
-    letters = distinct_letters(prediction.french) / LETTERS
-    returned = exact(prediction.english, example.english)
-    return dspy.Prediction(
-        score=(letters + returned) / 2, predictor_scores={"there": letters, "back": returned}
-    )
+    there = right_words(prediction.french, example.french)
+    back = right_words(prediction.english, example.english)
+    return dspy.Prediction(score=(there + back) / 2, predictor_scores={"there": there, "back": back})
+
+
+def right_words(answer, reference):
+    """The share of the words that are right and in their place."""
+    given, wanted = answer.lower().split(), reference.split()
+    return sum(a == b for a, b in zip(given, wanted, strict=False)) / max(len(given), len(wanted))
 
 
 def main() -> None:
@@ -68,7 +71,7 @@ def main() -> None:
 
 
 def as_examples(phrases):
-    return [dspy.Example(english=it.english).with_inputs("english") for it in phrases]
+    return [dspy.Example(english=it.english, french=it.french).with_inputs("english") for it in phrases]
 
 
 def draw(history, path) -> None:
