@@ -32,6 +32,8 @@ def test_without_a_mutation_the_same_tests_pass_the_same_way(server: MutantServe
 def test_the_mutation_is_caught(mutant: Mutant, server: MutantServer, tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
     apply(mutant, tree)
-    in_runtime = mutant.tests[0].startswith("tests/runtime/")
-    outcome = (server.run if in_runtime else run_here)(tree, mutant.tests)
+    if mutant.tests[0].startswith("tests/runtime/"):
+        outcome = server.run(tree, mutant.tests, mutant.may_share_engine)
+    else:
+        outcome = run_here(tree, mutant.tests)
     assert outcome.caught, f"{mutant.tests} did not fail under {mutant.path.name}:\n{outcome.output}"

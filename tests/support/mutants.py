@@ -17,6 +17,12 @@ from tests.support.environment import REPOSITORY, runtime_environ, runtime_pytho
 
 PATCHES = REPOSITORY / "tests" / "mutations"
 _TIMEOUT_SECONDS = 300
+# What runs inside vLLM's process.
+_IN_THE_ENGINE = (
+    "runtime/serving/engine.py",
+    "runtime/serving/worker.py",
+    "runtime/serving/adapter_check.py",
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,14 @@ class Mutant:
         if not tests:
             raise ValueError(f"{path.name}: no `# test: NODEID` line")
         return cls(path, tests)
+
+    @property
+    def may_share_engine(self) -> bool:
+        """Whether its tests ask an engine whose process the mutation leaves alone."""
+        files = {REPOSITORY / test.partition("::")[0] for test in self.tests}
+        asks = any("RunningEngine" in file.read_text() for file in files)
+        diff = self.path.read_text()
+        return asks and not any(f"+++ b/{file}" in diff for file in _IN_THE_ENGINE)
 
     @classmethod
     def all(cls) -> list[Mutant]:
@@ -91,10 +105,10 @@ class MutantServer:
             text=True,
         )
 
-    def run(self, tree: Path, tests: tuple[str, ...]) -> Outcome:
+    def run(self, tree: Path, tests: tuple[str, ...], engine: bool = False) -> Outcome:
         """Run the tests in a fork whose code is the mutated tree."""
         assert self._process.stdin and self._process.stdout
-        ask = {"tree": str(tree), "tests": tests, "timeout": _TIMEOUT_SECONDS}
+        ask = {"tree": str(tree), "tests": tests, "timeout": _TIMEOUT_SECONDS, "engine": engine}
         self._process.stdin.write(json.dumps(ask) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
