@@ -50,6 +50,8 @@ class Grouped:
     groups: list[Group] = field(default_factory=list)
     rewards: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     outcomes: Counter[str] = field(default_factory=Counter)
+    # Why runs have no score: the first reason of each kind, in full.
+    reasons: dict[str, str] = field(default_factory=dict)
     # Runs that asked the policy nothing: there is no sample to reward, so they are counted here alone.
     without_calls: int = 0
 
@@ -60,6 +62,8 @@ def build_groups(finished: Sequence[Finished], rules: Rules, prefix: str) -> Gro
     by_example: dict[int, list[Finished]] = defaultdict(list)
     for it in finished:
         by_example[it.run.index].append(it)
+        if it.reason is not None:
+            grouped.reasons.setdefault(kind_of(it), it.reason)
     for index, runs in by_example.items():
         grouped.without_calls += sum(not it.run.rollout.calls for it in runs)
         for predictor in dict.fromkeys(name for it in runs for name in it.run.rollout.calls):
@@ -75,13 +79,16 @@ def build_groups(finished: Sequence[Finished], rules: Rules, prefix: str) -> Gro
     return grouped
 
 
+def kind_of(finished: Finished) -> str:
+    """Outcome and kind of reason: things are counted by it, so what differs from run to run stays out."""
+    return f"{finished.outcome}: {(finished.reason or '').partition(':')[0]}"[:_REASON_LENGTH]
+
+
 def _members(finished: Finished, predictor: str, rules: Rules) -> list[Member]:
     """One member for all the predictor's calls, or one for each where their rewards differ."""
     rollout = finished.run.rollout
     if finished.outcome in EXCLUDED:
-        # The runtime counts by reason, so what differs from run to run stays out of it.
-        reason = f"{finished.outcome}: {(finished.reason or '').partition(':')[0]}"[:_REASON_LENGTH]
-        return [Member(rollout=rollout.id, predictor=predictor, failure=reason)]
+        return [Member(rollout=rollout.id, predictor=predictor, failure=kind_of(finished))]
     rewards = [rules.reward(finished, predictor, call) for call in range(rollout.calls[predictor])]
     if len(set(rewards)) == 1:
         return [Member(rollout=rollout.id, predictor=predictor, reward=rewards[0])]

@@ -12,7 +12,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -110,7 +111,8 @@ def run_all(
     for _ in range(min(limits.threads, len(runs))):
         threading.Thread(target=contextvars.copy_context().run, args=(worker,), daemon=True).start()
     try:
-        finished = batch.wait(limits.run_seconds)
+        with _quiet_dspy():
+            finished = batch.wait(limits.run_seconds)
     finally:
         batch.stopped = True
     late = f"no result within {limits.run_seconds:g} s"
@@ -192,8 +194,8 @@ def _run(program: dspy.Module, run: Run, metric: Metric, adapter: dspy.Adapter) 
         return Finished(run, "unscored", reason=str(unscored), prediction=prediction)
 
 
-class Quiet(logging.Filter):
-    """Lets each of DSPy's warnings through once: a truncated answer is counted, not said a thousand times."""
+class _Once(logging.Filter):
+    """Lets each warning through once: an answer cut off is counted, not said a thousand times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,3 +205,18 @@ class Quiet(logging.Filter):
         known = record.msg in self._said
         self._said.add(record.msg)
         return record.levelno >= logging.ERROR or not known
+
+
+_ONCE = _Once()
+
+
+@contextmanager
+def _quiet_dspy() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("dspy.clients.lm", "dspy.predict.predict")]
+    for logger in loggers:
+        logger.addFilter(_ONCE)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_ONCE)

@@ -7,11 +7,9 @@ Advantages and losses are the runtime's; here are only rollouts and their reward
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -22,7 +20,7 @@ from launcher.client.grouping import Grouped, Rules, build_groups
 from launcher.client.lm import PolicyLM
 from launcher.client.place import Place, Validated
 from launcher.client.report import Journal, Report, StepLine
-from launcher.client.rollouts import Finished, Limits, Quiet, Run, run_all
+from launcher.client.rollouts import Finished, Limits, Run, run_all
 from launcher.client.sampler import EpochSampler
 from launcher.client.scoring import Metric
 from launcher.client.session import Session
@@ -30,7 +28,9 @@ from launcher.client.tagging import Predictors, Rollout
 from launcher.client.validation import evaluate
 from runtime.schema import StepCounts
 
-_EMPTY_STEPS_IN_A_ROW = 3
+# Steps that teach nothing, one after the other, before the training gives up.
+_VAIN_STEPS_IN_A_ROW = 3
+_REASON_CHARACTERS = 300
 
 Keep = Literal["single-best", "improvements", "none"]
 
@@ -83,26 +83,27 @@ class Training:
     _predictors: Predictors = field(init=False)
     _token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     _empty_in_a_row: int = 0
+    _crashed_in_a_row: int = 0
+    _said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._predictors = Predictors(self.program)
 
     def run(self) -> None:
         """All steps from the place on. Raises what the session raises, and TrainingFailed."""
-        with _quiet_dspy():
-            self._validate_if_due(self.place.step)
-            under_way: tuple[_Rolled, int, float] | None = None
-            for step in range(self.place.step, self.plan.steps):
-                rolled = self._roll_out(step)
-                if under_way is not None:
-                    self._finish(*under_way)
-                under_way = self._send(rolled)
-                if under_way is not None and (self.plan.staleness == 0 or self._due(step + 1)):
-                    self._finish(*under_way)
-                    under_way = None
-                if under_way is None:
-                    self._validate_if_due(step + 1)
-            self._restore_best()
+        self._validate_if_due(self.place.step)
+        under_way: tuple[_Rolled, int, float] | None = None
+        for step in range(self.place.step, self.plan.steps):
+            rolled = self._roll_out(step)
+            if under_way is not None:
+                self._finish(*under_way)
+            under_way = self._send(rolled)
+            if under_way is not None and (self.plan.staleness == 0 or self._due(step + 1)):
+                self._finish(*under_way)
+                under_way = None
+            if under_way is None:
+                self._validate_if_due(step + 1)
+        self._restore_best()
 
     # ------------------------------------------------------------- a step
 
@@ -112,6 +113,7 @@ class Training:
         finished = run_all(self.program, self._runs(step), self.metric, self.adapter, self.plan.limits)
         grouped = build_groups(finished, self.plan.rules, f"{self._token}/s{step}")
         self.report.add_rollouts(grouped)
+        self._say_reasons(grouped)
         self._check(finished, self._astray() - astray)
         answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
         return _Rolled(
@@ -140,12 +142,27 @@ class Training:
             for member in range(self.plan.rollouts)
         ]
 
+    def _say_reasons(self, grouped: Grouped) -> None:
+        """Each kind of trouble once, in full; from then on it is only counted."""
+        for kind in grouped.reasons.keys() - self._said:
+            self._said.add(kind)
+            outcome, reason = kind.partition(":")[0], " ".join(grouped.reasons[kind].split())
+            self.journal.note(f"a rollout ended {outcome}: {reason[:_REASON_CHARACTERS]}")
+
     def _check(self, finished: Sequence[Finished], astray: int) -> None:
         if all(it.outcome in ("lost", "overdue") for it in finished):
             raise EndpointLost(
                 f"None of the step's {len(finished)} rollouts got an answer",
                 why=finished[0].reason,
                 hint="`launch status` shows the run; a program that hangs shows as 'no result within'",
+            )
+        all_crashed = all(it.outcome == "crashed" for it in finished)
+        self._crashed_in_a_row = self._crashed_in_a_row + 1 if all_crashed else 0
+        if self._crashed_in_a_row >= _VAIN_STEPS_IN_A_ROW:
+            raise TrainingFailed(
+                f"The program raised in every rollout of {self._crashed_in_a_row} steps in a row",
+                why=finished[0].reason,
+                hint="run the program once by hand on an example of the trainset",
             )
         if astray:
             if not self.report.calls_outside_rollouts:
@@ -183,7 +200,7 @@ class Training:
         self.place.step = rolled.step + 1
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in rolled.grouped.outcomes.items())
         self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
-        if self._empty_in_a_row >= _EMPTY_STEPS_IN_A_ROW:
+        if self._empty_in_a_row >= _VAIN_STEPS_IN_A_ROW:
             raise TrainingFailed(
                 f"{self._empty_in_a_row} steps in a row had nothing to train on",
                 why=f"{why}; the last rollouts ended so: {outcomes}",
@@ -199,6 +216,8 @@ class Training:
         rates = (rolled.parse_rate, rolled.cut_off_rate)
         line = StepLine.of(rolled.step + 1, epoch, rolled.grouped, rates, status, seconds)
         self.journal.step(line)
+        if not status.counts.trained:
+            self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
         self.history.append({"kind": "step", **asdict(line)})
 
     # ------------------------------------------------------------- validation
@@ -251,16 +270,3 @@ class Training:
         self.session.restore(best.checkpoint)
         self.restored = best.checkpoint
         self.journal.note(f"{words}: {best.checkpoint} is served again")
-
-
-@contextmanager
-def _quiet_dspy() -> Iterator[None]:
-    quiet = Quiet()
-    loggers = [logging.getLogger(name) for name in ("dspy.clients.lm", "dspy.predict.predict")]
-    for logger in loggers:
-        logger.addFilter(quiet)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(quiet)

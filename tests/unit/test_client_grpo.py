@@ -351,6 +351,18 @@ def test_steps_with_nothing_to_train_on_stop_the_training_by_name(run: SmallRun)
     assert not run.requests
 
 
+def test_a_program_that_always_raises_stops_the_training_with_its_exception(
+    run: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(french: str) -> None:
+        raise ZeroDivisionError("as programs do")
+
+    run.answer = chain_answer
+    with pytest.raises(TrainingFailed, match=r"3 steps in a row\nZeroDivisionError: as programs do"):
+        optimizer(num_train_steps=10).compile(Chain(refuse), trainset=examples(4))
+    assert capfd.readouterr().err.count("a rollout ended crashed: ZeroDivisionError: as programs do") == 1
+
+
 def test_a_metric_may_judge_each_predictor_by_itself(run: SmallRun) -> None:
     def metric(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> dspy.Prediction:
         return dspy.Prediction(score=0.5, predictor_scores={"first": 0.9, "second": 0.1})
