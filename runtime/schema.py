@@ -182,9 +182,13 @@ class CheckpointInfo(Answer):
 
 
 class RestoreRequest(Body):
-    """`POST /slipway/checkpoints/{name}/restore`: serve a kept checkpoint as a new version."""
+    """`POST /slipway/checkpoints/{name}/restore`: serve a kept checkpoint as a new version.
+
+    Without `client_state` the program's place becomes the checkpoint's as well.
+    """
 
     key: str = Field(min_length=1, max_length=128)
+    client_state: dict[str, Any] | None = None
 
 
 class ChildState(Answer):

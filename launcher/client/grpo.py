@@ -213,7 +213,7 @@ class GRPO(Teleprompter):
             "before": scores[0].score if scores else None,
             "after": scores[-1].score if scores else None,
             "best": training.place.best.score if training.place.best else None,
-            "restored": training.restored,
+            "restored": training.place.restored,
             "report": training.report.to_dict(),
         }
 

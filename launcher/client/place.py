@@ -40,6 +40,7 @@ class Place:
     step: int = 0
     scores: list[Validated] = field(default_factory=list)
     best: Validated | None = None
+    restored: str | None = None
     superseded: bool = False
 
     def validated(self, step: int) -> Validated | None:
@@ -67,6 +68,7 @@ class Place:
             "step": step,
             "scores": [asdict(it) for it in self.scores],
             "best": asdict(self.best) if self.best else None,
+            "restored": self.restored,
         }
 
     def resumed(self, state: dict[str, Any] | None) -> Place | None:
@@ -82,6 +84,7 @@ class Place:
             step=state["step"],
             scores=[Validated(**it) for it in state["scores"]],
             best=Validated(**state["best"]) if state["best"] else None,
+            restored=state["restored"],
         )
 
 

@@ -221,10 +221,20 @@ class Session:
         self._ask("POST", f"/slipway/checkpoints/{name}/pin")
 
     def restore(
-        self, name: str, key: str | None = None, wait: bool = True, timeout_seconds: float = _STEP_SECONDS
+        self,
+        name: str,
+        key: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        wait: bool = True,
+        timeout_seconds: float = _STEP_SECONDS,
     ) -> StepStatus:
-        """Serve a kept checkpoint again, as a new version. It is a step: see `step` for what it raises."""
-        request = RestoreRequest(key=key or uuid.uuid4().hex)
+        """Serve a kept checkpoint again, as a new version. It is a step: see `step` for what it raises.
+
+        Without a `client_state` the program's place goes back to the checkpoint's too.
+        """
+        if client_state is not None:
+            _check_size(client_state)
+        request = RestoreRequest(key=key or uuid.uuid4().hex, client_state=client_state)
         status = self._post(f"/slipway/checkpoints/{name}/restore", request, StepStatus)
         return self.wait(status.id, timeout_seconds) if wait else status
 

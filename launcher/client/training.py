@@ -79,7 +79,6 @@ class Training:
     journal: Journal
     report: Report = field(default_factory=Report)
     history: list[dict[str, Any]] = field(default_factory=list)
-    restored: str | None = None
     _predictors: Predictors = field(init=False)
     _token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     _empty_in_a_row: int = 0
@@ -261,12 +260,14 @@ class Training:
         best, last = self.place.best, self.place.scores[-1] if self.place.scores else None
         if self.plan.keep == "none" or best is None or last is None or best.score <= last.score:
             return
+        if self.place.restored is not None:
+            return  # before the program was restarted
         words = f"validation was best after {best.step} steps ({best.score:.3f}, at the end {last.score:.3f})"
         if best.checkpoint is None:
             self.journal.note(
                 f"{words}: that is the model itself, still served as 'base'; no step improved on it"
             )
             return
-        self.session.restore(best.checkpoint)
-        self.restored = best.checkpoint
+        self.place.restored = best.checkpoint
+        self.session.restore(best.checkpoint, client_state=self.place.client_state(self.plan.steps))
         self.journal.note(f"{words}: {best.checkpoint} is served again")

@@ -67,7 +67,7 @@ def slipway_routes(steps: StepQueue, readiness: Readiness, metrics_path: Path) -
 
     @router.post("/checkpoints/{name}/restore", status_code=202)
     async def restore(name: str, request: RestoreRequest) -> StepStatus:
-        return await _answered(steps.restore(name, request.key))
+        return await _answered(steps.restore(name, request.key, request.client_state))
 
     @router.get("/metrics")
     async def metrics(after: Annotated[int, Query(ge=0)] = 0) -> list[dict[str, Any]]:

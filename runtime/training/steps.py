@@ -126,18 +126,21 @@ class StepQueue:
         )  # fmt: skip
         return self._take_in(step)
 
-    async def restore(self, name: str, key: str) -> StepStatus:
+    async def restore(
+        self, name: str, key: str, client_state: dict[str, Any] | None = None
+    ) -> StepStatus:
         """Take in a step that goes back to a kept checkpoint.
 
         Raises KeyReusedError, QueueFullError, UnknownCheckpointError.
         """
-        digest = _digest({"restore": name})
+        digest = _digest({"restore": name, "client_state": client_state})
         if known := self._known(key, digest):
             return known.status
         kept = await self._checkpoint(name)
         if known := self._known(key, digest):  # taken in while we looked
             return known.status
-        step = Step(self._next_id(), key, digest, "restore", source=name, client_state=kept.client_state)
+        state = kept.client_state if client_state is None else client_state
+        step = Step(self._next_id(), key, digest, "restore", source=name, client_state=state)
         return self._take_in(step)
 
     async def pin(self, name: str) -> CheckpointInfo:

@@ -324,6 +324,10 @@ def test_a_restore_is_a_step_without_samples(tmp_path: Path) -> None:
             batch = read_batch(run.batch_folder(3))
             assert (batch.kind, batch.meta["from"]) == ("restore", "step-000001")
             assert queue.client_state == {"at": 1}  # the program goes back with the weights
+            await queue.restore("step-000001", "on", client_state={"at": 3})
+            await run.commit(4)
+            await queue.wait(4, 10)
+            assert queue.client_state == {"at": 3}  # unless it says where it is
 
     drive(work, tmp_path)
 

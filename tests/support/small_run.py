@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
-from runtime.schema import StepRequest
+from runtime.schema import RestoreRequest, StepRequest
 
 TOKEN = "a-token-of-the-test"
 # An answer that ends so was cut off at its length limit.
@@ -128,10 +128,11 @@ class SmallRun:
             self.steps[number] |= {"state": "failed", "error": self.fail_step}
         return 202, self.steps[number]
 
-    def restore(self, name: str, key: str) -> tuple[int, dict[str, Any]]:
+    def restore(self, name: str, request: RestoreRequest) -> tuple[int, dict[str, Any]]:
         self.restored.append(name)
+        self.client_state = request.client_state
         number = self._next()
-        self.steps[number] |= {"key": key}
+        self.steps[number] |= {"key": request.key}
         return 202, self.steps[number]
 
     def _next(self) -> int:
@@ -247,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
                 run.pinned.append(name)
                 return 200, {}
             case ["slipway", "checkpoints", name, "restore"]:
-                return run.restore(name, json.loads(content or b"")["key"])
+                return run.restore(name, RestoreRequest.model_validate_json(content or b""))
             case ["slipway", "metrics"]:
                 return 200, [{"step": number} for number in run.steps]
         return _error(404, "no such route")

@@ -458,6 +458,10 @@ def test_the_best_validated_checkpoint_is_pinned_and_served_at_the_end(run: Smal
     assert (run.pinned, run.restored) == (["step-000001"], ["step-000001"])
     assert (grpo.summary["before"], grpo.summary["best"], grpo.summary["after"]) == (1.0, 3.0, 1.0)
     assert (grpo.summary["restored"], grpo.summary["version"]) == ("step-000001", 4)
+    _compiles.clear()  # a program started again after that does neither train nor go back once more
+    again = optimizer(num_train_steps=3, num_steps_for_val=1, checkpoint="single-best")
+    again.compile(program(), trainset=examples(4), valset=examples(3))
+    assert (len(run.requests), len(run.restored)) == (3, 1)
 
 
 def test_the_last_policy_stays_when_it_is_the_best(run: SmallRun) -> None:
