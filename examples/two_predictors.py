@@ -1,8 +1,9 @@
-"""A program of two predictors, trained together: there (English to French) and back again.
+"""A program of two predictors, trained together: there (English to French) and back (French to English).
 
     launch -- python two_predictors.py
 
-Each predictor has a group of its own in every step, and a score of its own: how many words are right.
+Each predictor has a group of its own in every step, and a score of its own: the first for the different
+letters in its French, the second for its right words.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import dspy
 from matplotlib.figure import Figure
 
 from launcher.client import GRPO, PolicyLM, connect, evaluate
-from runtime.tiny.grammar import held_out_phrases, training_phrases
+from runtime.tiny.grammar import LETTERS, distinct_letters, held_out_phrases, training_phrases
 
 
 class ThereAndBack(dspy.Module):
@@ -21,13 +22,13 @@ class ThereAndBack(dspy.Module):
         self.there = dspy.Predict("english -> french")
         self.back = dspy.Predict("french -> english")
 
-    def forward(self, english):
-        french = self.there(english=english).french
-        return dspy.Prediction(french=french, english=self.back(french=french).english)
+    def forward(self, english, french):
+        there, back = self.there(english=english), self.back(french=french)
+        return dspy.Prediction(french=there.french, english=back.english)
 
 
 def metric(example, prediction, trace=None):
-    there = right_words(prediction.french, example.french)
+    there = distinct_letters(prediction.french) / LETTERS
     back = right_words(prediction.english, example.english)
     return dspy.Prediction(score=(there + back) / 2, predictor_scores={"there": there, "back": back})
 
@@ -40,7 +41,7 @@ def right_words(answer, reference):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train two predictors of one program together.")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
@@ -71,7 +72,8 @@ def main() -> None:
 
 
 def as_examples(phrases):
-    return [dspy.Example(english=it.english, french=it.french).with_inputs("english") for it in phrases]
+    examples = (dspy.Example(english=it.english, french=it.french) for it in phrases)
+    return [example.with_inputs("english", "french") for example in examples]
 
 
 def draw(history, path) -> None:

@@ -126,9 +126,7 @@ class StepQueue:
         )  # fmt: skip
         return self._take_in(step)
 
-    async def restore(
-        self, name: str, key: str, client_state: dict[str, Any] | None = None
-    ) -> StepStatus:
+    async def restore(self, name: str, key: str, client_state: dict[str, Any] | None = None) -> StepStatus:
         """Take in a step that goes back to a kept checkpoint.
 
         Raises KeyReusedError, QueueFullError, UnknownCheckpointError.
