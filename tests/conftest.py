@@ -12,7 +12,7 @@ from tests.support import remote_items
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A run started in the background or under nohup has signals ignored, and would hand that on to `launch`."""
+    """Started in the background or under nohup, signals are ignored, and `launch` would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
