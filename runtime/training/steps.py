@@ -111,9 +111,7 @@ class StepQueue:
 
     async def submit(self, request: StepRequest) -> StepStatus:
         """Take a step in, once per key. Raises a StepError."""
-        size = len(json.dumps(request.client_state))
-        if size > CLIENT_STATE_MAX_BYTES:
-            raise ClientStateTooLargeError(f"client_state has {size} bytes, at most {CLIENT_STATE_MAX_BYTES}")
+        _check_size(request.client_state)
         digest = _digest(request.model_dump(mode="json", exclude={"key"}))
         if known := self._known(request.key, digest):
             return known.status
@@ -129,8 +127,9 @@ class StepQueue:
     async def restore(self, name: str, key: str, client_state: dict[str, Any] | None = None) -> StepStatus:
         """Take in a step that goes back to a kept checkpoint.
 
-        Raises KeyReusedError, QueueFullError, UnknownCheckpointError.
+        Raises a StepError.
         """
+        _check_size(client_state)
         digest = _digest({"restore": name, "client_state": client_state})
         if known := self._known(key, digest):
             return known.status
@@ -329,6 +328,12 @@ class StepQueue:
             self.trouble = f"step {newest.step} is committed, but not published: {error}"
             return
         self.trouble = None
+
+
+def _check_size(client_state: dict[str, Any] | None) -> None:
+    size = len(json.dumps(client_state))
+    if size > CLIENT_STATE_MAX_BYTES:
+        raise ClientStateTooLargeError(f"client_state has {size} bytes, at most {CLIENT_STATE_MAX_BYTES}")
 
 
 def _id(step: Step) -> int:
