@@ -22,6 +22,7 @@ from launcher.client.session import Session, connect, group
 if TYPE_CHECKING:
     from launcher.client.grpo import GRPO
     from launcher.client.lm import PolicyLM
+    from launcher.client.saved import load
     from launcher.client.tagging import rollout
     from launcher.client.validation import evaluate
 
@@ -39,10 +40,17 @@ __all__ = [
     "connect",
     "evaluate",
     "group",
+    "load",
     "rollout",
 ]
 
-_NEED_DSPY = {"GRPO": "grpo", "PolicyLM": "lm", "rollout": "tagging", "evaluate": "validation"}
+_NEED_DSPY = {
+    "GRPO": "grpo",
+    "PolicyLM": "lm",
+    "evaluate": "validation",
+    "load": "saved",
+    "rollout": "tagging",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,10 @@ sample under the same rollout (C6). Knows nothing of adapters, predictors or tra
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,9 +19,10 @@ from typing import Any
 import httpx
 from dspy import lm15
 
+from launcher.client.alarms import repeated_share
 from launcher.client.errors import EndpointLost
 from launcher.client.session import Session
-from launcher.client.tagging import Call, astray, begin_call
+from launcher.client.tagging import Answered, Call, RolloutOver, astray, begin_call
 from launcher.client.wire import AsyncWire, new_request_id
 from runtime.schema import REQUEST_HEADER, VERSION_HEADER
 
@@ -28,6 +31,10 @@ _PATH = "/v1/chat/completions"
 # (C9).
 _SUPPORT = ("top_p", "top_k", "frequency_penalty", "presence_penalty")
 SUPPORT_EXTRAS = frozenset({*_SUPPORT, "min_p", "repetition_penalty", "logit_bias", "typical_p"})
+# The model before training, on every run: what is asked of it is no sample of the policy.
+BASE_MODEL = "base"
+# A program that swallows even RolloutOver and asks on should not do so at full speed.
+_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,9 @@ class _Dialect:
         self.astray = 0
 
     def send(self, request: lm15.Request) -> _Sent:
-        call = begin_call()
-        if astray():
+        of_policy = request.model != BASE_MODEL
+        call = begin_call() if of_policy else None
+        if of_policy and astray():
             with self._lock:
                 self.astray += 1
         sampling = call.sampling if call is not None else {}
@@ -78,7 +86,8 @@ class _Dialect:
             _note_lost(sent.call, f"unreadable answer: {error}")
             raise lm15.ServerError(f"the endpoint's answer is not a chat completion: {error}") from error
         if sent.call is not None:
-            _note_answer(sent.call, answer, response.headers.get(VERSION_HEADER, ""))
+            version = response.headers.get(VERSION_HEADER, "")
+            sent.call.rollout.note_answer(sent.call, _answered(answer, version))
         return answer
 
 
@@ -88,23 +97,24 @@ def _shaped(request: lm15.Request, sampling: dict[str, Any]) -> lm15.Request:
     return replace(request, config=replace(request.config, **dict.fromkeys(_SUPPORT), **sampling))
 
 
-def _note_answer(call: Call, answer: lm15.Response, version: str) -> None:
-    if version.isdecimal():
-        call.rollout.versions.add(int(version))
-    if not answer.text and not answer.tool_calls:
-        call.rollout.empty.add((call.predictor, call.index))
-    if answer.finish_reason == "length":
-        call.rollout.cut_off.add((call.predictor, call.index))
+def _answered(answer: lm15.Response, version: str) -> Answered:
+    return Answered(
+        version=int(version) if version.isdecimal() else None,
+        empty=not answer.text and not answer.tool_calls,
+        cut_off=answer.finish_reason == "length",
+        tokens=answer.usage.output_tokens,
+        repeated=repeated_share(answer.text or ""),
+    )
 
 
 def _note_lost(call: Call | None, reason: str) -> None:
-    """Remember on the rollout that an answer never came: the program may swallow the exception."""
     if call is not None:
-        call.rollout.lost.append(reason)
+        call.rollout.note_lost(reason)
 
 
 def _lost(call: Call | None, error: EndpointLost) -> lm15.TransportError:
-    _note_lost(call, str(error))
+    if call is not None:
+        call.rollout.note_lost(str(error), gone=True)
     return lm15.TransportError(str(error))
 
 
@@ -125,7 +135,11 @@ class PolicyEngine:
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         """One sample. Raises lm15's errors: TransportError when the endpoint stays away, else by status."""
-        sent = self._dialect.send(request)
+        try:
+            sent = self._dialect.send(request)
+        except RolloutOver:
+            time.sleep(_PAUSE_SECONDS)
+            raise
         try:
             response = self.session.wire.send("POST", _PATH, sent.body, sent.headers)
         except EndpointLost as error:
@@ -153,7 +167,11 @@ class AsyncPolicyEngine:
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
         """See `PolicyEngine.complete`."""
-        sent = self._dialect.send(request)
+        try:
+            sent = self._dialect.send(request)
+        except RolloutOver:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            raise
         try:
             response = await self._wire.send("POST", _PATH, sent.body, sent.headers)
         except EndpointLost as error:

@@ -4,37 +4,33 @@
     optimizer = GRPO(metric=metric, num_train_steps=20, num_rollouts_per_grpo_step=8)
     program = optimizer.compile(program, trainset=train, valset=val)
 
-Its parameters are those of dspy.GRPO and ArborGRPO where they make sense here; the loop is our own, because
-theirs trains re-rendered text and throws rollouts away (facts/dspy.md). Neighbours: `training.py` is the
-loop; this file says what may be asked for and checks it. Knows nothing of HTTP.
+Its parameters are those of dspy.GRPO and ArborGRPO, each with its meaning or refused by name; the loop is
+our own, because theirs trains re-rendered text and throws rollouts away. Neighbours: `parameters.py` says
+what may be asked for, `training.py` is the loop. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import dspy
 from dspy.teleprompt import Teleprompter
 
-from launcher.client.grouping import Rules
+from launcher.client.alarms import Thresholds
+from launcher.client.examples import checked, oddities
+from launcher.client.grouping import Grouping, Rules
+from launcher.client.parameters import check_sampling, check_train_kwargs, check_values
 from launcher.client.place import Place, fingerprint
-from launcher.client.programs import Trained, attach, strict_adapter
+from launcher.client.programs import Trained, attach, sampling_notes, strict_adapter
 from launcher.client.report import Journal, Report
 from launcher.client.rollouts import Limits
 from launcher.client.sampler import EpochSampler
-from launcher.client.scoring import Metric
+from launcher.client.scoring import Metric, positional
 from launcher.client.session import Session, connect
-from launcher.client.training import Keep, Plan, Training
+from launcher.client.training import Keep, OnAlarm, Plan, Training
 
-# Values that leave the policy's own distribution: accepted, as other optimizers want them said.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (1, 1.0, None),
-    "top_k": (-1, 0, None),
-    "min_p": (0, 0.0, None),
-    "repetition_penalty": (1, 1.0, None),
-}
 _LEAST_METRIC_PATIENCE = 16
 
 # How many optimizers this process has compiled on each run: their order tells their places apart after a
@@ -51,14 +47,25 @@ class GRPO(Teleprompter):
     its `dspy.Prediction(score=...)` to judge predictors by themselves. An answer that does not parse, or was
     cut off at its length limit, gives its predictor `format_failure_score`; a program that raises,
     `failure_score`; a metric that raises or returns None excludes the run, counted, and one that always does
-    fails the training.
+    fails the training. So does an endpoint that stays away, and a training in which no step taught anything.
 
     Every `num_steps_for_val` steps, before the first and after the last the student is scored greedily on the
     `valset` (`use_train_as_val` takes the trainset). `checkpoint`: "single-best" and "improvements" pin each
     improvement and serve the best at the end; "none" neither. `staleness=1` rolls out the next step while one
-    trains. Learning rate, LoRA and the loss belong to the run: `launch --set train.learning_rate=1e-5 …`.
+    trains. A run that takes longer than `rollout_seconds`, the metric's time included, is left behind and
+    excluded; one that asks the policy more than `rollout_calls` times is stopped and gets the failure score.
+    Learning rate, LoRA and the loss belong to the run: `launch --set train.learning_rate=1e-5 …`.
 
-    After `compile`: `report` has the totals, `history` each step and validation, `summary` the figures.
+    Alarms (see `alarms.Thresholds`, changed by `alarms={"length": 3.0}`) are said once each;
+    `on_alarm="stop"` ends the training at the first, with the best policy served.
+
+    `exclude_demos=True` trains, and leaves, the student without demos. A predictor that some runs call more
+    often than others is trained on all its calls ("ragged"), or with
+    `variably_invoked_predictor_grouping_mode="truncate"` on as many as each run of the example made; "fill"
+    is refused, as is `multitask=False`.
+
+    After `compile`, also after one that raised: `report` has the totals, `history` each step, validation and
+    alarm, `summary` the figures.
     """
 
     def __init__(
@@ -67,6 +74,8 @@ class GRPO(Teleprompter):
         *,
         train_kwargs: Mapping[str, Any] | None = None,
         adapter: dspy.Adapter | None = None,
+        exclude_demos: bool = False,
+        multitask: bool = True,
         num_threads: int = 16,
         num_train_steps: int = 100,
         seed: int = 0,
@@ -77,15 +86,22 @@ class GRPO(Teleprompter):
         report_train_scores: bool = False,
         failure_score: float = 0.0,
         format_failure_score: float = -1.0,
+        variably_invoked_predictor_grouping_mode: Grouping = "ragged",
+        variably_invoked_predictor_fill_strategy: None = None,
         checkpoint: Keep = "single-best",
         staleness: int = 0,
-        rollout_seconds: float = 1200.0,
+        rollout_seconds: float = Limits.run_seconds,
+        rollout_calls: int = Limits.run_calls,
+        alarms: Mapping[str, float] | None = None,
+        on_alarm: OnAlarm = "note",
         session: Session | None = None,
     ) -> None:
         super().__init__()
         self.metric = metric
-        self.train_kwargs = dict(train_kwargs or {})
+        self.train_kwargs = train_kwargs or {}
         self.adapter = adapter
+        self.exclude_demos = exclude_demos
+        self.multitask = multitask
         self.num_threads = num_threads
         self.num_train_steps = num_train_steps
         self.seed = seed
@@ -96,14 +112,22 @@ class GRPO(Teleprompter):
         self.report_train_scores = report_train_scores
         self.failure_score = failure_score
         self.format_failure_score = format_failure_score
+        self.variably_invoked_predictor_grouping_mode: Grouping = variably_invoked_predictor_grouping_mode
+        self.variably_invoked_predictor_fill_strategy = variably_invoked_predictor_fill_strategy
         self.checkpoint: Keep = checkpoint
         self.staleness = staleness
         self.rollout_seconds = rollout_seconds
+        self.rollout_calls = rollout_calls
+        self.alarms = alarms
+        self.on_alarm: OnAlarm = on_alarm
         self.session = session
         self.report = Report()
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
-        self._check_parameters()
+        positional(metric)
+        check_values(self)
+        check_train_kwargs(self.train_kwargs)
+        self._thresholds = Thresholds.of(alarms)
 
     def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as dspy.GRPO's is
         self,
@@ -115,25 +139,31 @@ class GRPO(Teleprompter):
     ) -> dspy.Module:
         """Train; the student itself is returned, its predictors asking the policy as trained.
 
-        Resumes where a killed run of the same program stopped. Raises ValueError for what cannot be trained,
-        EndpointLost, StepFailed and TrainingFailed when training cannot go on.
+        Resumes where a killed run of the same program stopped. Raises TypeError and ValueError for what
+        cannot be trained, EndpointLost, StepFailed and TrainingFailed when training cannot go on.
         """
         if kwargs:
             raise TypeError(f"GRPO.compile() does not take {', '.join(sorted(kwargs))}")
         if teacher is not None and teacher is not student:
             raise ValueError("GRPO learns from the student's own rollouts; it takes no teacher")
-        if not trainset:
+        examples, held_out = checked("trainset", trainset), checked("valset", valset)
+        if not examples:
             raise ValueError("the trainset is empty")
-        if self.use_train_as_val and valset:
+        if self.use_train_as_val and held_out:
             raise ValueError("give a valset or use_train_as_val=True, not both")
         session = self.session or connect()
         trained = attach(student, session)
-        training = self._training(student, trained, session, list(trainset), list(valset or ()))
-        if not training.place.superseded:
-            training.run()
-        self._take_over(training, session)
+        check_sampling(self.train_kwargs, trained.policies)
+        training = self._training(student, trained, session, examples, held_out)
+        try:
+            if not training.place.superseded:
+                training.run()
+        finally:
+            self._take_over(training)
+        version = session.version
+        self.summary["version"] = version
         for policy in trained.policies:
-            policy.model = f"{session.model}@v{session.version}"
+            policy.model = f"{session.model}@v{version}"
         student._compiled = True
         return student
 
@@ -154,7 +184,14 @@ class GRPO(Teleprompter):
             f"{self.num_train_steps} steps of {self.num_dspy_examples_per_grpo_step} examples × "
             f"{self.num_rollouts_per_grpo_step} rollouts"
         )
-        for note in trained.notes:
+        temperature = self._temperature
+        odd = oddities(trainset, valset, self.num_dspy_examples_per_grpo_step)
+        for note in (
+            *trained.notes,
+            *self._without_demos(student),
+            *sampling_notes(trained.policies, temperature),
+            *odd,
+        ):
             journal.note(note)
         patience = max(_LEAST_METRIC_PATIENCE, 2 * self.num_rollouts_per_grpo_step)
         return Training(
@@ -169,7 +206,23 @@ class GRPO(Teleprompter):
             plan=self._plan(),
             place=place,
             journal=journal,
+            lm=trained.lm,
         )
+
+    @property
+    def _temperature(self) -> float:
+        return float(self.train_kwargs.get("temperature", 1.0))
+
+    def _without_demos(self, student: dspy.Module) -> list[str]:
+        """Take the demos out if that was asked. What is trained is what is sampled, demos included."""
+        count = sum(len(predictor.demos) for predictor in student.predictors())
+        if not count:
+            return []
+        if not self.exclude_demos:
+            return [f"the student's {count} demos stay in its prompts and in what is trained"]
+        for predictor in student.predictors():
+            predictor.demos = []
+        return [f"exclude_demos: the student's {count} demos were taken out, for good"]
 
     def _place(self, trained: Trained, examples: int, session: Session, journal: Journal) -> Place:
         """Where to begin: at the first step, or where the run says a killed program of this kind was."""
@@ -193,64 +246,31 @@ class GRPO(Teleprompter):
         return Plan(
             steps=self.num_train_steps,
             rollouts=self.num_rollouts_per_grpo_step,
-            temperature=float(self.train_kwargs.get("temperature", 1.0)),
+            temperature=self._temperature,
             seed=self.seed,
-            limits=Limits(self.num_threads, self.rollout_seconds),
-            rules=Rules(self.failure_score, self.format_failure_score),
+            limits=Limits(self.num_threads, self.rollout_seconds, self.rollout_calls),
+            rules=Rules(
+                self.failure_score, self.format_failure_score, self.variably_invoked_predictor_grouping_mode
+            ),
             steps_for_validation=self.num_steps_for_val,
             keep=self.checkpoint,
             staleness=self.staleness,
             report_train_scores=self.report_train_scores,
+            thresholds=self._thresholds,
+            on_alarm=self.on_alarm,
         )
 
-    def _take_over(self, training: Training, session: Session) -> None:
+    def _take_over(self, training: Training) -> None:
+        """What is known of the training, also when it failed; asks nobody, as the endpoint may be gone."""
         self.report = training.report
         self.history = training.history
         scores = training.place.scores
         self.summary = {
             "steps": training.place.step,
-            "version": session.version,
+            "version": training.version,
             "before": scores[0].score if scores else None,
             "after": scores[-1].score if scores else None,
             "best": training.place.best.score if training.place.best else None,
             "restored": training.place.restored,
             "report": training.report.to_dict(),
         }
-
-    def _check_parameters(self) -> None:
-        for name in (
-            "num_threads",
-            "num_train_steps",
-            "num_dspy_examples_per_grpo_step",
-            "num_steps_for_val",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        if self.num_rollouts_per_grpo_step < 2:
-            raise ValueError(
-                "num_rollouts_per_grpo_step must be at least 2: a rollout is compared with its group"
-            )
-        if self.format_failure_score >= self.failure_score:
-            raise ValueError("format_failure_score must be below failure_score")
-        if self.checkpoint not in get_args(Keep):
-            raise ValueError(f"checkpoint must be one of {', '.join(get_args(Keep))}")
-        if self.staleness not in (0, 1):
-            raise ValueError("staleness must be 0 or 1")
-        _check_train_kwargs(self.train_kwargs)
-
-
-def _check_train_kwargs(train_kwargs: Mapping[str, Any]) -> None:
-    """Only the temperature is ours to set; what narrows the distribution would be trained wrongly (C9)."""
-    for name, value in train_kwargs.items():
-        if name == "temperature":
-            if not 0 < float(value) <= 2:
-                raise ValueError("train_kwargs: temperature must be above 0 and at most 2")
-        elif name not in _NEUTRAL:
-            raise ValueError(
-                f"train_kwargs: {name} is not set here but where the run starts: "
-                f"launch --set train.{name}=… (`launch config` lists the keys)"
-            )
-        elif value not in _NEUTRAL[name]:
-            raise ValueError(
-                f"train_kwargs: {name}={value!r} samples from another distribution than the policy's"
-            )

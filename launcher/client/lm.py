@@ -80,6 +80,10 @@ class PolicyLM(dspy.LM):
     def __deepcopy__(self, memo: dict[int, Any]) -> PolicyLM:
         return self.copy()  # locks and the session's pool are shared, as in copy()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle has neither address nor token: it is the LM of the run it is unpickled in."""
+        return _unpickled, (self.dump_state(),)
+
     def dump_state(self) -> dict[str, Any]:
         """Settings without address or token. Loading needs `allow_unsafe_lm_state=True`, inside a run."""
         return BaseLM.dump_state(self) | {"extra_body": self.policy.extra_body}
@@ -87,7 +91,16 @@ class PolicyLM(dspy.LM):
     @classmethod
     def load_state(cls, state: dict[str, Any], *, allow_custom_lm_class: bool = False) -> PolicyLM:
         """The LM of the run this program is in now: a saved program never calls the run that trained it."""
-        return cls(**{key: value for key, value in state.items() if key not in _NOT_RESTORED})
+        return cls.restored(state)
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], session: Session | None = None) -> PolicyLM:
+        """The LM of this run with the settings that `dump_state` wrote."""
+        return cls(session, **{key: value for key, value in state.items() if key not in _NOT_RESTORED})
+
+
+def _unpickled(state: dict[str, Any]) -> PolicyLM:
+    return PolicyLM.restored(state)
 
 
 _CONNECTION = frozenset({"api_key", "api_base", "base_url", "headers", "extra_headers", "timeout"})

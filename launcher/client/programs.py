@@ -7,64 +7,144 @@ Knows nothing of rollouts, rewards or steps.
 from __future__ import annotations
 
 import copy
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import dspy
 
+from launcher.client.engine import BASE_MODEL
 from launcher.client.lm import PolicyLM
 from launcher.client.session import Session
-from launcher.client.tagging import header_safe
+from launcher.client.tagging import frozen_predictors, header_safe
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The predictors that ask the policy, and what was decided about the others, in words."""
+    """The predictors that ask the policy, and what was decided about the others, in words.
+
+    `lm` is put in force while the program runs, for what asks without an LM of its own; None: leave what is.
+    """
 
     names: tuple[str, ...]
     policies: tuple[PolicyLM, ...]
     notes: tuple[str, ...]
+    lm: PolicyLM | None = None
 
 
 def attach(program: dspy.Module, session: Session) -> Trained:
     """Give the policy to each predictor that should have it, in place.
 
     A predictor asks the policy when its LM (or the configured one) is a PolicyLM, is a plain LM that points
-    at this run, or is missing altogether. Others keep their LM and are not trained. Raises ValueError when
-    nothing of the program would be trained.
+    at this run, or is missing altogether. Others keep their LM and are not trained, nor are those of a part
+    that is compiled already. Raises TypeError for what is no program, ValueError when nothing of it would be
+    trained or when it asks another run.
     """
+    if not isinstance(program, dspy.Module):
+        raise TypeError(f"the program must be a dspy.Module, not {type(program).__name__}")
     named = list(program.named_predictors())
     if not named:
         raise ValueError("the program has no predictor, so there is nothing to train")
     configured = dspy.settings.lm
-    default = PolicyLM(session) if configured is None else None
+    default = _default(configured, session)
     names, policies, notes = [], [], []
     for name, predictor in named:
-        lm = predictor.lm or configured or default
-        if isinstance(lm, dspy.LM) and not isinstance(lm, PolicyLM) and _points_at(lm, session):
-            notes.append(f"predictor {name!r}: its LM points at this run, so it is trained")
-            lm = PolicyLM.like(lm, session)
-        if isinstance(lm, PolicyLM):
+        lm, note = _policy(predictor.lm or default or configured, session)
+        if note:
+            notes.append(f"predictor {name!r}{note}")
+        if lm is not None:
             predictor.lm = lm
             names.append(header_safe(name))
             policies.append(lm)
-        else:
-            notes.append(f"predictor {name!r} asks {getattr(lm, 'model', lm)!r}: it is not trained")
     if not names:
         raise ValueError(
             "no predictor of the program asks this run's policy, so nothing would be trained; "
             "call program.set_lm(PolicyLM()) or dspy.configure(lm=PolicyLM())"
         )
-    return Trained(tuple(names), tuple(dict.fromkeys(policies)), tuple(notes))
+    frozen = list(frozen_predictors(program))
+    if frozen:
+        notes.append(
+            f"{', '.join(frozen)}: inside a part that is compiled already, which DSPy keeps as it is: not "
+            "trained (set its _compiled to False to train it)"
+        )
+    return Trained(tuple(names), tuple(dict.fromkeys(policies)), tuple(notes), default)
+
+
+def sampling_notes(policies: Sequence[PolicyLM], temperature: float) -> list[str]:
+    """What an LM asks for that rollouts do not do, in words: they sample from the policy as it is (C9)."""
+    notes = []
+    for policy in policies:
+        asked = {name: value for name, value in policy.kwargs.items() if value is not None}
+        asked |= policy.policy.extra_body
+        if asked.get("temperature") not in (None, temperature):
+            notes.append(
+                f"rollouts sample at temperature {temperature:g}, not the LM's {asked['temperature']}"
+            )
+        narrowing = [f"{name}={asked[name]}" for name in NEUTRAL if not is_neutral(name, asked.get(name))]
+        if narrowing:
+            notes.append(f"rollouts sample without {', '.join(narrowing)}: it is another distribution")
+    return list(dict.fromkeys(notes))
+
+
+# Values that leave the policy's own distribution: accepted, as other optimizers want them said.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (-1, 0, None),
+    "min_p": (0, None),
+    "repetition_penalty": (1, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+}
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Whether a setting leaves the distribution as it is."""
+    return value in NEUTRAL[name]
+
+
+def _default(configured: Any, session: Session) -> PolicyLM | None:
+    """The LM for what has none: of our own where none is configured, or where a plain one means this run."""
+    if configured is None:
+        return PolicyLM(session)
+    if _is_plain(configured) and _points_at(configured, session):
+        return PolicyLM.like(configured, session)
+    return None
+
+
+def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
+    """The policy that stands for this LM, or None when it is another model; and what to say about it."""
+    if _is_plain(lm) and _points_at(lm, session):
+        return PolicyLM.like(lm, session), ": its LM points at this run, so it is trained"
+    if not isinstance(lm, PolicyLM):
+        return None, f" asks {getattr(lm, 'model', lm)!r}: it is not trained"
+    if lm.session.endpoint.root != session.endpoint.root:
+        raise ValueError(
+            f"the program asks the run at {lm.session.endpoint.root}, but the optimizer trains the one at "
+            f"{session.endpoint.root}"
+        )
+    if lm.model == BASE_MODEL:
+        return None, f" asks {BASE_MODEL!r}, the model before training: it is not trained"
+    return lm, None
+
+
+def _is_plain(lm: Any) -> bool:
+    return isinstance(lm, dspy.LM) and not isinstance(lm, PolicyLM)
 
 
 def _points_at(lm: dspy.LM, session: Session) -> bool:
-    """Whether a plain LM was given the address of this run."""
+    """Whether a plain LM was given the address of this run, or finds it in the environment."""
     base = lm.kwargs.get("api_base") or lm.kwargs.get("base_url")
+    if not base and lm.model.startswith("openai/"):
+        base = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
     if not base:
         return False
     here, there = urlsplit(session.base_url), urlsplit(str(base))
-    return (here.hostname, here.port) == (there.hostname, there.port)
+    same_host = here.hostname == there.hostname or {here.hostname, there.hostname} <= _LOOPBACK
+    return same_host and here.port == there.port
 
 
 def strict_adapter(adapter: dspy.Adapter | None = None) -> dspy.Adapter:

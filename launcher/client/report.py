@@ -7,6 +7,7 @@ run's folder. Knows nothing of how training is done.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, TextIO
 
+from launcher.client.alarms import Alarm
 from launcher.client.grouping import Grouped
 from launcher.client.place import Validated
 from runtime.schema import StepCounts, StepStatus
@@ -35,13 +37,16 @@ class Report:
     groups_without_variance: int = 0
     rollouts_without_calls: int = 0
     calls_outside_rollouts: int = 0
+    calls_truncated: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    alarms: list[str] = field(default_factory=list)
 
     def add_rollouts(self, grouped: Grouped) -> None:
         self.rollouts += grouped.outcomes.total()
         self.outcomes += grouped.outcomes
         self.rollouts_without_calls += grouped.without_calls
+        self.calls_truncated += grouped.calls_truncated
 
     def add_step(self, counts: StepCounts) -> None:
         self.steps += 1
@@ -140,6 +145,7 @@ class Journal:
             f"validation after {validated.step} of {self._steps} steps",
             f"score {validated.score:.3f} ±{figures['standard_error']:.3f}{_each(figures['predictors'])}"
             + (" (best so far)" if best and validated.step else ""),
+            *_left_out(figures["outcomes"]),
             f"parsed {validated.parse_rate:.0%}",
             f"{seconds:.1f} s",
         ]
@@ -148,10 +154,27 @@ class Journal:
             "validation", {**asdict(validated), **figures, "best": best, "seconds": round(seconds, 3)}
         )
 
+    def alarm(self, alarm: Alarm) -> None:
+        self.note(f"ALARM {alarm.name} after {alarm.step} steps: {alarm.text}")
+        self._write("alarm", asdict(alarm))
+
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(json.dumps({"kind": kind, **fields}) + "\n")
+                file.write(json.dumps({"kind": kind, **_plain(fields)}, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """A number that is not finite has no place in JSON."""
+    if isinstance(value, dict):
+        return {name: _plain(it) for name, it in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _left_out(outcomes: dict[str, int]) -> list[str]:
+    """The runs of a validation that say nothing about the policy."""
+    found = [f"{outcomes[name]} {name}" for name in ("unscored", "lost", "overdue") if outcomes.get(name)]
+    return [f"left out: {', '.join(found)}"] if found else []
 
 
 def _each(values: dict[str, float]) -> str:

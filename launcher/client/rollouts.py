@@ -1,32 +1,36 @@
 """Running a program on examples, many at a time: each run ends with its score or the reason for none.
 
-Neighbours: `scoring.py` judges, `tagging.py` tags, `grouping.py` turns what is finished into groups.
+Neighbours: `workers.py` runs them side by side, `scoring.py` judges, `tagging.py` tags, `parsing.py` watches
+what parses, `grouping.py` turns what is finished into groups.
 `training.py` and `validation.py` ask for runs: one code, so that what they find can be compared.
 Knows nothing of steps, the wire or what a reward is used for.
 """
 
 from __future__ import annotations
 
-import contextvars
+import asyncio
+import copy
+import inspect
 import logging
-import queue
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import dspy
-from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
+from launcher.client.lm import PolicyLM
+from launcher.client.parsing import WATCH
 from launcher.client.scoring import Metric, Score, Unscored
-from launcher.client.tagging import Rollout, in_rollout, last_call, outside_rollouts
+from launcher.client.tagging import Rollout, RolloutOver, in_rollout, outside_rollouts
+from launcher.client.workers import Late, work_off
 
 Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "overdue"]
 """How a run ended: with a score; without one; with an answer that did not parse; with the program's own
 exception; without an answer from the endpoint; not within its time."""
+
+DEFAULT_CALLS = 256
 
 
 @dataclass(frozen=True)
@@ -61,137 +65,124 @@ class Finished:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many runs at once, and how long one may take before the batch goes on without it."""
+    """How many runs at once; how long one may take before the batch goes on without it; how much it asks."""
 
     threads: int = 16
     run_seconds: float = 1200.0
-
-
-class _ParseWatch(BaseCallback):
-    """Notes which request's answer did not parse, also where the program swallows the exception."""
-
-    def on_adapter_parse_end(
-        self, call_id: str, outputs: dict[str, Any] | None, exception: BaseException | None = None
-    ) -> None:
-        call = last_call()
-        if not isinstance(exception, AdapterParseError) or call is None:
-            return
-        if call.predictor == call.rollout.predictors.calling():  # not the answer of some other LM
-            call.rollout.unparsed.add((call.predictor, call.index))
-
-
-_WATCH = _ParseWatch()
+    run_calls: int = DEFAULT_CALLS
 
 
 def run_all(
-    program: dspy.Module, runs: Sequence[Run], metric: Metric, adapter: dspy.Adapter, limits: Limits
+    program: dspy.Module,
+    runs: Sequence[Run],
+    metric: Metric,
+    adapter: dspy.Adapter,
+    limits: Limits,
+    lm: PolicyLM | None = None,
 ) -> list[Finished]:
     """All runs, in their order. Raises TrainingFailed when the metric never scores.
 
-    Threads are daemons in a copy of this context: DSPy's settings come along, and a program that hangs
-    neither holds the batch (it is "overdue") nor the end of the process.
+    `lm` is put in force for what the program asks without an LM of its own. A run that takes too long is
+    "overdue", and once the endpoint is known to be gone the runs not begun are "lost". When this returns, or
+    raises, no run is under way any more: a program that goes on asks in vain (RolloutOver).
     """
-    work: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for index in range(len(runs)):
-        work.put(index)
-    batch = _Batch(len(runs))
-
-    def worker() -> None:
-        while not batch.stopped:
-            try:
-                index = work.get_nowait()
-            except queue.Empty:
-                return
-            batch.begin(index)
-            try:
-                batch.finish(index, _run(program, runs[index], metric, adapter))
-            except BaseException as error:  # noqa: BLE001 - carried to the thread that waits for the batch
-                batch.abort(error)
-
-    for _ in range(min(limits.threads, len(runs))):
-        threading.Thread(target=contextvars.copy_context().run, args=(worker,), daemon=True).start()
+    settings: dict[str, Any] = {"adapter": adapter} | ({} if lm is None else {"lm": lm})
+    for run in runs:
+        run.rollout.most_calls = limits.run_calls
     try:
         with _quiet_dspy():
-            finished = batch.wait(limits.run_seconds)
+            found = work_off(
+                [_job(program, run, metric, settings) for run in runs],
+                limits.threads,
+                limits.run_seconds,
+                hopeless=lambda finished: finished.outcome == "lost" and finished.run.rollout.gone,
+                left_behind=lambda index: runs[index].rollout.end(),
+            )
     finally:
-        batch.stopped = True
-    late = f"no result within {limits.run_seconds:g} s"
-    return [it or Finished(run, "overdue", reason=late) for run, it in zip(runs, finished, strict=True)]
+        for run in runs:
+            run.rollout.end()
+    gone = next((it for it in found if isinstance(it, Finished) and it.run.rollout.gone), None)
+    return [
+        it if isinstance(it, Finished) else _unfinished(run, it, gone, limits)
+        for run, it in zip(runs, found, strict=True)
+    ]
 
 
-class _Batch:
-    """What the workers of one batch share."""
-
-    def __init__(self, size: int) -> None:
-        self.stopped = False
-        self._finished: list[Finished | None] = [None] * size
-        self._began: dict[int, float] = {}
-        self._left = size
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()
-
-    def begin(self, index: int) -> None:
-        with self._changed:
-            self._began[index] = time.monotonic()
-
-    def finish(self, index: int, finished: Finished) -> None:
-        with self._changed:
-            self._began.pop(index, None)
-            self._finished[index] = finished
-            self._left -= 1
-            self._changed.notify_all()
-
-    def abort(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = self._error or error
-            self.stopped = True
-            self._changed.notify_all()
-
-    def wait(self, run_seconds: float) -> list[Finished | None]:
-        """The results; None for a run that took longer than it may."""
-        with self._changed:
-            while self._left and self._error is None:
-                if self._only_overdue_left(run_seconds):
-                    break
-                self._changed.wait(1.0)
-            if self._error is not None:
-                raise self._error
-            return list(self._finished)
-
-    def _only_overdue_left(self, run_seconds: float) -> bool:
-        now = time.monotonic()
-        overdue = sum(now - began > run_seconds for began in self._began.values())
-        waiting = self._left - len(self._began)
-        return overdue == len(self._began) and (waiting == 0 or overdue > 0)
+def _job(
+    program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, Any]
+) -> Callable[[], Finished]:
+    return lambda: _run(program, run, metric, settings)
 
 
-def _run(program: dspy.Module, run: Run, metric: Metric, adapter: dspy.Adapter) -> Finished:
-    """One run and its score, in the order of what can go wrong."""
-    rollout = run.rollout
-    callbacks = [*(dspy.settings.callbacks or []), _WATCH]
+def _unfinished(run: Run, late: Late, gone: Finished | None, limits: Limits) -> Finished:
+    if late == "not begun" and gone is not None:
+        return Finished(run, "lost", reason=gone.reason)
+    if late == "not begun":
+        return Finished(
+            run, "overdue", reason=f"not begun: none before it ended within {limits.run_seconds:g} s"
+        )
+    part = "the metric gave no score" if run.rollout.judging else "no result"
+    return Finished(run, "overdue", reason=f"{part} within {limits.run_seconds:g} s")
+
+
+def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, Any]) -> Finished:
+    """One run and its score, in the order of what can go wrong.
+
+    The example is a copy: a program or a metric that writes into it changes no other run's.
+    """
+    rollout, example = run.rollout, _own(run.example)
+    callbacks = [*(dspy.settings.callbacks or []), WATCH]
     prediction, error = None, None
-    with in_rollout(rollout, adapter=adapter, callbacks=callbacks, trace=[]):
+    with in_rollout(rollout, callbacks=callbacks, trace=[], **settings):
         try:
-            prediction = program(**run.example.inputs())
-        except AdapterParseError as caught:
-            error = caught
-            if not rollout.unparsed:  # an empty answer never reaches an adapter's parse()
-                rollout.unparsed |= rollout.empty
-        except Exception as caught:  # noqa: BLE001 - whatever a user's program raises is an outcome of the run
+            prediction = _call(program, example)
+        except (Exception, SystemExit, RolloutOver) as caught:  # noqa: BLE001 - whatever a user's program raises is an outcome of the run
             error = caught
     if rollout.lost:
         return Finished(run, "lost", reason=rollout.lost[0])
-    if isinstance(error, AdapterParseError) and rollout.unparsed:
+    if rollout.unparsed and (isinstance(error, AdapterParseError) or _is(error, rollout.parse_error)):
         return Finished(run, "unparsed", reason=str(error))
     if isinstance(error, LMError) and not isinstance(error, ContextWindowExceededError):
         return Finished(run, "lost", reason=f"{type(error).__name__}: {error}")
     if error is not None:
-        return Finished(run, "crashed", reason=f"{type(error).__name__}: {error}")
+        return Finished(run, "crashed", reason=_described(error))
+    rollout.judging = True
     try:
         with outside_rollouts():
-            return Finished(run, "scored", metric.score(run.example, prediction), prediction=prediction)
+            return Finished(run, "scored", metric.score(example, prediction), prediction=prediction)
     except Unscored as unscored:
         return Finished(run, "unscored", reason=str(unscored), prediction=prediction)
+
+
+def _call(program: dspy.Module, example: dspy.Example) -> Any:
+    """Run the program, which may be asynchronous in any way there is."""
+    inputs = example.inputs()
+    if "forward" in vars(program) or hasattr(type(program), "forward"):
+        prediction = program(**inputs)
+    else:
+        prediction = program.acall(**inputs)
+    return asyncio.run(_awaited(prediction)) if inspect.isawaitable(prediction) else prediction
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+def _own(example: dspy.Example) -> dspy.Example:
+    try:
+        return copy.deepcopy(example)
+    except Exception:  # noqa: BLE001 - whatever is in it may refuse to be copied; then its fields are shared
+        return example.copy().with_inputs(*example.inputs().keys())
+
+
+def _is(error: BaseException | None, other: BaseException | None) -> bool:
+    return error is not None and error is other
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, RolloutOver):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 class _Once(logging.Filter):

@@ -1,17 +1,19 @@
 """A user's metric as a score or the reason there is none.
 
 Neighbours: `rollouts.py` scores each finished run of the program here.
-A metric may return a number, a bool, or a `dspy.Prediction` with a `score`, and may take two to five
-arguments (example, prediction, trace, and GEPA's pred_name and pred_trace). What it cannot judge has no
-score: it is excluded and counted, never a zero (C22). Knows nothing of rollouts, groups or training.
+A metric may return a number, a bool, or a `dspy.Prediction` with a `score`; it may take two to five
+arguments (example, prediction, trace, and GEPA's pred_name and pred_trace); it may be asynchronous. What it
+cannot judge has no score: it is excluded and counted, never a zero (C22). Knows nothing of rollouts, groups
+or training.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,8 @@ import dspy
 from launcher.client.errors import TrainingFailed
 
 _ARGUMENTS = 5
+# A reward travels and is trained as float32.
+_LARGEST = 3.4e38
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Unscored(Exception):  # noqa: N818 - this name says what happened
 
 
 class Metric:
-    """Calls a user's metric, from several threads.
+    """Calls a user's metric, from several threads. Raises TypeError for what cannot be one.
 
     `patience` exceptions or unusable answers in a row, with no score between them, end the training with the
     metric's own message: a metric that always fails must not be mistaken for a run (G19).
@@ -46,7 +50,7 @@ class Metric:
 
     def __init__(self, function: Callable[..., Any], patience: int) -> None:
         self._function = function
-        self._arity = _positional(function)
+        self._arity = positional(function)
         self._patience = patience
         self._failures_in_a_row = 0
         self._lock = threading.Lock()
@@ -55,18 +59,19 @@ class Metric:
         """Raises Unscored with the reason, and TrainingFailed when it has failed too often in a row."""
         arguments = (example, prediction, None, None, None)[: self._arity]
         try:
-            score = _read(self._function(*arguments))
+            answer = self._function(*arguments)
+            score = _read(asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer)
         except Unscored as error:
             self._failed(error, example)
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._failed(error, example)
             raise Unscored(f"the metric raised {type(error).__name__}: {error}") from error
         with self._lock:
             self._failures_in_a_row = 0
         return score
 
-    def _failed(self, error: Exception, example: dspy.Example) -> None:
+    def _failed(self, error: BaseException, example: dspy.Example) -> None:
         with self._lock:
             self._failures_in_a_row += 1
             count = self._failures_in_a_row
@@ -75,44 +80,66 @@ class Metric:
             raise TrainingFailed(
                 f"The metric gave no score {count} times in a row",
                 why=what,
-                hint=f"it failed last on {example!r}",
+                hint=f"it failed last on {_short(example)}",
             ) from error
 
 
-def _positional(function: Callable[..., Any]) -> int:
+def positional(function: Callable[..., Any]) -> int:
     """How many positional arguments to call with: three as DSPy does, fewer or more where it must be so."""
+    name = getattr(function, "__name__", None) or repr(function)
+    if not callable(function):
+        raise TypeError(f"metric {name} is not a function: it should take (example, prediction, trace=None)")
+    called = getattr(type(function), "forward", None) if isinstance(function, dspy.Module) else function
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(inspect.signature(called or function).parameters.values())
     except (TypeError, ValueError):  # built in C: has no signature
         return 3
+    if isinstance(function, dspy.Module):
+        parameters = parameters[1:]  # self
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [it for it in parameters if it.kind in kinds]
+    accepted = [it for it in parameters if it.kind in kinds]
+    others = [it for it in parameters if it.kind is inspect.Parameter.KEYWORD_ONLY]
+    required = sum(it.default is inspect.Parameter.empty for it in accepted)
+    if any(it.default is inspect.Parameter.empty for it in others) or required > _ARGUMENTS:
+        raise TypeError(_wrong_shape(name))
     if any(it.kind is inspect.Parameter.VAR_POSITIONAL for it in parameters):
-        return max(3, len(positional))
-    required = sum(it.default is inspect.Parameter.empty for it in positional)
-    if len(positional) < 2 or required > _ARGUMENTS:
-        raise TypeError(
-            f"metric {getattr(function, '__name__', function)!r} should take "
-            "(example, prediction, trace=None), or GEPA's five arguments"
-        )
-    return min(len(positional), max(3, required))
+        return max(3, len(accepted))
+    if len(accepted) < 2:
+        raise TypeError(_wrong_shape(name))
+    return min(len(accepted), max(3, required))
+
+
+def _wrong_shape(name: str) -> str:
+    return f"metric {name!r} should take (example, prediction, trace=None), or GEPA's five arguments"
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
 
 
 def _read(answer: Any) -> Score:
     if isinstance(answer, dspy.Prediction):
-        value = answer.get("score")
+        if "score" not in answer:
+            raise Unscored("the metric returned a Prediction without a score")
         predictors = answer.get("predictor_scores") or {}
-        return Score(_number(value), {name: _number(it) for name, it in predictors.items()})
+        return Score(_number(answer["score"]), {name: _number(it) for name, it in predictors.items()})
     return Score(_number(answer))
 
 
 def _number(value: Any) -> float:
     if value is None:
         raise Unscored("the metric returned None")
+    if isinstance(value, (str, bytes)):  # "0.5" is a number nobody meant to return as text
+        raise Unscored(f"the metric returned {type(value).__name__}, not a number")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise Unscored(f"the metric returned {type(value).__name__}, not a number") from None
-    if not math.isfinite(number):
+    if not math.isfinite(number) or abs(number) > _LARGEST:
         raise Unscored(f"the metric returned {number}")
     return number
+
+
+def _short(example: dspy.Example) -> str:
+    text = repr(example)
+    return text if len(text) <= 300 else f"{text[:300]} …"

@@ -7,15 +7,18 @@ Advantages and losses are the runtime's; here are only rollouts and their reward
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 import dspy
 
-from launcher.client.errors import EndpointLost, Refused, TrainingFailed
+from launcher.client.alarms import Alarm, Alarms, Observed, Thresholds
+from launcher.client.errors import Refused, TrainingFailed
 from launcher.client.grouping import Grouped, Rules, build_groups
 from launcher.client.lm import PolicyLM
 from launcher.client.place import Place, Validated
@@ -25,14 +28,14 @@ from launcher.client.sampler import EpochSampler
 from launcher.client.scoring import Metric
 from launcher.client.session import Session
 from launcher.client.tagging import Predictors, Rollout
-from launcher.client.validation import evaluate
-from runtime.schema import StepCounts
+from launcher.client.validation import Evaluation, check_answered, evaluate
+from runtime.schema import StepCounts, StepStatus
 
 # Steps that teach nothing, one after the other, before the training gives up.
 _VAIN_STEPS_IN_A_ROW = 3
-_REASON_CHARACTERS = 300
 
 Keep = Literal["single-best", "improvements", "none"]
+OnAlarm = Literal["note", "stop"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Plan:
     keep: Keep
     staleness: int
     report_train_scores: bool
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    on_alarm: OnAlarm = "note"
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class _Rolled:
     """One step's rollouts, before they are trained."""
 
     step: int
+    finished: Sequence[Finished]
     grouped: Grouped
     parse_rate: float
     cut_off_rate: float
@@ -77,6 +83,8 @@ class Training:
     plan: Plan
     place: Place
     journal: Journal
+    # For what the program asks without an LM of its own.
+    lm: PolicyLM | None = None
     report: Report = field(default_factory=Report)
     history: list[dict[str, Any]] = field(default_factory=list)
     _predictors: Predictors = field(init=False)
@@ -84,12 +92,17 @@ class Training:
     _empty_in_a_row: int = 0
     _crashed_in_a_row: int = 0
     _said: set[str] = field(default_factory=set)
+    alarms: Alarms = field(init=False)
+    # The version served after the last step that was waited for.
+    version: int | None = None
 
     def __post_init__(self) -> None:
         self._predictors = Predictors(self.program)
+        self.alarms = Alarms(self.plan.thresholds)
 
     def run(self) -> None:
         """All steps from the place on. Raises what the session raises, and TrainingFailed."""
+        resumed = self.place.step > 0
         self._validate_if_due(self.place.step)
         under_way: tuple[_Rolled, int, float] | None = None
         for step in range(self.place.step, self.plan.steps):
@@ -102,21 +115,49 @@ class Training:
                 under_way = None
             if under_way is None:
                 self._validate_if_due(step + 1)
+            if self.alarms.raised and self.plan.on_alarm == "stop":
+                self._stop(under_way)
         self._restore_best()
+        if not resumed:
+            self._check_taught()
+
+    def _stop(self, under_way: tuple[_Rolled, int, float] | None) -> None:
+        """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
+        if under_way is not None:
+            self._finish(*under_way)
+        self._restore_best()
+        raise TrainingFailed(
+            f"Training stopped after {self.place.step} of {self.plan.steps} steps on an alarm",
+            why="; ".join(f"{it.name}: {it.text}" for it in self.alarms.raised),
+            hint='on_alarm="note" trains on; alarms={"length": 3.0, …} moves a threshold',
+        )
+
+    def _check_taught(self) -> None:
+        """Silence is never success: a training in which no step changed anything has failed."""
+        if self.report.trained or not self.plan.steps:
+            return
+        raise TrainingFailed(
+            f"Nothing was trained in {_count(self.plan.steps, 'step')}",
+            why=f"rollouts: {_listed(self.report.outcomes)}; "
+            f"samples left out: {_listed(self.report.dropped)}",
+            hint="run the program once by hand: does it ask the policy, does the metric tell answers apart?",
+        )
 
     # ------------------------------------------------------------- a step
 
     def _roll_out(self, step: int) -> _Rolled:
         began = time.monotonic()
         astray = self._astray()
-        finished = run_all(self.program, self._runs(step), self.metric, self.adapter, self.plan.limits)
+        runs, limits = self._runs(step), self.plan.limits
+        finished = run_all(self.program, runs, self.metric, self.adapter, limits, self.lm)
         grouped = build_groups(finished, self.plan.rules, f"{self._token}/s{step}")
         self.report.add_rollouts(grouped)
-        self._say_reasons(grouped)
+        self._say_notes(grouped)
         self._check(finished, self._astray() - astray)
         answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
         return _Rolled(
             step,
+            finished,
             grouped,
             parse_rate=sum(it.parsed for it in answered) / len(answered),
             cut_off_rate=sum(it.cut_off for it in answered) / len(answered),
@@ -141,20 +182,14 @@ class Training:
             for member in range(self.plan.rollouts)
         ]
 
-    def _say_reasons(self, grouped: Grouped) -> None:
+    def _say_notes(self, grouped: Grouped) -> None:
         """Each kind of trouble once, in full; from then on it is only counted."""
-        for kind in grouped.reasons.keys() - self._said:
+        for kind in [kind for kind in grouped.notes if kind not in self._said]:
             self._said.add(kind)
-            outcome, reason = kind.partition(":")[0], " ".join(grouped.reasons[kind].split())
-            self.journal.note(f"a rollout ended {outcome}: {reason[:_REASON_CHARACTERS]}")
+            self.journal.note(grouped.notes[kind])
 
     def _check(self, finished: Sequence[Finished], astray: int) -> None:
-        if all(it.outcome in ("lost", "overdue") for it in finished):
-            raise EndpointLost(
-                f"None of the step's {len(finished)} rollouts got an answer",
-                why=finished[0].reason,
-                hint="`launch status` shows the run; a program that hangs shows as 'no result within'",
-            )
+        check_answered(finished, "step")
         all_crashed = all(it.outcome == "crashed" for it in finished)
         self._crashed_in_a_row = self._crashed_in_a_row + 1 if all_crashed else 0
         if self._crashed_in_a_row >= _VAIN_STEPS_IN_A_ROW:
@@ -178,6 +213,8 @@ class Training:
         """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
         began = time.monotonic()
         why = "no rollout asked the policy"
+        if astray := self.report.calls_outside_rollouts:
+            why += f" ({astray} calls came from threads the program started by itself)"
         if rolled.grouped.groups:
             state = self.place.client_state(rolled.step + 1)
             try:
@@ -197,7 +234,7 @@ class Training:
         self.report.empty_steps += 1
         self._empty_in_a_row += 1
         self.place.step = rolled.step + 1
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in rolled.grouped.outcomes.items())
+        outcomes = _listed(rolled.grouped.outcomes)
         self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
         if self._empty_in_a_row >= _VAIN_STEPS_IN_A_ROW:
             raise TrainingFailed(
@@ -208,6 +245,7 @@ class Training:
 
     def _finish(self, rolled: _Rolled, step_id: int, began: float) -> None:
         status = self.session.wait(step_id)
+        self.version = status.version
         self.place.step = rolled.step + 1
         self.report.add_step(status.counts)
         seconds = (rolled.seconds, time.monotonic() - began)
@@ -218,6 +256,13 @@ class Training:
         if not status.counts.trained:
             self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
         self.history.append({"kind": "step", **asdict(line)})
+        self._ring(self.alarms.observe(_observed(rolled, status)))
+
+    def _ring(self, alarms: Sequence[Alarm]) -> None:
+        for alarm in alarms:
+            self.journal.alarm(alarm)
+            self.history.append({"kind": "alarm", **asdict(alarm)})
+            self.report.alarms.append(alarm.name)
 
     # ------------------------------------------------------------- validation
 
@@ -230,6 +275,12 @@ class Training:
             return
         began = time.monotonic()
         evaluation = self._evaluate(self.valset)
+        if math.isnan(evaluation.score):
+            raise TrainingFailed(
+                f"The metric scored none of the {len(self.valset)} validation examples",
+                why=next((it.reason for it in evaluation.finished if it.reason), None),
+                hint="run the program and the metric once by hand on an example of the valset",
+            )
         figures = evaluation.to_dict()
         if self.plan.report_train_scores:
             figures["train_score"] = self._evaluate(self.trainset).score
@@ -240,8 +291,9 @@ class Training:
             self.session.pin(checkpoint)
         self.journal.validation(validated, figures, best, time.monotonic() - began)
         self.history.append({"kind": "validation", **asdict(validated), **figures, "best": best})
+        self._ring(self.alarms.validated(step, evaluation.score))
 
-    def _evaluate(self, examples: Sequence[dspy.Example]) -> Any:
+    def _evaluate(self, examples: Sequence[dspy.Example]) -> Evaluation:
         return evaluate(
             self.program,
             examples,
@@ -249,6 +301,8 @@ class Training:
             session=self.session,
             adapter=self.adapter,
             num_threads=self.plan.limits.threads,
+            rollout_seconds=self.plan.limits.run_seconds,
+            rollout_calls=self.plan.limits.run_calls,
             failure_score=self.plan.rules.failure_score,
         )
 
@@ -271,3 +325,33 @@ class Training:
         self.place.restored = best.checkpoint
         self.session.restore(best.checkpoint, client_state=self.place.client_state(self.plan.steps))
         self.journal.note(f"{words}: {best.checkpoint} is served again")
+
+
+def _observed(rolled: _Rolled, status: StepStatus) -> Observed:
+    """The step as alarms look at it."""
+    counts, metrics = status.counts, status.metrics
+    rollouts = [it.run.rollout for it in rolled.finished]
+    return Observed(
+        rolled.step + 1,
+        rewards=[reward for rewards in rolled.grouped.rewards.values() for reward in rewards],
+        flat_groups=counts.groups_without_variance / counts.groups if counts.groups else None,
+        length=_mean(tokens for it in rollouts for tokens in it.lengths),
+        repetition=_mean(share for it in rollouts for share in it.repeated),
+        truncation=rolled.cut_off_rate,
+        entropy=metrics.get("entropy"),
+        kl_behaviour=metrics.get("kl_behaviour"),
+        kl_reference=metrics.get("kl_reference"),
+    )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

@@ -17,7 +17,8 @@ from typing import Any
 
 import dspy
 
-from launcher.client.errors import EndpointLost
+from launcher.client.errors import EndpointLost, TrainingFailed
+from launcher.client.examples import checked
 from launcher.client.programs import attach, strict_adapter
 from launcher.client.rollouts import Finished, Limits, Run, run_all
 from launcher.client.scoring import Metric
@@ -76,15 +77,18 @@ def evaluate(
     adapter: dspy.Adapter | None = None,
     num_threads: int = 16,
     failure_score: float = 0.0,
+    rollout_seconds: float = Limits.run_seconds,
+    rollout_calls: int = Limits.run_calls,
 ) -> Evaluation:
     """The program's score at temperature 0 on `examples`, with the policy served now.
 
-    Raises EndpointLost when no run got an answer, TrainingFailed when the metric never scores, ValueError for
-    a program without a predictor that asks the policy.
+    Raises EndpointLost when no run got an answer, TrainingFailed when the metric never scores or no run ends
+    in time, ValueError for a program without a predictor that asks the policy.
     """
+    examples = checked("examples", examples)
     if not examples:
         raise ValueError("there is no example to evaluate on")
-    attach(program, session or connect())
+    trained = attach(program, session or connect())
     predictors = Predictors(program)
     batch = uuid.uuid4().hex[:12]
     runs = [
@@ -93,14 +97,14 @@ def evaluate(
     ]
     if not isinstance(metric, Metric):
         metric = Metric(metric, _METRIC_PATIENCE)
-    finished = run_all(program, runs, metric, strict_adapter(adapter), Limits(threads=num_threads))
+    limits = Limits(num_threads, rollout_seconds, rollout_calls)
+    finished = run_all(program, runs, metric, strict_adapter(adapter), limits, trained.lm)
+    check_answered(finished, "evaluation")
     return _evaluation(finished, failure_score)
 
 
 def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
     answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
-    if not answered:
-        raise EndpointLost("No example got an answer from the run", why=finished[0].reason)
     scores = [_score(it, failure_score) for it in answered if it.outcome in _JUDGED]
     versions = {version for it in finished for version in it.run.rollout.versions}
     return Evaluation(
@@ -113,6 +117,24 @@ def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
         outcomes=dict(Counter(it.outcome for it in finished)),
         finished=tuple(finished),
         failure_score=failure_score,
+    )
+
+
+def check_answered(finished: Sequence[Finished], of: str) -> None:
+    """Raise when not one run came to an end: EndpointLost, or TrainingFailed when all were too slow."""
+    if any(it.outcome not in ("lost", "overdue") for it in finished):
+        return
+    lost = next((it for it in finished if it.outcome == "lost"), None)
+    if lost is not None:
+        raise EndpointLost(
+            f"None of the {of}'s {len(finished)} rollouts got an answer",
+            why=lost.reason,
+            hint="`launch status` shows the run; its log says why it is gone",
+        )
+    raise TrainingFailed(
+        f"None of the {of}'s {len(finished)} rollouts came to an end",
+        why=finished[0].reason,
+        hint="run the program once by hand; a slow one needs a larger rollout_seconds",
     )
 
 

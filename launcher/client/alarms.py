@@ -1,0 +1,208 @@
+"""Alarms of a training that goes wrong while every step succeeds (C47): each is raised once.
+
+Neighbours: `training.py` feeds one `Observed` a step and one validation at a time, `report.py` says what
+comes out, and with `on_alarm="stop"` the training ends there. Pure: knows nothing of DSPy, wire or clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from statistics import fmean, pstdev
+
+_WORDS = 4
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When an alarm is raised. "The start" is the mean of the first `window` steps, "now" of the last."""
+
+    window: int = 3
+    # Share of groups whose rewards are all the same: there is nothing to learn from them.
+    flat_groups: float = 0.9
+    # Tokens of an answer, as a multiple of the start's.
+    length: float = 2.0
+    # Share of an answer's four-word sequences that it had said before.
+    repetition: float = 0.5
+    # Entropy of the sampled tokens, as a share of the start's.
+    entropy: float = 0.1
+    # Share of runs with an answer that ended at its length limit.
+    truncation: float = 0.25
+    # Nats a token between the policy that sampled and the one that is trained.
+    kl_behaviour: float = 0.05
+    # Nats a token between the policy and the model before training (measured when train.kl_beta > 0).
+    kl_reference: float = 1.0
+    # Validations without a better score, while the training reward rises by `reward_rise` of its own spread
+    # at the start.
+    flat_validations: int = 3
+    reward_rise: float = 0.5
+
+    def __post_init__(self) -> None:
+        for it in fields(self):
+            value = getattr(self, it.name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+                raise ValueError(f"alarms: {it.name} must be a number above 0, not {value!r}")
+        for name in ("window", "flat_validations"):
+            if getattr(self, name) != int(getattr(self, name)):
+                raise ValueError(f"alarms: {name} must be a whole number")
+
+    @classmethod
+    def of(cls, changes: Mapping[str, float] | None) -> Thresholds:
+        """The defaults with some changed by name."""
+        changes = dict(changes or {})
+        known = [it.name for it in fields(cls)]
+        for name in changes:
+            if name not in known:
+                raise ValueError(f"alarms: there is no threshold {name!r}; there are {', '.join(known)}")
+        return cls(**changes)  # type: ignore[arg-type] - the counts are checked to be whole
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One step, as far as alarms look at it. None or NaN: not measured."""
+
+    step: int
+    rewards: Sequence[float] = ()
+    flat_groups: float | None = None
+    length: float | None = None
+    repetition: float | None = None
+    truncation: float | None = None
+    entropy: float | None = None
+    kl_behaviour: float | None = None
+    kl_reference: float | None = None
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One alarm: what it is called, after how many steps it was raised, and what was seen, in words."""
+
+    name: str
+    step: int
+    text: str
+
+
+@dataclass
+class Alarms:
+    """Holds what has been observed so far. `raised`: all alarms, in order."""
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    raised: list[Alarm] = field(default_factory=list)
+    _steps: list[Observed] = field(default_factory=list)
+    # Held-out scores, each with the number of steps observed before it.
+    _scores: list[tuple[int, float]] = field(default_factory=list)
+
+    def observe(self, observed: Observed) -> list[Alarm]:
+        """The alarms that this step raises for the first time."""
+        self._steps.append(observed)
+        if len(self._steps) < self.thresholds.window:
+            return []
+        return self._raise(observed.step, self._looks())
+
+    def validated(self, step: int, score: float) -> list[Alarm]:
+        """The alarms that this held-out score raises for the first time."""
+        if math.isfinite(score):
+            self._scores.append((len(self._steps), score))
+        return self._raise(step, [("held_out", self._held_out)])
+
+    def _raise(self, step: int, looks: Iterable[tuple[str, Callable[[], str | None]]]) -> list[Alarm]:
+        known = {it.name for it in self.raised}
+        found = [Alarm(name, step, text) for name, look in looks if name not in known and (text := look())]
+        self.raised += found
+        return found
+
+    def _looks(self) -> Iterator[tuple[str, Callable[[], str | None]]]:
+        yield "flat_groups", self._flat_groups
+        yield "length", self._length
+        yield "repetition", self._repetition
+        yield "entropy", self._entropy
+        yield "truncation", self._truncation
+        yield "kl_behaviour", lambda: self._kl("kl_behaviour", "the policy that sampled")
+        yield "kl_reference", lambda: self._kl("kl_reference", "the model before training")
+
+    # ------------------------------------------------------------- one look each
+
+    def _flat_groups(self) -> str | None:
+        now = self._now("flat_groups")
+        if now is None or now < self.thresholds.flat_groups:
+            return None
+        return (
+            f"in {now:.0%} of the groups all rewards are the same, so there is next to nothing to learn: "
+            "the task is solved, out of reach, or the metric does not tell answers apart"
+        )
+
+    def _length(self) -> str | None:
+        start, now = self._start("length"), self._now("length")
+        if not start or now is None or now < self.thresholds.length * start:
+            return None
+        return (
+            f"answers are {now / start:.1f} times as long as at the start ({start:.0f} -> {now:.0f} tokens)"
+        )
+
+    def _repetition(self) -> str | None:
+        now = self._now("repetition")
+        if now is None or now < self.thresholds.repetition:
+            return None
+        return f"answers repeat themselves: {now:.0%} of their four-word sequences were said before"
+
+    def _entropy(self) -> str | None:
+        start, now = self._start("entropy"), self._now("entropy")
+        if not start or now is None or now > self.thresholds.entropy * start:
+            return None
+        return f"the policy hardly varies any more: entropy {start:.3f} -> {now:.3f} nats a token"
+
+    def _truncation(self) -> str | None:
+        now = self._now("truncation")
+        if now is None or now < self.thresholds.truncation:
+            return None
+        return f"{now:.0%} of the runs have an answer cut off at its length limit"
+
+    def _kl(self, name: str, other: str) -> str | None:
+        now, limit = self._now(name), getattr(self.thresholds, name)
+        if now is None or now < limit:
+            return None
+        return f"the policy is {now:.3f} nats a token away from {other} (above {limit:g})"
+
+    def _held_out(self) -> str | None:
+        count = self.thresholds.flat_validations
+        if len(self._scores) <= count:
+            return None
+        (since, before), *later = self._scores[-count - 1 :]
+        window = self.thresholds.window
+        then, now = self._rewards(since, since + window), self._rewards(-window, None)
+        spread = pstdev(self._rewards(0, window) or [0.0])
+        if not then or not now or not spread or since + window > len(self._steps) - window:
+            return None
+        rise = fmean(now) - fmean(then)
+        if max(score for _, score in later) > before or rise < self.thresholds.reward_rise * spread:
+            return None
+        return (
+            f"the training reward rises ({fmean(then):.3f} -> {fmean(now):.3f}) and the held-out score does "
+            f"not ({before:.3f} -> {later[-1][1]:.3f} over {count} validations)"
+        )
+
+    # ------------------------------------------------------------- windows
+
+    def _start(self, name: str) -> float | None:
+        return _mean(getattr(it, name) for it in self._steps[: self.thresholds.window])
+
+    def _now(self, name: str) -> float | None:
+        return _mean(getattr(it, name) for it in self._steps[-self.thresholds.window :])
+
+    def _rewards(self, begin: int, end: int | None) -> list[float]:
+        return [reward for it in self._steps[begin:end] for reward in it.rewards]
+
+
+def repeated_share(text: str) -> float:
+    """The share of a text's four-word sequences that came before in it: 0 for a short or a fresh text."""
+    words = text.split()
+    sequences = [tuple(words[i : i + _WORDS]) for i in range(len(words) - _WORDS + 1)]
+    return 1 - len(set(sequences)) / len(sequences) if sequences else 0.0
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """None unless every one of them was measured."""
+    found = list(values)
+    if not found or any(it is None or not math.isfinite(it) for it in found):
+        return None
+    return fmean(it for it in found if it is not None)
