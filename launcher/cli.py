@@ -9,17 +9,21 @@ from __future__ import annotations
 import os
 import sys
 
-from launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LaunchError
+from launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LaunchError, PreflightError
 
+_OLDEST_PYTHON = (3, 11)
 # A command line with one of these does not start a run.
 _NO_RUN = frozenset(
-    {"status", "logs", "pull", "down", "env", "config"}
+    {"status", "logs", "pull", "down", "gc", "doctor", "env", "config"}
     | {"--help", "-h", "--version", "--install-completion", "--show-completion", "--json", "--plain"}
 )
 
 
 def main(argv: list[str] | None = None) -> int:
     """The console script. Returns the exit code; `python -m launcher.cli` is the same."""
+    if refusal := unsupported(sys.version_info[:2], sys.platform):
+        sys.stderr.write(f"Error: {refusal.message}\n  {refusal.why}\nHint: {refusal.hint}\n")
+        return refusal.exit_code
     words = sys.argv[1:] if argv is None else argv
     own, command = split(words)
     _first_words(own)
@@ -29,6 +33,22 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `launch … | head`: Python would complain again when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code
+
+
+def unsupported(python: tuple[int, ...], platform: str) -> PreflightError | None:
+    """Why nothing of ours works here. Asked before anything is imported that would fail in its own words."""
+    if python < _OLDEST_PYTHON:
+        found, least = (".".join(map(str, version)) for version in (python, _OLDEST_PYTHON))
+        return PreflightError(
+            f"launch needs Python {least} or newer, this is {found}",
+            f"it runs under {sys.executable}",
+            "uv tool install --python 3.12 slipway-rl",
+        )
+    if platform == "win32":
+        return PreflightError(
+            "launch does not run on Windows", "it needs Linux, or macOS for rented machines", "wsl --install"
+        )
+    return None
 
 
 def split(words: list[str]) -> tuple[list[str], list[str] | None]:
@@ -55,15 +75,24 @@ def _dispatch(own: list[str], command: list[str] | None) -> int:
     try:
         return invoke(own, Invocation(command, output))
     except LaunchError as error:
+        _hide_secrets()
         output.traceback(show="--debug" in own)
         output.error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a bug gets three lines and code 1
+        _hide_secrets()
         output.traceback(show="--debug" in own)
         output.error(_bug(error))
         return EXIT_BUG
+
+
+def _hide_secrets() -> None:
+    """An error may quote what the environment holds."""
+    from launcher.credentials import hide_environment
+
+    hide_environment(os.environ)
 
 
 def _bug(error: Exception) -> LaunchError:

@@ -18,7 +18,7 @@ from launcher import help_text
 from launcher.errors import UsageError, suggestion
 from launcher.output import Output
 
-VERBS = ("status", "logs", "pull", "down", "env", "config")
+VERBS = ("status", "logs", "pull", "down", "gc", "doctor", "env", "config")
 _WHAT, _MONEY, _LIFETIME, _OUTPUT = "What to run", "Money", "Lifetime", "Output"
 
 _HELP = """Train a small open model with your own program and metric, on rented GPUs or on this computer.
@@ -267,6 +267,38 @@ def down(context: typer.Context, name: Name, as_json: Json = False, debug: Debug
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def gc(
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Also the checkpoints and samples of runs that ended so long ago: 7d. Results stay.",
+        ),
+    ] = None,
+    unpulled: Annotated[
+        bool, typer.Option("--unpulled", help="With --older-than: even where results are not home.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Find what is left of earlier runs and remove it, once you agree."""
+    from launcher import verbs
+
+    agreed = yes or bool(context.obj.flags.get("yes"))
+    return verbs.gc(context.obj.output, older_than, unpulled, agreed)
+
+
+@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) -> int:
+    """Look whether this computer is ready for a run, and say what to do where it is not."""
+    from launcher.doctor import doctor
+
+    return doctor(context.obj.output, context.obj.env_file)
+
+
+@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
 def env(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
     """Print what points a program at a run: eval "$(launch env NAME)"."""
     from launcher import verbs
@@ -288,6 +320,8 @@ def _check_verb(verb: str, invocation: Invocation) -> None:
     if invocation.command is not None:
         raise UsageError(f"launch {verb} runs no program", "a program goes with no verb", "launch -- PROGRAM")
     given = [key for key, value in invocation.flags.items() if value is not None]
+    if verb == "gc":
+        given = [key for key in given if key != "yes"]
     given += ["set"] if invocation.sets else []
     if given and verb != "config":
         option = "--" + given[0].replace("_", "-")

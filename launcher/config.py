@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher import credentials
 from launcher.errors import ConfigError, LaunchError, UsageError, suggestion
 from launcher.home import Home
 from launcher.settings import SECRETS, SETTINGS, TINY_MODEL, Setting, Settings, Value, variable_of
@@ -62,7 +63,8 @@ def load(
 
     runtime_defaults = runtime_config.defaults()
     known = [*SETTINGS, *runtime_defaults]
-    dotenv = _read_dotenv(env_file, folder)
+    read = credentials.read_dotenv(env_file, folder)
+    dotenv = read.variables
     layers = [
         _flag_layer(flags or {}),
         _set_layer(sets, list(runtime_defaults)),
@@ -90,6 +92,7 @@ def load(
         runtime=overrides,
         values=values,
         secrets=_secrets(environ, dotenv, env_file),
+        warnings=read.warnings,
     )
 
 
@@ -154,17 +157,6 @@ def _tiny_settings() -> Path:
     import runtime
 
     return Path(runtime.__file__).parent / "tiny" / "settings.toml"
-
-
-def _read_dotenv(env_file: Path | None, folder: Path) -> dict[str, str]:
-    path = env_file or folder / ".env"
-    if not path.is_file():
-        if env_file is not None:
-            raise ConfigError(f"no file {env_file}", "named by --env-file", f"ls -l {env_file}")
-        return {}
-    from dotenv import dotenv_values
-
-    return {key: value for key, value in dotenv_values(path).items() if value is not None}
 
 
 def _secrets(

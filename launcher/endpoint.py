@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.log import REDACTOR
 from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
 
 _TOKEN_FILE = "token"
 RESULTS = "results"
+# Arbor's; the relay takes the next free one when it is taken.
+DEFAULT_PORT = 7453
 SERVED_NAME = "policy"
 _PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
 
@@ -73,6 +76,7 @@ class Endpoint:
         folder = store.folder(record.id)
         with contextlib.suppress(FileNotFoundError):
             token = token_file(folder).read_text().strip()
+            REDACTOR.hide([token])
             if record.url and is_open(record):
                 openai_env = bool(record.details.get("openai_env"))
                 return cls(record.url, token, record.id, folder / RESULTS, openai_env)

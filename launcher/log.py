@@ -5,9 +5,11 @@ Neighbours: `output.py` logs what it shows, `cli.py` logs tracebacks. Knows noth
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import quote
 
 LOGGER = logging.getLogger("launcher")
 LOGGER.addHandler(logging.NullHandler())  # before there is a file, nothing goes to stderr
@@ -24,16 +26,30 @@ class Redactor(logging.Formatter):
 
     def hide(self, secrets: Iterable[str]) -> None:
         """Never write these values from now on."""
-        self._secrets |= {secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}
+        for secret in secrets:
+            if len(secret) >= _SHORTEST_SECRET:
+                self._secrets |= _spellings(secret)
 
     def format(self, record: logging.LogRecord) -> str:
         return self.clean(super().format(record))
 
     def clean(self, text: str) -> str:
-        """`text` without the secrets."""
-        for secret in self._secrets:
+        """`text` without the secrets, plain, in a URL or in base64."""
+        for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
+
+
+def _spellings(secret: str) -> set[str]:
+    """How a secret may stand in a text: as it is, in a URL, and in base64, alone or in something longer."""
+    raw = secret.encode(errors="surrogateescape")
+    found = {secret, quote(raw, safe=""), quote(raw)}
+    for before in range(3):
+        coded = base64.b64encode(bytes(before) + raw).decode()
+        # Its first and last letters depend on what stands beside the secret.
+        inner = coded[(0, 2, 3)[before] : (before + len(raw)) * 8 // 6]
+        found |= {inner, inner.replace("+", "-").replace("/", "_")}
+    return found
 
 
 REDACTOR = Redactor()

@@ -26,7 +26,7 @@ SCHEMA = 1
 _RED, _YELLOW, _DIM, _BOLD, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _REDRAW_SECONDS = 0.5
 # Without a terminal a long phase says once in a while that it is still at it, and a run where it stands.
-QUIET_SECONDS = 30.0
+QUIET_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Output:
 
         state = "broken off"
         try:
-            with self._ticking(text):
+            with self._ticking(text, lambda: self._say_waiting(name, time.monotonic() - begun, detail)):
                 yield progress
             state = "end"
         finally:
@@ -225,15 +225,17 @@ class Output:
     # -------------------------------------------------------------- how
 
     @contextlib.contextmanager
-    def _ticking(self, text: Callable[[], str]) -> Iterator[None]:
-        """Redraw while the main thread is busy; without a terminal, a line every QUIET_SECONDS."""
+    def _ticking(self, text: Callable[[], str], waiting: Callable[[], None]) -> Iterator[None]:
+        """Redraw while the main thread is busy; without a terminal, a line or object each QUIET_SECONDS."""
         over = threading.Event()
 
         def tick() -> None:
             while not over.wait(_REDRAW_SECONDS if self._line else QUIET_SECONDS):
                 if self._line:
                     self._line.draw(text(), self._style(_DIM))
-                elif not self.as_json:
+                elif self.as_json:
+                    waiting()
+                else:
                     self._say(text())
 
         ticker = threading.Thread(target=tick, name="ticker", daemon=True)
@@ -246,6 +248,10 @@ class Output:
             over.set()
             ticker.join(1.0)
             self.release_terminal()
+
+    def _say_waiting(self, phase: str, seconds: float, detail: str) -> None:
+        fields = {"state": "waiting", "seconds": round(seconds, 3), "detail": detail or None}
+        self._object({"event": "phase", "phase": phase, **fields})
 
     def _say(self, line: str) -> None:
         line = REDACTOR.clean(line)

@@ -1,179 +1,285 @@
-"""What can be known to fail before anything starts: the command, the model, the port, an account.
+"""What can be known to fail before anything starts: the command, the model, the port, disk, an account.
 
-Neighbours: `run.py` asks first. Each check raises PreflightError with its fix.
+Neighbours: `request.py` asks all of it before a run, `doctor.py` some at any time; `model_folder.py` and
+`hub.py` look at models. Each check raises PreflightError with its fix.
 Knows nothing of machines or of the runtime's processes; reads files, and binds a port only to let it go.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import netrc
 import os
 import re
 import shutil
 import socket
-import struct
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import runtime
+from launcher import model_folder
 from launcher.errors import PreflightError
+from launcher.home import Home
 from launcher.settings import TINY_MODEL, Settings
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own bound on its header
+_PYTHON = re.compile(r"python[\d.]*")
+# Logs, samples and batches of a run, beside its checkpoints.
+_RUN_BYTES = 200 * 10**6
 
 
-def check_command(command: Sequence[str]) -> None:
-    """The program exists and may be run."""
+def check_platform() -> None:
+    """A run on this computer ends what it started through Linux's death signals and subreapers."""
+    if sys.platform != "linux":
+        system = {"darwin": "macOS"}.get(sys.platform, sys.platform)
+        raise PreflightError(
+            f"a run on this computer needs Linux, this is {system}",
+            "what ends the run's processes when launch is killed is Linux's own",
+            "run the same command on a Linux computer, in a container or a virtual machine",
+        )
+
+
+def check_command(command: Sequence[str], folder: Path | None = None) -> None:
+    """The program exists and may be run in `folder` (None: this one)."""
     if not command:
         return
     program = command[0]
-    if shutil.which(program):
-        return
-    if os.sep in program and Path(program).exists():
-        what, hint = "it is there but may not be run", f"chmod +x {program}"
-        if program.endswith(".py"):
-            hint = f"launch -- python {' '.join(command)}"
-    elif Path(program).exists():
-        what = "a file of that name is in this folder, but not on PATH"
-        hint = (
-            f"launch -- python {' '.join(command)}" if program.endswith(".py") else f"launch -- ./{program}"
+    found = shutil.which(program) if program else None
+    if found is None:
+        raise PreflightError(f"cannot run {program or 'an empty command'}", *_not_runnable(command))
+    if interpreter := _missing_interpreter(Path(found)):
+        raise PreflightError(
+            f"cannot run {program}", f"its first line asks for {interpreter}", f"head -1 {found}"
         )
-    else:
-        what, hint = "no such program on PATH", f"which {program}"
-    raise PreflightError(f"cannot run {program}", what, hint)
+    script = command[1] if len(command) > 1 and _PYTHON.fullmatch(Path(program).name) else ""
+    place = folder or Path.cwd()
+    if script.endswith(".py") and not (place / script).is_file():
+        raise PreflightError(f"cannot run {script}", f"no such file in {place}", "ls *.py")
 
 
-def find_model(model: str) -> str:
+def _not_runnable(command: Sequence[str]) -> tuple[str, str]:
+    """Why `command[0]` cannot be run, and what to type instead."""
+    program = command[0]
+    path = Path(program)
+    if not program:
+        return "the word behind -- is empty", "launch -- python my.py"
+    if path.is_dir():
+        return "it is a folder", f"ls {program}"
+    with_python = f"launch -- python {' '.join(command)}"
+    if os.sep in program and path.exists():
+        hint = with_python if program.endswith(".py") else f"chmod +x {program}"
+        return "it is there but may not be run", hint
+    if path.exists():
+        hint = with_python if program.endswith(".py") else f"launch -- ./{program}"
+        return "a file of that name is in this folder, but not on PATH", hint
+    if os.sep in program:
+        return "no such file", f"ls {path.parent}"
+    return "no such program on PATH", f"which {program}"
+
+
+def _missing_interpreter(program: Path) -> str | None:
+    """The interpreter that a script's first line names, when it is not there."""
+    try:
+        with program.open("rb") as file:
+            first = file.readline(256)
+    except OSError:
+        return None
+    if not first.startswith(b"#!"):
+        return None
+    words = os.fsdecode(first[2:]).split()
+    return words[0] + ", which is not there" if words and not os.path.exists(words[0]) else None
+
+
+# ------------------------------------------------------------------ the model
+
+
+def find_model(model: str, secrets: Mapping[str, str] | None = None) -> str:
     """The model's folder, absolute, checked for what serving and training need; or its hub name as it is."""
     if model == TINY_MODEL:
-        folder = Path(runtime.__file__).parent / "tiny" / "model"
-        _check_model_folder(model, folder)
+        folder = tiny_folder()
+        model_folder.check(model, folder)
         return str(folder)
     folder = Path(model).expanduser()
     if folder.is_dir():
         folder = folder.absolute()
-        _check_model_folder(model, folder)
+        model_folder.check(model, folder)
         return str(folder)
     looks_like_a_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if folder.exists() or looks_like_a_path or not _HUB_NAME.fullmatch(model):
         why = "no such folder, and not a hub name (owner/name)"
         why = "it is a file, not a folder" if folder.exists() else why
         raise PreflightError(f"no model {model}", why, "launch --model Qwen/Qwen2.5-1.5B-Instruct")
+    from launcher import hub
+
+    hub.check(model, os.environ, (secrets or {}).get("HF_TOKEN"))
     return model
 
 
-def check_port(port: int) -> None:
+def tiny_folder() -> Path:
+    """The embedded model's folder."""
+    return Path(runtime.__file__).parent / "tiny" / "model"
+
+
+# ------------------------------------------------------------------ this computer
+
+
+def check_port(port: int, home: Home | None = None) -> None:
     """Nobody listens on this port of 127.0.0.1."""
+    if (trouble := port_trouble(port)) is None:
+        return
+    hint = "launch   (without --port: 7453, or the next free one)"
+    raise PreflightError(f"port {port} is taken", holder_of(port, home) or trouble, hint)
+
+
+def port_trouble(port: int) -> str | None:
+    """Why the port cannot be listened on; None when it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
-            raise PreflightError(
-                f"port {port} is taken", why, "launch   (without --port: 7453, or the next free one)"
-            ) from None
+            return "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+    return None
+
+
+def holder_of(port: int, home: Home | None = None) -> str | None:
+    """Who listens on a port, as far as this user may know: a run of ours, else the process."""
+    import psutil
+
+    from launcher.safety.records import RecordStore
+
+    for record in RecordStore(home).list() if home else ():
+        if record.live and record.attended and record.url and record.url.endswith(f":{port}"):
+            return f"the run {record.name or record.id} listens there"
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,)
+            if listens and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid}) listens there"
+    except (psutil.Error, OSError):
+        return None
+    return None
+
+
+def check_folders(home: Home) -> None:
+    """The home can be written, and so can the folder of the runtime's sockets. Creates nothing."""
+    for folder in (home.runs, home.environments):
+        if trouble := unwritable(folder):
+            hint = "LAUNCH_HOME=/a/folder/of/yours launch …"
+            raise PreflightError(f"cannot write under {folder}", trouble, hint)
+    temporary = Path(tempfile.gettempdir())
+    if trouble := unwritable(temporary):
+        raise PreflightError(f"cannot write under {temporary}", trouble, "TMPDIR=/a/folder/of/yours launch …")
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be written in a folder that may not exist yet; None when it can."""
+    try:
+        existing = _existing(folder)
+    except OSError as error:
+        return error.strerror
+    if not existing.is_dir():
+        return f"{existing} is no folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} may not be written"
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        return f"{existing} is on a read-only disk"
+    return None
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest folder above that is there. Raises OSError for a path that cannot be."""
+    for path in (folder, *folder.parents):
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still write on the disk of a folder that may not exist yet."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def check_disk(settings: Settings, model_path: str, home: Home) -> None:
+    """Room for what the run will write: checkpoints of the chosen size, and a model still to download."""
+    needed = _RUN_BYTES + checkpoints_bytes(settings, model_path)
+    keep = settings.values["train.keep_checkpoints"].value
+    free = free_bytes(home.runs)
+    if free < needed:
+        raise PreflightError(
+            f"a run with {keep} checkpoints needs {in_units(needed)} of disk",
+            f"{in_units(free)} are free at {home.runs}",
+            "free some space, or set LAUNCH_HOME to a folder on a larger disk",
+        )
+
+
+def checkpoints_bytes(settings: Settings, model_path: str) -> int:
+    """The most the checkpoints take: those that are kept, one in the making, and the adapters at home."""
+    config = Path(model_path) / "config.json"
+    if not config.is_file():
+        return 0
+    shape = model_folder.shape(model_folder.read_config(config))
+    if shape is None:
+        return 0
+    one = shape.checkpoint_bytes(int(settings.values["train.lora.rank"].value))
+    return one * (int(settings.values["train.keep_checkpoints"].value) + 2)
+
+
+def check_environment(home: Home, variant: str = "cpu") -> None:
+    """The runtime's environment is built, or can be: disk, and a package index that answers."""
+    from launcher import environments
+    from runtime import bootstrap
+
+    if bootstrap.is_ready(home.environments, variant):
+        return
+    needed = bootstrap.NEEDED_BYTES[variant]
+    free = free_bytes(home.environments)
+    if free < needed:
+        raise PreflightError(
+            f"the runtime's environment needs {in_units(needed)} of disk",
+            f"{in_units(free)} are free at {home.environments}",
+            "free some space, or set LAUNCH_HOME to a folder on a larger disk",
+        )
+    try:
+        trouble = environments.unreachable(variant)
+    except bootstrap.BootstrapError as error:
+        raise PreflightError(
+            "the runtime's environment cannot be built", str(error), "pip install uv"
+        ) from None
+    if trouble:
+        raise PreflightError(
+            "the runtime's environment is not built, and its packages cannot be had",
+            trouble.splitlines()[0],
+            "connect to the network for the first run; once the environment is built, launch works offline",
+        )
 
 
 def check_wandb(settings: Settings, environ: Mapping[str, str]) -> None:
     """Online logging has an account to log to."""
-    if settings.wandb != "online" or "WANDB_API_KEY" in settings.secrets:
+    if settings.wandb != "online" or wandb_account(settings.secrets, environ):
         return
-    try:
-        known = netrc.netrc().authenticators("api.wandb.ai") is not None
-    except (OSError, netrc.NetrcParseError):
-        known = False
-    if not known and not environ.get("WANDB_BASE_URL"):
-        raise PreflightError(
-            "--wandb online: no account",
-            "WANDB_API_KEY is not set, in .env or elsewhere",
-            "launch --wandb offline",
-        )
+    raise PreflightError(
+        "--wandb online: no account",
+        "WANDB_API_KEY is not set, in .env or elsewhere",
+        "launch --wandb offline",
+    )
 
 
-# ------------------------------------------------------------------ a model's folder
-
-
-class _UnusableError(Exception):
-    """Why a folder is not a model that can be served and trained, and what to do about it."""
-
-    def __init__(self, why: str, hint: str | None = None) -> None:
-        super().__init__(why)
-        self.why = why
-        self.hint = hint
-
-
-def _check_model_folder(model: str, folder: Path) -> None:
-    try:
-        _check_model_config(folder / "config.json")
-        for name in _weight_files(folder):
-            if reason := _broken_safetensors(folder / name):
-                raise _UnusableError(f"{folder / name}: {reason}", "copy or download the model again")
-        if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-            raise _UnusableError(f"no tokenizer in {folder}")
-        if not _has_chat_template(folder):
-            raise _UnusableError(
-                "its tokenizer has no chat template", "launch --model MODEL, an instruct model that has one"
-            )
-    except _UnusableError as unusable:
-        hint = unusable.hint or f"ls -l {folder}"
-        raise PreflightError(f"the model {model} cannot be used", unusable.why, hint) from None
-
-
-def _check_model_config(path: Path) -> None:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise _UnusableError(f"no config.json in {path.parent}") from None
-    except (ValueError, OSError) as error:
-        raise _UnusableError(f"{path}: {error}") from None
-    if not isinstance(config, dict):
-        raise _UnusableError(f"{path} is not a model's configuration")
-
-
-def _weight_files(folder: Path) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _UnusableError(f"{index}: {error}") from None
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        raise _UnusableError(f"no *.safetensors in {folder}; other weight formats are not read")
-    return names
-
-
-def _broken_safetensors(path: Path) -> str | None:
-    """Why the file cannot be whole, from its header alone; None when its lengths agree."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
-            if length > min(_HEADER_LIMIT, size):
-                return "not a safetensors file, or cut short"
-            header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except FileNotFoundError:
-        return "named in the index, but not there"
-    except OSError as error:
-        return error.strerror
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return "its header is damaged"
-    whole = 8 + length + max(ends, default=0)
-    return None if size == whole else f"cut short: {size} bytes of {whole}"
-
-
-def _has_chat_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").exists() or (folder / "chat_template.json").exists():
+def wandb_account(secrets: Mapping[str, object], environ: Mapping[str, str]) -> bool:
+    """Whether there is a key for Weights & Biases, or a server of one's own that may ask for none."""
+    if "WANDB_API_KEY" in secrets or environ.get("WANDB_BASE_URL"):
         return True
     try:
-        return bool(
-            json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
-        )
-    except (OSError, ValueError, AttributeError):
+        return netrc.netrc().authenticators("api.wandb.ai") is not None
+    except (OSError, netrc.NetrcParseError):
         return False
+
+
+def in_units(size: float) -> str:
+    """Bytes for people: "8.0 GB", "312 MB"."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size, 0) / 1e6:.0f} MB"

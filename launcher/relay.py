@@ -30,10 +30,10 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from launcher import relay_rules
+from launcher.endpoint import DEFAULT_PORT
 from launcher.errors import PreflightError
 
 HOST = "127.0.0.1"
-DEFAULT_PORT = 7453
 # How many ports after the default are tried before the system chooses one.
 _PORTS = 64
 REQUEST_HEADER = "x-slipway-request"

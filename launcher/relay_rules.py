@@ -26,14 +26,22 @@ _OWN = frozenset({"host", "content-length", "expect"})
 def refusal(headers: Mapping[str, str], target: str) -> str | None:
     """Why a request may not pass: it came for another host (DNS rebinding), or from another site's page."""
     host = headers.get("Host", "")
-    if (urlsplit(f"//{host}").hostname or "") not in LOOPBACK:
+    if _host_name(f"//{host}") not in LOOPBACK:
         return f"this door answers 127.0.0.1 and localhost, not {host!r}"
     origin = headers.get("Origin")
-    if origin is not None and (urlsplit(origin).hostname or "") not in LOOPBACK:
+    if origin is not None and _host_name(origin) not in LOOPBACK:
         return f"pages of {origin!r} may not use this door"
     if not target.startswith("/"):
         return f"this door is no general proxy: {target!r}"
     return None
+
+
+def _host_name(address: str) -> str:
+    """The host of an address; "" where it has none or is not one."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:  # such as an open bracket
+        return ""
 
 
 def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import config, log, preflight
+from launcher import config, credentials, preflight
 from launcher.home import Home
 from launcher.plan import Plan, make_plan
 from launcher.settings import Settings
@@ -38,17 +38,20 @@ def check(
     """Raises LaunchError for the first thing that cannot work."""
     settings = config.load(flags, sets, env_file, home=home)
     plan = make_plan(settings)
+    preflight.check_platform()
     preflight.check_command(command)
-    model_path = preflight.find_model(settings.model)
+    model_path = preflight.find_model(settings.model, secret_values(settings))
     if settings.port is not None:
-        preflight.check_port(settings.port)
+        preflight.check_port(settings.port, home)
     preflight.check_wandb(settings, os.environ)
+    preflight.check_folders(home)
+    preflight.check_disk(settings, model_path, home)
+    # Last, because only this may ask the network.
+    preflight.check_environment(home)
     return Request(settings, plan, model_path, command)
 
 
-def adopt_secrets(settings: Settings) -> None:
-    """Put the secrets where the runtime's processes inherit them, and keep them out of the log."""
-    os.environ.update({name: secret.value for name, secret in settings.secrets.items()})
-    log.REDACTOR.hide(
-        secret.value for name, secret in settings.secrets.items() if name.endswith(("KEY", "TOKEN"))
-    )
+def secret_values(settings: Settings) -> dict[str, str]:
+    """The secrets of a run, to be handed to its runtime; they are hidden from all that is written."""
+    credentials.hide_environment(os.environ)
+    return {name: secret.value for name, secret in settings.secrets.items()}

@@ -11,6 +11,7 @@ runs: results home, everything down, proof. If this process is killed, the guard
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shlex
@@ -59,13 +60,17 @@ def launch_run(
     """Check, then run; the exit code. Raises LaunchError when nothing was started."""
     home = Home.find()
     checked = request.check(flags, sets, env_file, command, home)
-    request.adopt_secrets(checked.settings)
     output.claim_stdout()
-    return Run(checked, home, output).execute()
+    for warning in checked.settings.warnings:
+        output.warn(warning)
+    machine = functools.partial(local_machine, secrets=request.secret_values(checked.settings))
+    return Run(checked, home, output, machine).execute()
 
 
-def local_machine(record: RunRecord, store: RecordStore, home: Home) -> Machine:
-    """The machine of a run on this computer."""
+def local_machine(
+    record: RunRecord, store: RecordStore, home: Home, secrets: Mapping[str, str] | None = None
+) -> Machine:
+    """The machine of a run on this computer. `secrets` are for its runtime alone, not for the program."""
     from launcher.machines.local import LocalMachine
 
     return LocalMachine(
@@ -73,6 +78,7 @@ def local_machine(record: RunRecord, store: RecordStore, home: Home) -> Machine:
         store.folder(record.id) / "machine",
         home.environments,
         keep=lambda description: _keep_machine(store, record.id, description),
+        secrets=secrets,
     )
 
 

@@ -1,12 +1,15 @@
 """The runtime's own settings as dotted keys: which exist, their defaults, and building the whole.
 
 Neighbours: `config.py` collects overrides, `run.py` builds the RuntimeConfig a machine serves.
-Knows nothing of files, flags or the environment. Imports pydantic (0.25 s), so import it late.
+Says what does not fit in our words, not in pydantic's. Knows nothing of files, flags or the environment.
+Imports pydantic (0.25 s), so import it late.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterable
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,6 +29,10 @@ OURS = frozenset(
         "wandb_mode",
     }
 )
+
+
+_NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "some text"}
+_LIMITS = ("ge", "gt", "le", "lt")
 
 
 class InvalidSettingError(ValueError):
@@ -51,6 +58,8 @@ def build(overrides: dict[str, Any], **ours: Any) -> RuntimeConfig:
     """The configuration of one run. Raises InvalidSettingError for the first value that does not fit."""
     nested: dict[str, Any] = dict(ours)
     for key, value in overrides.items():
+        if _not_finite(value):
+            raise InvalidSettingError(key, _expected(key) or "expected a finite number")
         *rooms, last = key.split(".")
         place = nested
         for room in rooms:
@@ -60,8 +69,61 @@ def build(overrides: dict[str, Any], **ours: Any) -> RuntimeConfig:
         return RuntimeConfig.model_validate(nested)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        reason = first["msg"][0].lower() + first["msg"][1:]
-        raise InvalidSettingError(".".join(str(part) for part in first["loc"]), reason) from None
+        key = ".".join(str(part) for part in first["loc"])
+        raise InvalidSettingError(key, _in_our_words(key, first["type"], first["msg"])) from None
+
+
+def _not_finite(value: Any) -> bool:
+    """inf and nan pass as numbers, and no setting of the runtime means them."""
+    try:
+        return not math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _in_our_words(key: str, kind: str, message: str) -> str:
+    """What the runtime's configuration expects of a key; pydantic's own words where the key has no range."""
+    expected = None if kind == "value_error" else _expected(key)
+    text = message.removeprefix("Value error, ")
+    return expected or text[0].lower() + text[1:]
+
+
+def _expected(key: str) -> str | None:
+    """Such as "expected a whole number from 1 to 256"; None for a key of another kind."""
+    room: type[BaseModel] = RuntimeConfig
+    *rooms, last = key.split(".")
+    for name in rooms:
+        found = room.model_fields[name].annotation if name in room.model_fields else None
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            return None
+        room = found
+    field = room.model_fields.get(last)
+    if field is None:
+        return None
+    options = [field.annotation, *get_args(field.annotation)]
+    none = " or none" if type(None) in options else ""
+    for kind, noun in _NOUNS.items():
+        if kind in options:
+            return f"expected {noun}{_range(field.metadata)}{none}"
+    words = [word for word in options if isinstance(word, str)]
+    return f"expected one of {', '.join(words)}{none}" if words else None
+
+
+def _range(bounds: Iterable[Any]) -> str:
+    """The bounds of a number in words: " from 1 to 256", " above 0", " of 2 or more"."""
+    limits = {name: getattr(bound, name) for bound in bounds for name in _LIMITS if hasattr(bound, name)}
+    match limits:
+        case {"ge": least, "le": most}:
+            return f" from {least} to {most}"
+        case {"gt": above, "le": most}:
+            return f" above {above}, at most {most}"
+        case {"ge": least}:
+            return f" of {least} or more"
+        case {"gt": above}:
+            return f" above {above}"
+        case {"le": most}:
+            return f" of at most {most}"
+    return ""
 
 
 def check(overrides: dict[str, Any]) -> None:

@@ -14,7 +14,9 @@ from launcher.units import format_duration, format_money, parse_duration, parse_
 
 TINY_MODEL = "tiny"
 WANDB_MODES = ("disabled", "offline", "online")
-# Handed to the runtime in its environment, shown as set or not set, never with their value.
+# The lease is renewed each quarter of it, and a look at a busy runtime may take 5 s.
+LEAST_LEASE_SECONDS = 15.0
+# Handed to those of the runtime's processes that need them, shown as set or not set, never with their value.
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "WANDB_ENTITY", "WANDB_BASE_URL")
 
 
@@ -26,6 +28,14 @@ def _text(value: Any) -> str:
 
 def _duration(value: Any) -> float:
     return parse_duration(str(value))
+
+
+def _lease(value: Any) -> float:
+    seconds = _duration(value)
+    if seconds < LEAST_LEASE_SECONDS:
+        least = format_duration(LEAST_LEASE_SECONDS)
+        raise ValueError(f"the least is {least}: it is renewed in quarters, and a busy runtime may take 5 s")
+    return seconds
 
 
 def _money(value: Any) -> float:
@@ -76,7 +86,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("gpus", _text),
         Setting("infra", _text),
         Setting("max", _duration, show=format_duration),
-        Setting("lease", _duration, 15 * 60.0, format_duration),
+        Setting("lease", _lease, 15 * 60.0, format_duration),
         Setting("budget", _money, show=format_money),
         Setting("port", _port),
         Setting("openai_env", _switch, False),
@@ -101,7 +111,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run was asked to be. `runtime` holds overrides of the runtime's own keys, dotted."""
+    """What one run was asked to be. `runtime` holds overrides of the runtime's own keys, dotted;
+    `warnings` is what is wrong without being an error."""
 
     model: str
     name: str | None
@@ -117,3 +128,4 @@ class Settings:
     runtime: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     secrets: dict[str, Value] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()

@@ -10,8 +10,9 @@ import math
 import re
 
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
-_MONEY = re.compile(r"\$?\s*(\d+(?:\.\d{1,2})?)\s*(?:\$|usd)?", re.IGNORECASE)
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
+_LONGEST_SECONDS = 366 * 86400.0
+_MONEY = re.compile(r"\$?\s*(-?\d+(?:\.\d{1,2})?)\s*(?:\$|usd)?", re.IGNORECASE | re.ASCII)
 
 
 def parse_duration(text: str) -> float:
@@ -23,6 +24,8 @@ def parse_duration(text: str) -> float:
     seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
     if seconds <= 0:
         raise ValueError("a duration is longer than zero")
+    if seconds > _LONGEST_SECONDS:
+        raise ValueError("a duration is at most a year")
     return seconds
 
 

@@ -1,6 +1,7 @@
-"""What the verbs do to runs that were started before: status, logs, pull, down, env, config.
+"""What the verbs do to runs that were started before: status, logs, pull, down, gc, env, config.
 
-Neighbours: `commands.py` calls these, `safety/records.py` knows the runs, `output.py` prints.
+Neighbours: `commands.py` calls these, `safety/records.py` knows the runs, `safety/reap.py` ends them,
+`output.py` prints.
 Imports no HTTP library and no pydantic where the answer is on this disk.
 """
 
@@ -11,17 +12,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from launcher.endpoint import RESULTS, Endpoint, drop_token, is_open, token_file
-from launcher.errors import EXIT_OK, LaunchError, NotPulled, TeardownUnverified, UsageError, suggestion
+from launcher.endpoint import RESULTS, Endpoint, is_open, token_file
+from launcher.errors import EXIT_OK, LaunchError, UsageError, suggestion
 from launcher.home import Home
-from launcher.machines.base import Machine, NoMachine, PullReport, from_record
 from launcher.output import Output, columns
-from launcher.safety import processes
+from launcher.safety import processes, reap
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.settings import SETTINGS
-from launcher.units import format_duration
+from launcher.units import format_duration, parse_duration
 
 _STATUS_SECONDS = 5.0
 # `down` lets the run's own `launch` end it: results home, runtime in order.
@@ -65,7 +65,7 @@ def logs(output: Output, name: str, which: str, follow: bool) -> int:
 def pull(output: Output, name: str) -> int:
     """Bring home what there is now."""
     store = RecordStore(Home.find())
-    report = _pull(store, store.load(name))
+    report = reap.pull(store, store.load(name))
     for skipped in report.skipped:
         output.note(f"not brought home: {skipped}")
     step = "no step yet" if report.step is None else f"step {report.step}"
@@ -93,9 +93,29 @@ def down(output: Output, name: str) -> int:
         processes.wait_gone(record.launch, _ORDERLY_SECONDS)
         record = store.load(record.id)
     if record.live:
-        record = _take_down(output, store, record)
+        record = reap.take_down(store, record, "down", output.note)
     proof = record.proof or {"verified": True, "detail": "nothing had been started"}
     output.result({"run_id": record.id, "down": proof}, f"{name} is down: verified ({proof['detail']})")
+    return EXIT_OK
+
+
+def gc(output: Output, older_than: str | None, unpulled: bool, yes: bool) -> int:
+    """Show what is left of runs and take it away, once that was agreed to."""
+    try:
+        seconds = None if older_than is None else parse_duration(older_than)
+    except ValueError as error:
+        what = f"--older-than: {older_than!r} does not fit"
+        raise UsageError(what, str(error), "launch gc --older-than 7d") from None
+    finds = reap.look(Home.find(), seconds, unpulled, seconds or reap.IDLE_SECONDS)
+    rows = [["LEFT", "WHY"], *([find.what, find.why] for find in finds)]
+    if not finds:
+        output.result({"found": [], "removed": False}, "nothing is left of earlier runs")
+    elif yes or _agreed(output, columns(rows), len(finds)):
+        return _remove(output, finds)
+    else:
+        shown = "" if _asks(output) else columns(rows)
+        output.result({"found": [find.to_dict() for find in finds], "removed": False}, shown)
+        output.note("nothing was removed: launch gc --yes")
     return EXIT_OK
 
 
@@ -131,6 +151,39 @@ def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_
 
 
 # ------------------------------------------------------------------ how
+
+
+def _asks(output: Output) -> bool:
+    """Whether somebody is there to answer."""
+    return not output.as_json and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _agreed(output: Output, shown: str, count: int) -> bool:
+    """Show what would go and ask; without a terminal nobody is asked, and nothing goes."""
+    if not _asks(output):
+        return False
+    output.note(shown)
+    output.note(f"remove {'this' if count == 1 else f'these {count}'}? [y/N]")
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _remove(output: Output, finds: list[reap.Find]) -> int:
+    """Take each away and say how it went; the first failure decides the exit code."""
+    failure: LaunchError | None = None
+    described: list[dict[str, Any]] = []
+    rows = [["LEFT", "NOW"]]
+    for find in finds:
+        try:
+            done = find.remove()
+        except LaunchError as error:
+            failure = failure or error
+            done = f"NOT removed: {error.message}: {error.why}"
+        described.append(find.to_dict() | {"done": done})
+        rows.append([find.what, done])
+    output.result({"found": described, "removed": failure is None}, columns(rows))
+    if failure is not None and not output.as_json:
+        output.error(failure)
+    return failure.exit_code if failure is not None else EXIT_OK
 
 
 def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
@@ -237,39 +290,6 @@ def _log_file(folder: Path, name: str, which: str) -> Path:
     raise UsageError(
         f"{name} has no log {which}", f"it has {', '.join(known)}", f"launch logs {name} --which {meant}"
     )
-
-
-def _pull(store: RecordStore, record: RunRecord) -> PullReport:
-    machine = from_record(record)
-    if isinstance(machine, NoMachine):
-        raise NotPulled(
-            f"{record.id} has nothing to bring home", "it ended before it had a machine", "launch status"
-        )
-    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
-
-
-def _take_down(output: Output, store: RecordStore, record: RunRecord) -> RunRecord:
-    """Nobody looks after it, or who did was too slow: pull what can be pulled, end it, prove it."""
-    try:
-        _pull(store, record)
-    except LaunchError as error:
-        output.note(f"{error.message}: {error.why}")
-    machine = from_record(record)
-    machine.down()
-    proof = machine.proof()
-    drop_token(store.folder(record.id))
-    record = store.update(
-        record.id,
-        state="verified" if proof.verified else "unverified",
-        ended=time.time(),
-        ended_by="down",
-        proof=proof.to_dict(),
-    )
-    if not proof.verified:
-        raise TeardownUnverified(
-            f"{record.id} is not proven to be down", proof.detail, f"launch down {record.name or record.id}"
-        )
-    return record
 
 
 def _shown(key: str, value: Any) -> str:

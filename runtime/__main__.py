@@ -37,6 +37,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         sick_seconds=5.0,  # the probe itself waits for a stall
         stop_seconds=TRAINER_STOP_SECONDS,
         stop_rank=0,
+        secrets=frozenset({"HF_TOKEN", "WANDB_API_KEY"}),
     )
     gateway = ChildSpec(
         name="gateway",
@@ -56,6 +57,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
             log=logs / f"engine-{index}.log",
             probe=EngineProbe(socket_dir / f"engine-{index}.sock"),
             stop_rank=2,
+            secrets=frozenset({"HF_TOKEN"}),
         )
         for index in range(config.engines)
     ]

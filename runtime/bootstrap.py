@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import platform
+import select
 import shutil
 import subprocess
 import sys
@@ -35,9 +36,11 @@ VARIANTS = ("cpu", "cuda")
 # A cpu environment and what uv keeps of it: 3.4 GB installed, the archives beside it.
 NEEDED_BYTES = {"cpu": 8 * 10**9, "cuda": 25 * 10**9}
 WAIT_SECONDS = 3600.0
-_MARKER = "environment.json"
+# How long uv may say nothing before we do.
+_SILENT_SECONDS = 15.0
+MARKER = "environment.json"
 _SHOWN_LINES = 20
-_NOT_FOR_UV = ("VIRTUAL_ENV", "PYTHONPATH", "UV_FIND_LINKS")
+NOT_FOR_UV = ("VIRTUAL_ENV", "PYTHONPATH", "UV_FIND_LINKS")
 
 
 class BootstrapError(Exception):
@@ -87,7 +90,7 @@ class Environment:
 
     def whole(self) -> bool:
         """Whether it is there, its build was finished, and its interpreter (a link) still exists."""
-        return (self.folder / _MARKER).is_file() and os.access(self.python, os.X_OK)
+        return (self.folder / MARKER).is_file() and os.access(self.python, os.X_OK)
 
 
 def ensure_environment(
@@ -106,6 +109,7 @@ def ensure_environment(
     """
     environment = Environment(Path(root).absolute(), variant, tuple(extras), requirements)
     if environment.whole():
+        _mark_used(environment)
         return environment.python
     environment.root.mkdir(parents=True, exist_ok=True)
     with _only_builder(environment, progress):
@@ -117,6 +121,12 @@ def ensure_environment(
 def is_ready(root: Path, variant: str = "cpu", extras: Sequence[str] = ()) -> bool:
     """Whether `ensure_environment` would return at once."""
     return Environment(Path(root).absolute(), variant, tuple(extras)).whole()
+
+
+def _mark_used(environment: Environment) -> None:
+    """So that `launch gc` does not offer what is in use; a shared folder may be read-only."""
+    with contextlib.suppress(OSError):
+        os.utime(environment.folder / MARKER)
 
 
 @contextlib.contextmanager
@@ -157,7 +167,7 @@ def _build(environment: Environment, progress: Callable[[str], None], environ: d
              str(building)], environment.root, progress, environ)  # fmt: skip
         _install(uv, environment, building / "bin" / "python", progress, environ)
         marker = {"name": environment.name, "seconds": round(time.monotonic() - begun, 1)}
-        (building / _MARKER).write_text(json.dumps(marker) + "\n")
+        (building / MARKER).write_text(json.dumps(marker) + "\n")
         if environment.folder.exists():
             shutil.rmtree(environment.folder)
         building.rename(environment.folder)
@@ -175,7 +185,7 @@ def _install(
     for place in places:
         command += ["--find-links", place]
     from_index = [*command, "--torch-backend", "cpu"]
-    if _holds_cpu_torch(places, environment.lock_file(environment.variant)):
+    if holds_cpu_torch(places, environment.lock_file(environment.variant)):
         _uv(command, environment.root, progress, environ)
     elif any("://" in place for place in places):
         try:
@@ -194,7 +204,7 @@ def find_links(environ: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(place if "://" in place else os.path.abspath(place) for place in places))
 
 
-def _holds_cpu_torch(places: Sequence[str], lock_file: Path) -> bool:
+def holds_cpu_torch(places: Sequence[str], lock_file: Path) -> bool:
     """Whether PyTorch's own index is not needed: the lock names no CPU build, or a folder here has it."""
     pins = [line.split(";")[0].strip() for line in lock_file.read_text().splitlines()]
     wanted = next((pin for pin in pins if pin.startswith("torch==") and pin.endswith("+cpu")), None)
@@ -218,14 +228,20 @@ def find_uv() -> str:
     raise BootstrapError("uv, which installs the runtime's packages, is not here: pip install uv")
 
 
-def _uv(command: list[str], folder: Path, progress: Callable[[str], None], environ: dict[str, str]) -> None:
+def _uv(
+    command: list[str],
+    folder: Path,
+    progress: Callable[[str], None],
+    environ: dict[str, str],
+    bound_seconds: float = WAIT_SECONDS,
+) -> None:
     """Run uv in `folder` to its end, its lines going to `progress`; when we are interrupted it ends with us.
 
     The user's own folder may hold a project whose uv settings are not meant for us, and the environment
     this process runs in is not the one to fill.
     """
     last: collections.deque[str] = collections.deque(maxlen=_SHOWN_LINES)
-    clean = {key: value for key, value in environ.items() if key not in _NOT_FOR_UV}
+    clean = {key: value for key, value in environ.items() if key not in NOT_FOR_UV}
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -233,11 +249,10 @@ def _uv(command: list[str], folder: Path, progress: Callable[[str], None], envir
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
     ) as process:
         assert process.stdout is not None  # a pipe, as asked for
         try:
-            for line in process.stdout:
+            for line in _lines(process.stdout.fileno(), progress, bound_seconds):
                 text = line.strip()
                 if text and not text.startswith(("+ ", "Using ", "Activate ")):
                     last.append(text)
@@ -248,6 +263,29 @@ def _uv(command: list[str], folder: Path, progress: Callable[[str], None], envir
     if process.returncode != 0:
         said = "\n".join(last) or "(uv said nothing)"
         raise BootstrapError(f"uv {command[1]} ended with code {process.returncode}:\n{said}")
+
+
+def _lines(descriptor: int, progress: Callable[[str], None], bound_seconds: float) -> Iterator[str]:
+    """uv's lines as they come. Its silence is said, and bounded."""
+    begun = heard = time.monotonic()
+    rest = b""
+    while True:
+        readable, _, _ = select.select([descriptor], [], [], _SILENT_SECONDS)
+        now = time.monotonic()
+        if now - begun > bound_seconds:
+            raise BootstrapError(f"uv was not done after {bound_seconds:.0f} s")
+        if not readable:
+            progress(
+                f"uv has said nothing for {now - heard:.0f} s: a large download, or a slow package index"
+            )
+            continue
+        heard = now
+        piece = os.read(descriptor, 65536)
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
+        if not piece:
+            yield rest.decode(errors="replace")
+            return
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,6 +23,9 @@ REQUEST_HEADER = "x-slipway-request"
 # On every answer that sampled: the policy version that produced it.
 VERSION_HEADER = "x-slipway-policy-version"
 
+# `model_type` of the config.json of what is served and trained.
+SUPPORTED_MODEL_TYPES = ("qwen2",)
+
 CLIENT_STATE_MAX_BYTES = 64 * 1024
 
 

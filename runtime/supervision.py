@@ -19,6 +19,8 @@ from runtime import files, processes, tether
 from runtime.probes import Probe
 from runtime.schema import ChildState
 
+# What this process may have been given for one of its children.
+SECRETS = frozenset({"HF_TOKEN", "WANDB_API_KEY"})
 _POLL_SECONDS = 0.1
 _PROBE_SECONDS = 0.5
 # A probe that takes longer is worth a word, though not yet a restart.
@@ -43,6 +45,13 @@ class ChildSpec:
     stop_rank: int = 0
     # Without it nothing can be said to anyone: when it fails for good, the supervisor ends.
     vital: bool = False
+    # Which of the run's secrets it needs; the others are kept from it.
+    secrets: frozenset[str] = frozenset()
+
+    def environ(self) -> dict[str, str]:
+        """What it is started with."""
+        kept = SECRETS - self.secrets
+        return {name: value for name, value in os.environ.items() if name not in kept}
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,7 @@ class Supervisor:
             death_signal=signal.SIGTERM,
             log=spec.log,
             stdin=subprocess.DEVNULL if spec.stdin_line is None else subprocess.PIPE,
+            environ=spec.environ(),
         )
         if process.stdin is not None and spec.stdin_line is not None:
             process.stdin.write(spec.stdin_line + b"\n")

@@ -16,10 +16,11 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from launcher import credentials
 from launcher.errors import PreflightError
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.safety import processes
@@ -35,11 +36,6 @@ STRAGGLER_SECONDS = 2.0
 # A socket's path must fit into 108 bytes on Linux, 104 on macOS, its name and a zero byte included.
 _SOCKET_PATH_BYTES = 100
 _LONGEST_SOCKET = "/engine-00.sock"
-# Python's own variables describe the launcher's interpreter. Without PYTHONDONTWRITEBYTECODE the first start
-# compiles vLLM's imports once (10 s for each process otherwise, every time). LAUNCH_* is not for it either.
-_NOT_FOR_RUNTIME = (
-    "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE", "PYTHONSAFEPATH", "VIRTUAL_ENV",
-)  # fmt: skip
 
 
 class LocalMachine:
@@ -47,6 +43,7 @@ class LocalMachine:
 
     `folder` becomes the runtime's state_dir; `environments` holds the built environments of all runs.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
+    `secrets` are variables for the runtime's environment; no description holds them.
     """
 
     kind = "local"
@@ -59,6 +56,7 @@ class LocalMachine:
         *,
         variant: str = "cpu",
         keep: Callable[[dict[str, Any]], None] = lambda description: None,
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
         self._run_id = run_id
         self._folder = folder.absolute()
@@ -66,6 +64,7 @@ class LocalMachine:
         self._environments = environments
         self._variant = variant
         self._keep = keep
+        self._secrets = secrets or {}
         self._keeper: ProcessId | None = None
         self._python: Path | None = None
 
@@ -192,12 +191,7 @@ class LocalMachine:
     def _start_keeper(self, config: Path, token: str) -> subprocess.Popen[bytes]:
         if self._python is None:
             raise RuntimeError("setup comes before serve")
-        environ = {
-            key: value
-            for key, value in os.environ.items()
-            if key not in _NOT_FOR_RUNTIME and not key.startswith("LAUNCH_")
-        }
-        environ |= {
+        environ = credentials.runtime_environ(os.environ, self._secrets) | {
             RUN_VARIABLE: self._run_id,
             "PYTHONPATH": str(self._code),
             "PATH": f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",

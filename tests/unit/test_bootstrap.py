@@ -173,13 +173,13 @@ def test_pytorchs_index_is_asked_only_where_no_folder_has_the_cpu_build(tmp_path
     lock.write_text("torch==2.13.0+cpu\nsix==1.17.0\n")
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    assert not bootstrap._holds_cpu_torch([], lock)
-    assert not bootstrap._holds_cpu_torch([str(wheels)], lock)
+    assert not bootstrap.holds_cpu_torch([], lock)
+    assert not bootstrap.holds_cpu_torch([str(wheels)], lock)
     (wheels / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
-    assert bootstrap._holds_cpu_torch([str(wheels)], lock)
-    assert bootstrap._holds_cpu_torch([wheels.as_uri()], lock)
+    assert bootstrap.holds_cpu_torch([str(wheels)], lock)
+    assert bootstrap.holds_cpu_torch([wheels.as_uri()], lock)
     lock.write_text("torch==2.13.0\n")
-    assert bootstrap._holds_cpu_torch([], lock)
+    assert bootstrap.holds_cpu_torch([], lock)
 
 
 def test_the_command_prints_the_python(

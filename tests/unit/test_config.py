@@ -108,10 +108,13 @@ def test_set_without_a_value_is_refused(home: Home, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("train.learning_rate=fast", "should be a valid number"),
-        ("train.lora.rank=0", "greater than or equal to 1"),
-        ("train.loss=magic", "'grpo'"),
-        ("train.learning_rate=none", "valid number"),
+        ("train.learning_rate=fast", "expected a number above 0"),
+        ("train.lora.rank=0", "expected a whole number from 1 to 256"),
+        ("train.loss=magic", "expected one of grpo"),
+        ("train.learning_rate=inf", "expected a number above 0"),
+        ("train.scale_rewards=perhaps", "expected true or false"),
+        ("engine.max_model_len=8", "expected a whole number of 64 or more or none"),
+        ("train.learning_rate=none", "expected a number above 0"),
     ],
 )
 def test_a_runtime_value_is_checked_before_anything_starts(

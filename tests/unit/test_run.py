@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,12 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         flags: dict[str, Any] | None = None,
         acts: dict[str, Callable[[], None]] | None = None,
         prepare: Callable[[PretendMachine], None] = lambda machine: None,
+        lease_seconds: float = 900.0,
     ) -> Lived:
         machine = PretendMachine(tmp_path / "machine", acts)
         prepare(machine)
         settings = load({"port": None, **(flags or {})}, environ={}, folder=tmp_path, home=home)
+        settings = replace(settings, lease_seconds=lease_seconds)
         stdout, stderr = io.StringIO(), io.StringIO()
         output = Output(as_json=True, stdout=stdout, stderr=stderr, environ={})
         request = Request(settings, make_plan(settings), "/nowhere", command)
@@ -283,7 +285,7 @@ def test_without_a_command_the_endpoint_is_held_until_a_signal(live) -> None:
 
         threading.Thread(target=wait).start()
 
-    lived = live((), flags={"lease": "4s"}, prepare=interrupt)
+    lived = live((), lease_seconds=4.0, prepare=interrupt)
     assert lived.code == 130
     assert lived.machine.renewals >= 2, "the lease is renewed each quarter of it"
     ready = next(item for item in lived.objects if item["event"] == "ready")
@@ -334,7 +336,7 @@ def test_a_runtime_that_is_gone_ends_the_run_and_says_why(live) -> None:
         threading.Thread(target=wait).start()
 
     program = (sys.executable, "-c", "import time; time.sleep(600)")
-    lived = live(program, flags={"lease": "4s"}, prepare=vanish)
+    lived = live(program, lease_seconds=4.0, prepare=vanish)
     assert lived.code == 6
     assert "the runtime has ended by itself" in lived.stderr
     assert "its supervisor ended" in lived.stderr
