@@ -34,7 +34,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         command=trainer_command(config),
         log=logs / "trainer.log",
         probe=TrainerProbe(state_dir / "trainer.json"),
-        sick_seconds=5.0,  # the probe itself waits for a stall
+        word_seconds=0.0,  # the probe itself waits for a standstill
         stop_seconds=TRAINER_STOP_SECONDS,
         stop_rank=0,
         secrets=frozenset({"HF_TOKEN", "WANDB_API_KEY"}),

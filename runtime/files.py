@@ -14,14 +14,18 @@ from typing import Any
 def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
     """Replace `path` with `value` as JSON in one step; `durable` also survives a power cut (fsync)."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w") as file:
-        json.dump(value, file)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w") as file:
+            json.dump(value, file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk wants its space back
+        raise
     if durable:
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 def read_json(path: Path) -> Any | None:
@@ -42,9 +46,9 @@ def append_line(path: Path, value: Any) -> None:
         os.close(descriptor)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the folder's entries (a rename, a new file) survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make a file, or a folder's entries (a rename, a new file), survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -17,6 +17,18 @@ _WANDB_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
+def line_of(manifest: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """A committed step's line, out of its checkpoint."""
+    return {
+        "schema": 1,
+        "step": manifest["step"],
+        "version": manifest["version"],
+        "time": manifest["created"],
+        "metrics": state.get("metrics", {}),
+        "counts": state.get("counts", {}),
+    }
+
+
 class MetricsLog:
     """`metrics.jsonl` of one run."""
 

@@ -19,10 +19,17 @@ from runtime import files, processes
 ANSWER_SECONDS = 5.0
 # Longer than any single engine step or trainer kernel, far shorter than a person's patience.
 STALL_SECONDS = 45.0
+# An idle trainer uses a clock tick (10 ms) of processor time in less.
+STILL_SECONDS = 18.0
 
 
 class Probe(Protocol):
-    """One child's health. `reset` is called when the child is started anew."""
+    """One child's health. `reset` is called when the child is started anew.
+
+    `note`: what there is to say of a child that is well.
+    """
+
+    note: str | None
 
     def reset(self) -> None: ...
 
@@ -31,6 +38,8 @@ class Probe(Protocol):
 
 class HealthProbe:
     """GET `path` on the child's Unix socket answers 200."""
+
+    note: str | None = None
 
     def __init__(self, socket: Path, path: str) -> None:
         self._socket = socket
@@ -104,6 +113,7 @@ class TrainerProbe:
     """`trainer.json` says ready, and its processes use processor time: idle, it still looks for work."""
 
     def __init__(self, path: Path) -> None:
+        self.note: str | None = None
         self._path = path
         self._cpu_seconds = 0.0
         self._moved_at = time.monotonic()
@@ -120,16 +130,19 @@ class TrainerProbe:
             said = None
         if said is None or said.get("state") not in ("ready", "training"):
             return "loading"
+        self.note = said.get("error")
         now = processes.cpu_seconds([pid, *processes.descendants(pid)])
         if now != self._cpu_seconds:
             self._cpu_seconds = now
             self._moved_at = time.monotonic()
         still_seconds = time.monotonic() - self._moved_at
-        return None if still_seconds < STALL_SECONDS else f"no sign of life for {still_seconds:.0f} s"
+        return None if still_seconds < STILL_SECONDS else f"no sign of life for {still_seconds:.0f} s"
 
 
 class AliveProbe:
     """For a child that has nothing to ask: up as soon as it runs."""
+
+    note: str | None = None
 
     def reset(self) -> None:
         """Nothing is remembered."""

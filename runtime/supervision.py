@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime import files, processes, tether
+from runtime import failpoints, files, processes, tether
 from runtime.probes import Probe
 from runtime.schema import ChildState
 
@@ -24,7 +24,7 @@ SECRETS = frozenset({"HF_TOKEN", "WANDB_API_KEY"})
 _POLL_SECONDS = 0.1
 _PROBE_SECONDS = 0.5
 # A probe that takes longer is worth a word, though not yet a restart.
-_SLOW_SECONDS = 15.0
+_SLOW_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class ChildSpec:
     # First line of its standard input (the token); None: /dev/null.
     stdin_line: bytes | None = None
     start_seconds: float = 1800.0
-    # How long the probe may fail, once it has succeeded, before the child is ended and started again.
+    # How long the probe may fail, once it has succeeded, before that is said, and before the child is ended
+    # and started again.
+    word_seconds: float = 10.0
     sick_seconds: float = 30.0
     stop_seconds: float = 10.0
     # Lower ranks are ended first; equal ranks together.
@@ -78,6 +80,11 @@ class Child:
     def __post_init__(self) -> None:
         self.state = ChildState(name=self.spec.name, state="starting")
 
+    @property
+    def troubled(self) -> bool:
+        """It runs, and there is something to say about it all the same."""
+        return self.state.state == "ready" and self.state.detail is not None
+
 
 class Supervisor:
     """Owns the children from start to end."""
@@ -103,11 +110,13 @@ class Supervisor:
         finally:
             self._stopping = True
             self._write()
+            failpoints.passing("supervisor.stopping")
             for task in (*tasks, *waits):
                 task.cancel()
             await asyncio.gather(*tasks, *waits, return_exceptions=True)
             for rank in sorted({child.spec.stop_rank for child in self._children}):
                 await asyncio.gather(*(self._stop(c) for c in self._children if c.spec.stop_rank == rank))
+                failpoints.passing("supervisor.stopped")
         return 1 if self._failed_for_good.is_set() else 0
 
     async def _keep(self, child: Child) -> None:
@@ -116,6 +125,7 @@ class Supervisor:
         while True:
             started = self._start(child)
             trouble, well_seconds = await self._watch(child)
+            failpoints.passing("supervisor.noticed")
             await self._end(child)
             failures = 1 if well_seconds >= self._restarts.settled_seconds else failures + 1
             detail = f"{trouble}; last log lines: " + " | ".join(files.last_lines(child.spec.log))
@@ -123,6 +133,7 @@ class Supervisor:
                 self._fail(child, f"failed {failures} times in a row: {detail}")
                 await asyncio.Event().wait()  # stays failed until the supervisor ends
             self._set(child, state="restarting", pid=None, restarts=child.state.restarts + 1, detail=detail)
+            failpoints.passing("supervisor.restarting")
             wait_seconds = self._restarts.wait_seconds(failures)
             await asyncio.sleep(max(0.0, wait_seconds - (time.monotonic() - started)))
 
@@ -136,12 +147,14 @@ class Supervisor:
             stdin=subprocess.DEVNULL if spec.stdin_line is None else subprocess.PIPE,
             environ=spec.environ(),
         )
+        failpoints.passing("supervisor.spawned")
         if process.stdin is not None and spec.stdin_line is not None:
             process.stdin.write(spec.stdin_line + b"\n")
             process.stdin.close()
         child.process = process
         state = "starting" if child.state.restarts == 0 else "restarting"
         self._set(child, state=state, pid=None)
+        failpoints.passing("supervisor.started")
         return time.monotonic()
 
     async def _watch(self, child: Child) -> tuple[str, float]:
@@ -175,12 +188,15 @@ class Supervisor:
                         well_at = now
                         if ready_at is None:
                             ready_at = now
-                        if child.state.state != "ready" or child.state.detail is not None:
-                            self._set(child, state="ready", detail=None)
+                        if child.state.state != "ready" or child.state.detail != spec.probe.note:
+                            failpoints.passing("supervisor.ready")
+                            self._set(child, state="ready", detail=spec.probe.note)
                     elif ready_at is None and now - started > spec.start_seconds:
                         return f"not ready after {now - started:.0f} s: {trouble}", 0.0
                     elif ready_at is not None and now - well_at > spec.sick_seconds:
                         return f"sick for {now - well_at:.0f} s: {trouble}", now - ready_at
+                    elif ready_at is not None and now - well_at > spec.word_seconds:
+                        self._set(child, detail=f"not well for {now - well_at:.0f} s: {trouble}")
         finally:
             if probe is not None:
                 probe.cancel()
@@ -219,19 +235,21 @@ class Supervisor:
             return "stopping"
         if "failed" in states:
             return "failed"
-        if "restarting" in states:
+        if "restarting" in states or any(child.troubled for child in self._children):
             return "degraded"
         return "ready" if states <= {"ready"} else "starting"
 
     def _write(self) -> None:
-        failed = [child.state for child in self._children if child.state.state == "failed"]
+        worth_a_word = [
+            child.state for child in self._children if child.state.state == "failed" or child.troubled
+        ]
         files.write_json(
             self._path,
             {
                 "phase": self._phase(),
                 "pid": os.getpid(),
                 "children": [child.state.model_dump() for child in self._children],
-                "detail": "; ".join(f"{state.name} {state.detail}" for state in failed) or None,
+                "detail": "; ".join(f"{state.name} {state.detail}" for state in worth_a_word) or None,
             },
         )
 

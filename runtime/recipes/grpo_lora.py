@@ -6,23 +6,28 @@ Knows nothing of HTTP, engines or what a reward means. Run it by itself as the Y
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torchtune import config
 from torchtune.recipe_interfaces import FTRecipeInterface
 
+from runtime import failpoints
 from runtime.files import write_json
-from runtime.metrics import MetricsLog, WandbLog
+from runtime.metrics import MetricsLog, WandbLog, line_of
 from runtime.training import policy as policies
 from runtime.training import resume
 from runtime.training.batch import Batch, BatchError, read_batch, step_folder
@@ -35,7 +40,13 @@ _NOTHING_MORE = 0
 _NOTHING_YET = -1
 # The other ranks wait in a collective, which gives up after minutes: they hear from the first this often.
 _WORD_SECONDS = 30.0
+# How long a step that is computed waits for a place on a full disk.
+_ROOM_SECONDS = 300.0
+_ROOM_LOOK_SECONDS = 1.0
 _PROBE = "probe.safetensors"
+# What a batch is refused with, before anything is computed.
+_REFUSALS = (BatchError, CheckpointError, policies.PolicyError)
+_log = logging.getLogger(__name__)
 
 
 class GRPOLoRARecipe(FTRecipeInterface):
@@ -51,6 +62,10 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.settings = UpdateSettings.of(cfg)
         self.stopping = False
         self.step = 0
+        # Sums over all committed steps.
+        self.counters: dict[str, int] = {}
+        # Whether policy and optimizer are those of the last commit.
+        self.sound = True
 
     def load_checkpoint(self, **_: Any) -> Checkpoint | None:
         """The newest whole checkpoint, or None for a fresh start."""
@@ -73,25 +88,44 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.optimizer = torch.optim.AdamW(
             self.policy.masters.values(), lr=self.cfg.learning_rate, weight_decay=self.cfg.weight_decay
         )
+        self.optimizer.register_step_pre_hook(self._begin_change)
+        self.optimizer.register_step_post_hook(lambda *_: failpoints.passing("trainer.stepped"))
         last = self.load_checkpoint()
         if last is not None:
             self._take_over(last)
             self.step = last.step
+            self.counters = last.state.get("counters", {})
+        self.sound = True
         self._open_logs(last)
         self._say("ready")
 
     def train(self, **_: Any) -> None:
-        """Take the steps in order until there is none (or, following, until SIGTERM)."""
-        while (batch := self._next()) is not None:
-            self._say("training", step=batch.step)
+        """Take the steps in order until there is none (or, following, until SIGTERM).
+
+        A step that cannot be done fails alone while the policy is still that of the last commit. Where it is
+        not, or may not be the same in every process, the process ends: the next one starts from that commit.
+        """
+        while (step := self._next()) is not None:
+            self._say("training", step=step)
             try:
+                batch = self._read(step)
+            except _REFUSALS as error:
+                self._fail(step, error)
+                continue
+            try:
+                failpoints.passing("trainer.read")
                 trained, evidence = self._restore(batch) if batch.kind == "restore" else self._update(batch)
-            except (CheckpointError, policies.PolicyError, RuntimeError, ValueError) as error:
-                self._fail(batch.step, error)
-                raise
+            except Exception as error:
+                self._fail(step, error)
+                if not self.sound or self.ranks.size > 1:
+                    self._say("failed", step=step, error=str(error))
+                    raise
+                self.optimizer.zero_grad()  # of the packs that went well
+                continue
             if self.ranks.first:
                 self._commit(batch, trained, evidence)
-            self.step = batch.step
+            self.sound = True
+            self.step = step
             self._say("ready")
 
     def save_checkpoint(self, **_: Any) -> None:
@@ -102,21 +136,14 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.wandb.close()
         self.ranks.leave()
 
-    def _next(self) -> Batch | None:
-        """The next batch; the first rank decides whether there is one, so that all take the same."""
+    # ------------------------------------------------------------------ the next step
+
+    def _next(self) -> int | None:
+        """The next step's number; the first rank decides whether there is one, so that all take the same."""
         step = _NOTHING_YET
         while step == _NOTHING_YET:
             step = self.ranks.agree(self._await_next() if self.ranks.first else _NOTHING_YET)
-        if step == _NOTHING_MORE:
-            return None
-        try:
-            batch = read_batch(step_folder(self.steps, step))
-            if batch.step != step:
-                raise BatchError(f"{step_folder(self.steps, step).name} holds step {batch.step}")
-            return batch
-        except BatchError as error:
-            self._fail(step, error)
-            raise
+        return None if step == _NOTHING_MORE else step
 
     def _await_next(self) -> int:
         step = self.step + 1
@@ -136,8 +163,26 @@ class GRPOLoRARecipe(FTRecipeInterface):
                 time.sleep(_LOOK_SECONDS)
         return _NOTHING_MORE
 
+    def _read(self, step: int) -> Batch:
+        """The step's batch. Raises one of `_REFUSALS` in every process when any of them refuses it."""
+        try:
+            batch = read_batch(step_folder(self.steps, step))
+            if batch.step != step:
+                raise BatchError(f"{step_folder(self.steps, step).name} holds step {batch.step}")
+            if batch.kind == "restore":
+                self.store.load(batch.meta["from"])
+            else:
+                self.policy.check_tokens(int(batch.tokens.max()), int(np.diff(batch.offsets).max()))
+        except _REFUSALS:
+            self.ranks.any(True)
+            raise
+        if self.ranks.any(False):
+            raise BatchError(f"step {step}: another process of the trainer refused it")
+        return batch
+
+    # ------------------------------------------------------------------ the step
+
     def _update(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
-        self.policy.check_tokens(int(batch.tokens.max()), int(np.diff(batch.offsets).max()))
         trained = update(self.policy, self.optimizer, batch, self.settings, self.ranks)
         return trained, probe(self.policy, batch)
 
@@ -148,30 +193,64 @@ class GRPOLoRARecipe(FTRecipeInterface):
         return Trained({"updated": 0.0}, {}), load_file(source.folder / _PROBE)
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
+        self.sound = False
         self.policy.import_adapter(checkpoint.adapter)
         resume.load(checkpoint.folder, self.policy, self.optimizer)
+
+    def _begin_change(self, *_: Any) -> None:
+        """Called by the optimizer as its step begins: gradients are whole, masters about to change."""
+        self.sound = False
+        failpoints.passing("trainer.backward")
+
+    # ------------------------------------------------------------------ the commit
 
     def _commit(self, batch: Batch, trained: Trained, evidence: dict[str, Tensor]) -> None:
         def write(folder: Path) -> None:
             self.policy.export_adapter(folder / "adapter", str(self.cfg.model_path))
+            failpoints.passing("checkpoint.writing")
             resume.save(folder, self.policy, self.optimizer)
+            failpoints.passing("checkpoint.writing")
             save_file(evidence, folder / _PROBE)
+            failpoints.passing("checkpoint.writing")
 
+        counters = _added(self.counters, trained)
         state = {
             "schema": 1,
             "step": batch.step,
             "version": batch.step,
+            "kind": batch.kind,
+            "batch": step_folder(self.steps, batch.step).name,
             "key": batch.meta.get("key"),
             "request_sha256": batch.meta.get("request_sha256"),
             "client_state": batch.meta.get("client_state"),
             "metrics": trained.metrics,
             "counts": trained.counts,
+            "counters": counters,
         }
-        checkpoint = self.store.commit(batch.step, batch.step, state, write)
-        line = _metrics_line(checkpoint)
+        checkpoint = self._when_there_is_room(lambda: self.store.commit(batch.step, batch.step, state, write))
+        self.counters = counters
+        failpoints.passing("trainer.committed")
+        line = line_of(checkpoint.manifest, checkpoint.state)
         self.wandb.append(line)
         self.metrics.append(line)
+        failpoints.passing("trainer.logged")
         self.store.prune(self.cfg.keep_checkpoints)
+
+    def _when_there_is_room(self, commit: Callable[[], Checkpoint]) -> Checkpoint:
+        """A step that is computed waits, bounded, for the disk to take it; whoever looks is told."""
+        until = time.monotonic() + _ROOM_SECONDS
+        while True:
+            try:
+                return commit()
+            except (OSError, SafetensorError) as error:  # safetensors words the disk's errors itself
+                if isinstance(error, FileExistsError) or self.stopping or time.monotonic() > until:
+                    raise
+                _log.warning("step %d is computed, but not committed yet: %s", self.step + 1, error)
+                with contextlib.suppress(OSError):
+                    self._say("training", error=f"not committed yet: {error}")
+            time.sleep(_ROOM_LOOK_SECONDS)
+
+    # ------------------------------------------------------------------ what it says
 
     def _open_logs(self, last: Checkpoint | None) -> None:
         self.wandb = WandbLog(
@@ -182,7 +261,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             OmegaConf.to_container(self.cfg),
         )
         if self.ranks.first:
-            line = None if last is None else _metrics_line(last)
+            line = None if last is None else line_of(last.manifest, last.state)
             if self.metrics.resume(line) and line is not None:
                 self.wandb.append(line)
 
@@ -191,11 +270,14 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.stopping = True
 
     def _fail(self, step: int, error: Exception) -> None:
+        """Say so where the gateway looks, and never take this step again."""
+        _log.error("step %d failed", step, exc_info=error)
         if self.ranks.first:
             write_json(
-                step_folder(self.steps, step) / "failed.json", {"error": f"{type(error).__name__}: {error}"}
+                step_folder(self.steps, step) / "failed.json",
+                {"error": f"{type(error).__name__}: {error}"},
+                durable=True,
             )
-            self._say("failed", step=step, error=str(error))
 
     def _say(self, state: str, *, step: int | None = None, error: str | None = None) -> None:
         if self.ranks.first:
@@ -220,16 +302,11 @@ def _threads(cfg: DictConfig) -> int | None:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
-def _metrics_line(checkpoint: Checkpoint) -> dict[str, Any]:
-    state = checkpoint.state
-    return {
-        "schema": 1,
-        "step": checkpoint.step,
-        "version": checkpoint.version,
-        "time": checkpoint.manifest["created"],
-        "metrics": state["metrics"],
-        "counts": state["counts"],
-    }
+def _added(before: dict[str, int], trained: Trained) -> dict[str, int]:
+    """The run's sums with one step more."""
+    step = {"steps": 1, "updates": int(trained.metrics["updated"])}
+    step |= {name: int(trained.counts.get(name, 0)) for name in ("samples", "trained", "sampled_tokens")}
+    return {name: before.get(name, 0) + value for name, value in step.items()}
 
 
 @config.parse

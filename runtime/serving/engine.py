@@ -21,10 +21,11 @@ import shutil
 import signal
 import sys
 from argparse import Namespace
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from runtime import processes
+from runtime import failpoints, processes
 from runtime.schema import RuntimeConfig
 
 if TYPE_CHECKING:
@@ -124,19 +125,32 @@ def main() -> None:
     given = parser.parse_args()
     config = RuntimeConfig.model_validate_json(given.config.read_text())
     _enter_environment(environment(config, given.index))
+    run(config, given.index, prepare(config, given.index))
+
+
+def prepare(config: RuntimeConfig, index: int) -> Namespace:
+    """Import everything; vLLM's own arguments. What takes long and may be done once for many engines."""
     _children_die_with_us()
-    socket_path(config, given.index).unlink(missing_ok=True)
-    scratch = scratch_path(config, given.index)
+    socket_path(config, index).unlink(missing_ok=True)
+    scratch = scratch_path(config, index)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(mode=0o700)
     gc.disable()  # nothing to collect while modules load
-    args = _parse(arguments(config, given.index))
+    args = _parse(arguments(config, index))
     if config.device == "cpu":
         _register_model(config.model_path)
     _install_worker_parts()
     # Most objects there will ever be: what vLLM collects on its way up takes 2 s less without them.
     gc.freeze()
     gc.enable()
+    return args
+
+
+def run(config: RuntimeConfig, index: int, args: Namespace) -> NoReturn:
+    """Serve until stopped, and end this process."""
+    scratch = scratch_path(config, index)
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    failpoints.passing("engine.starting")
     well = _serve(args)
     shutil.rmtree(scratch, ignore_errors=True)
     _finish(well)
@@ -268,7 +282,8 @@ async def _serve_until_stopped(args: Namespace) -> bool:
             super().shutdown(timeout)
 
     address, sock = setup_server(args, reuse_port=False)
-    engine = Engine.from_vllm_config(_configure(args), disable_log_stats=args.disable_log_stats)
+    kind = _passing_instants(Engine) if failpoints.armed() else Engine
+    engine = kind.from_vllm_config(_configure(args), disable_log_stats=args.disable_log_stats)
     try:
         ended = await build_and_serve(engine, address, sock, args)
         asked = engine.stopping
@@ -281,6 +296,20 @@ async def _serve_until_stopped(args: Namespace) -> bool:
     return asked
 
 
+def _passing_instants(engine: type[Any]) -> type[Any]:
+    """The engine with the instants of an answer in it: only where one is armed, for this is the hot path."""
+
+    class Watched(engine):
+        async def generate(self, *args: Any, **settings: Any) -> AsyncIterator[Any]:
+            failpoints.passing("engine.accepted")
+            async for output in super().generate(*args, **settings):
+                failpoints.passing("engine.streaming")
+                yield output
+            failpoints.passing("engine.answering")
+
+    return Watched
+
+
 def _configure(args: Namespace) -> VllmConfig:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -291,7 +320,7 @@ def _configure(args: Namespace) -> VllmConfig:
     return vllm_config
 
 
-def _finish(well: bool) -> None:
+def _finish(well: bool) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if well else 1)

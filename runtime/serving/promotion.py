@@ -14,14 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runtime import files
+from runtime import failpoints, files
 from runtime.serving.engine_client import EngineClient, EngineError
 from runtime.serving.fleet import Fleet
 from runtime.serving.publication import PublicationError, Publisher
 from runtime.serving.status import Machine
 from runtime.serving.versions import Versions
 from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
-from runtime.training.steps import NotPublishedError
+from runtime.training.step_errors import NotPublishedError
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,9 @@ class Promotion:
                 if refusals == REFUSALS:
                     break
                 continue
+            failpoints.passing("gateway.staged")
             self._versions.move(checkpoint.version, checkpoint.step)
+            failpoints.passing("gateway.moved")
             proof["seconds"] = round(time.monotonic() - started, 4)
             self._write(checkpoint, "published", started, **proof)
             await self._retire()

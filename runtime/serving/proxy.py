@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
+from runtime import failpoints
 from runtime.schema import VERSION_HEADER
 from runtime.serving import admission, openai_errors, support
 from runtime.serving.admission import Asked, Kind
@@ -165,6 +166,7 @@ class Completions:
                 delivered=flight.awaited,
             )
         )
+        failpoints.passing("gateway.recorded")
 
 
 class Door:

@@ -17,15 +17,16 @@ from fastapi import APIRouter, Query
 from runtime.schema import CheckpointInfo, RestoreRequest, RuntimeStatus, StepRequest, StepStatus
 from runtime.serving.openai_errors import ApiError
 from runtime.serving.readiness import Readiness
-from runtime.training.steps import (
+from runtime.training.step_errors import (
     ClientStateTooLargeError,
     KeyReusedError,
     NothingToTrainError,
     QueueFullError,
-    StepQueue,
+    RewoundError,
     UnknownCheckpointError,
     UnknownStepError,
 )
+from runtime.training.steps import StepQueue
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ def slipway_routes(steps: StepQueue, readiness: Readiness, metrics_path: Path) -
 
     @router.get("/metrics")
     async def metrics(after: Annotated[int, Query(ge=0)] = 0) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(_metrics, metrics_path, after)
+        return await asyncio.to_thread(_metrics, metrics_path, after, steps.last_line)
 
     return router
 
@@ -89,15 +90,22 @@ async def _answered(work: Awaitable[T]) -> T:
     except NothingToTrainError as error:
         details = {"counts": error.counts.model_dump()}
         raise ApiError(422, str(error), param="groups", code="nothing_to_train", details=details) from error
+    except RewoundError as error:
+        place = {"step": error.step, "client_state": error.client_state}
+        raise ApiError(409, str(error), code="rewound", details=place) from error
     except (UnknownStepError, UnknownCheckpointError) as error:
         raise ApiError(404, str(error), code="not_found") from error
+    except OSError as error:
+        message = f"the machine's disk does not take it: {error.strerror or error}"
+        raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
 
 
-def _metrics(path: Path, after: int) -> list[dict[str, Any]]:
+def _metrics(path: Path, after: int, newest: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The lines after a step, with `newest` even while the trainer, having committed, has yet to log it."""
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
-        return []
+        lines = []
     found = []
     for line in lines[-METRICS_LINES:]:
         try:
@@ -106,4 +114,6 @@ def _metrics(path: Path, after: int) -> list[dict[str, Any]]:
             continue  # the trainer is writing it
         if row.get("step", 0) > after:
             found.append(row)
+    if newest is not None and newest["step"] > max(after, *(row["step"] for row in found), 0):
+        found.append(newest)
     return found

@@ -16,6 +16,7 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.platforms import current_platform
 
+from runtime import failpoints
 from runtime.serving.adapter_check import Pair, compare
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def install() -> None:
     def remember(self: LRUCacheWorkerLoRAManager, lora_request: LoRARequest) -> LoRAModel:
         loaded = load(self, lora_request)
         _numbers[lora_request.lora_name] = lora_request.lora_int_id
+        failpoints.passing("engine.loading")
         return loaded
 
     LRUCacheWorkerLoRAManager._load_adapter = remember
@@ -52,6 +54,7 @@ class WorkerExtension:
 
     def verify_adapter(self, name: str, folder: str) -> dict[str, Any]:
         """Compare what this worker multiplies with for `name` against the PEFT folder (adapter_check.py)."""
+        failpoints.passing("engine.verifying")
         manager = self.model_runner.lora_manager._adapter_manager
         number = _numbers.get(name)
         if number not in manager.list_adapters():

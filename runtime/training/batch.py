@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 SCHEMA = 1
 _TENSORS = "batch.safetensors"
-_META = "batch.json"
+META = "batch.json"
 # name -> (dtype, dimension): the file's whole content.
 _LAYOUT: dict[str, tuple[str, str]] = {
     "tokens": ("int32", "N"),
@@ -107,7 +107,7 @@ def write_batch(folder: Path, batch: Batch) -> None:
         save_file(
             {name: np.ascontiguousarray(value) for name, value in batch.arrays().items()}, partial / _TENSORS
         )
-    (partial / _META).write_text(json.dumps(batch.meta))
+    (partial / META).write_text(json.dumps(batch.meta))
     for path in (*partial.iterdir(), partial):
         _sync(path)
     os.rename(partial, folder)
@@ -117,9 +117,9 @@ def write_batch(folder: Path, batch: Batch) -> None:
 def read_batch(folder: Path) -> Batch:
     """Read and check a step's folder. Raises BatchError."""
     try:
-        meta = json.loads((folder / _META).read_text())
+        meta = json.loads((folder / META).read_text())
         if not isinstance(meta, dict):
-            raise BatchError(f"{folder.name}: {_META} is no object")
+            raise BatchError(f"{folder.name}: {META} is no object")
         if meta.get("kind") == "restore":
             batch = empty_batch(meta)
             _check(batch, folder.name)

@@ -1,6 +1,6 @@
 """Checkpoints: whole or absent. The rename of a folder with its manifest in it *is* the commit of a step.
 
-Neighbours: the recipe commits, the gateway lists, publishes and pins. numpy and safetensors only.
+Neighbours: the recipe commits, the gateway lists, publishes and pins; manifest.py says what whole means.
 Knows nothing of what the tensors mean, nor of models, torch or serving.
 
     checkpoints/step-000007/
@@ -8,29 +8,36 @@ Knows nothing of what the tensors mean, nor of models, torch or serving.
         optimizer.safetensors  rng.safetensors  probe.safetensors         what a resume and a proof need
         state.json                                                         step, key, counters, client_state
         manifest.json                                                      sha256 and size of every file above
+    checkpoints/pinned.json                                                names that are never removed
 """
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime import failpoints, files
 from runtime.schema import CheckpointInfo
+from runtime.training import manifest as manifests
+from runtime.training.manifest import ADAPTER_WEIGHTS, STATE, ManifestError
 
-SCHEMA = 1
-MANIFEST = "manifest.json"
-STATE = "state.json"
+__all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "CheckpointError", "CheckpointStore", "checkpoint_name"]
+
 ADAPTER = "adapter"
-ADAPTER_WEIGHTS = "adapter/adapter_model.safetensors"
+# However few are asked for: a newest one that turns out broken must have one before it.
+LEAST_KEPT = 2
 _PINNED = "pinned.json"
+# Pins are changed in milliseconds; who holds the lock for longer stands still.
+_PIN_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -83,13 +90,16 @@ class CheckpointStore:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    # ------------------------------------------------------------------ the commit
+
     def commit(
         self, step: int, version: int, state: dict[str, Any], write: Callable[[Path], None]
     ) -> Checkpoint:
         """Commit a step: `write` fills a temporary folder, then hash, fsync and one rename.
 
-        A kill at any instant leaves either no such checkpoint or the whole of it. Raises FileExistsError when
-        the step is committed already: a step happens once. One that is there but not whole is replaced.
+        A kill at any instant leaves either no such checkpoint or the whole of it; a failure (a full disk)
+        gives back what it took. Raises FileExistsError when the step is committed already: a step happens
+        once. One that is there but not whole is replaced.
         """
         folder = self.root / checkpoint_name(step)
         if self._is_whole(folder.name):
@@ -97,24 +107,33 @@ class CheckpointStore:
         self._clear_partials()
         self._remove(folder.name)  # a broken one, which `newest` passed over: the step is taken again
         partial = self.root / f".tmp-{folder.name}-{os.getpid()}"
-        partial.mkdir(parents=True)
-        write(partial)
-        (partial / STATE).write_text(json.dumps(state))
-        files = {name: _describe(partial / name) for name in sorted(_files(partial))}
-        manifest = {
-            "schema": SCHEMA,
-            "step": step,
-            "version": version,
-            "created": time.time(),
-            "files": files,
-            "adapter_sha256": files[ADAPTER_WEIGHTS]["sha256"],
-        }
-        (partial / MANIFEST).write_text(json.dumps(manifest))
-        for path in (*partial.rglob("*"), partial):
-            _sync(path)
-        os.rename(partial, folder)
-        _sync(self.root)
+        try:
+            partial.mkdir(parents=True)
+            write(partial)
+            (partial / STATE).write_text(json.dumps(state))
+            manifest = manifests.write(partial, step, version)
+            failpoints.passing("checkpoint.manifest")
+            os.rename(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        failpoints.passing("checkpoint.renamed")
+        files.sync(self.root)
         return Checkpoint(folder, manifest, state)
+
+    def _is_whole(self, name: str) -> bool:
+        try:
+            self.load(name)
+        except CheckpointError:
+            return False
+        return True
+
+    def _clear_partials(self) -> None:
+        """What a killed commit left; there is one writer, so nothing here is in use."""
+        for path in self.root.glob(".tmp-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    # ------------------------------------------------------------------ reading
 
     def load(self, name: str, *, verify: bool = True) -> Checkpoint:
         """The checkpoint of that name; `verify` reads every byte. Raises CheckpointError if not whole."""
@@ -122,14 +141,12 @@ class CheckpointStore:
             raise CheckpointError(f"{name!r} is no checkpoint's name")
         folder = self.root / name
         try:
-            manifest = json.loads((folder / MANIFEST).read_text())
+            manifest = manifests.read(folder, verify=verify)
             state = json.loads((folder / STATE).read_text())
-        except (OSError, ValueError) as error:
+        except (ManifestError, OSError, ValueError) as error:
             raise CheckpointError(f"{name}: {error}") from error
-        _check_manifest(name, manifest)
-        if verify:
-            for file, expected in manifest["files"].items():
-                _check(folder / file, expected)
+        if checkpoint_name(manifest["step"]) != name:
+            raise CheckpointError(f"{name}: it is that of step {manifest['step']}")
         return Checkpoint(folder, manifest, state)
 
     def newest(self) -> Checkpoint | None:
@@ -145,61 +162,77 @@ class CheckpointStore:
         """Names of the committed checkpoints, oldest first."""
         return sorted(path.name for path in self.root.glob("step-*")) if self.root.is_dir() else []
 
+    def readable(self) -> Iterator[Checkpoint]:
+        """What is kept, oldest first, by its manifests and sizes: nothing is read in full."""
+        for name in self.names():
+            try:
+                yield self.load(name, verify=False)
+            except CheckpointError as error:
+                _log.warning("passed over a checkpoint that is not whole: %s", error)
+
     def list(self) -> list[CheckpointInfo]:
-        """What is kept, oldest first; sizes from the manifests, nothing is read in full."""
+        """What is kept, oldest first, as the API words it."""
         pinned = self.pinned()
-        return [_info(checkpoint, checkpoint.name in pinned) for checkpoint in self._readable()]
+        return [_info(checkpoint, checkpoint.name in pinned) for checkpoint in self.readable()]
+
+    # ------------------------------------------------------------------ what is kept
 
     def pinned(self) -> set[str]:
         """Names that `prune` never removes."""
-        try:
-            return set(json.loads((self.root / _PINNED).read_text()))
-        except FileNotFoundError:
-            return set()
+        return self._pins() or set()
 
     def pin(self, name: str) -> CheckpointInfo:
         """Keep a checkpoint for good. Raises CheckpointError when it is not there or not whole."""
-        checkpoint = self.load(name)
-        partial = self.root / f".{_PINNED}.{os.getpid()}"
-        partial.write_text(json.dumps(sorted(self.pinned() | {name})))
-        _sync(partial)
-        os.replace(partial, self.root / _PINNED)
-        _sync(self.root)
+        with self._retention(_PIN_SECONDS) as held:
+            if not held:
+                raise CheckpointError(f"{name}: old checkpoints have been under removal for {_PIN_SECONDS} s")
+            checkpoint = self.load(name)
+            pins = self._pins()
+            # Pins that cannot be read any more could have been any: all that is there is kept.
+            pins = set(self.names()) if pins is None else pins | {name}
+            files.write_json(self.root / _PINNED, sorted(pins), durable=True)
         return _info(checkpoint, pinned=True)
 
     def prune(self, keep: int) -> list[str]:
-        """Remove all but the newest `keep` (2 at least) and the pinned ones; the names removed."""
-        pinned = self.pinned()
-        removed = [name for name in self.names()[: -max(2, keep)] if name not in pinned]
-        for name in removed:
-            self._remove(name)
+        """Remove what is older than the newest `keep` (2 at least) readable ones and not pinned; the names.
+
+        Nothing is removed while pins change or when they cannot be read: the next prune makes up for it.
+        """
+        with self._retention(0) as held:
+            pins = self._pins() if held else None
+            kept = [checkpoint.name for checkpoint in self.readable()][-max(LEAST_KEPT, keep) :]
+            if pins is None or not kept:
+                return []
+            removed = [name for name in self.names() if name < kept[0] and name not in pins]
+            for name in removed:
+                self._remove(name)
         return removed
 
-    def _is_whole(self, name: str) -> bool:
+    def _pins(self) -> set[str] | None:
+        """None: there are pins, and they cannot be read."""
         try:
-            self.load(name)
-        except CheckpointError:
-            return False
-        return True
+            return set(files.read_json(self.root / _PINNED) or ())
+        except (ValueError, TypeError) as error:
+            _log.warning("%s cannot be read, so no checkpoint is removed: %s", _PINNED, error)
+            return None
+
+    @contextmanager
+    def _retention(self, bound_seconds: float) -> Iterator[bool]:
+        """Keep pinning (the gateway's) and pruning (the trainer's) apart; False when that took too long."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        end = time.monotonic() + bound_seconds
+        with open(self.root / ".retention", "w") as file:
+            while not (held := _lock(file.fileno())) and time.monotonic() < end:
+                time.sleep(0.01)
+            yield held
 
     def _remove(self, name: str) -> None:
         """Renamed first: a half-removed folder must not look like a checkpoint."""
         if (self.root / name).exists():
             doomed = self.root / f".tmp-removed-{name}"
             os.rename(self.root / name, doomed)
+            failpoints.passing("checkpoint.removing")
             shutil.rmtree(doomed)
-
-    def _readable(self) -> Iterator[Checkpoint]:
-        for name in self.names():
-            try:
-                yield self.load(name, verify=False)
-            except CheckpointError as error:
-                _log.warning("passed over a checkpoint that cannot be read: %s", error)
-
-    def _clear_partials(self) -> None:
-        """What a killed commit left; there is one writer, so nothing here is in use."""
-        for path in self.root.glob(".tmp-*"):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _info(checkpoint: Checkpoint, pinned: bool) -> CheckpointInfo:
@@ -215,44 +248,10 @@ def _info(checkpoint: Checkpoint, pinned: bool) -> CheckpointInfo:
     )
 
 
-def _files(folder: Path) -> Iterator[str]:
-    return (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
-    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-
-
-def _check_manifest(name: str, manifest: Any) -> None:
-    """A manifest has no hash of its own; what it says must at least agree with itself."""
+def _lock(descriptor: int) -> bool:
+    """Take the file's lock if nobody has it; the kernel lets go of it with the process."""
     try:
-        sound = (
-            checkpoint_name(manifest["step"]) == name
-            and isinstance(manifest["version"], int)
-            and isinstance(manifest["created"], float | int)
-            and STATE in manifest["files"]
-            and all({"sha256", "bytes"} == set(file) for file in manifest["files"].values())
-            and manifest["adapter_sha256"] == manifest["files"][ADAPTER_WEIGHTS]["sha256"]
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{name}: its manifest lacks {error}") from error
-    if not sound:
-        raise CheckpointError(f"{name}: its manifest contradicts itself")
-
-
-def _check(path: Path, expected: dict[str, Any]) -> None:
-    try:
-        found = _describe(path)
-    except OSError as error:
-        raise CheckpointError(f"{path.parent.name}/{path.name}: {error}") from error
-    if found != expected:
-        raise CheckpointError(f"{path.parent.name}/{path.name}: its bytes are not those of the manifest")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

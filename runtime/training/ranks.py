@@ -56,6 +56,14 @@ class Ranks:
         dist.broadcast(box, src=0)
         return int(box)
 
+    def any(self, value: bool) -> bool:
+        """Whether it is true on some rank."""
+        if self.size == 1:
+            return value
+        box = torch.tensor([int(value)], device=self.device)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        return bool(box)
+
     def leave(self) -> None:
         """Leave the group."""
         if self.size > 1:

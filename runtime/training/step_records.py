@@ -13,14 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors import SafetensorError
+
 from runtime import files
 from runtime.schema import Group, StepCounts, StepState, StepStatus
-from runtime.training.batch import Batch, step_folder, write_batch
+from runtime.training.batch import META, Batch, step_folder, write_batch
+
+log = logging.getLogger(__name__)
 
 _FAILED = "failed.json"
 
@@ -79,8 +86,11 @@ class StepFolder:
         files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
 
     def give(self, number: int, batch: Batch) -> None:
-        """Hand a batch to the trainer: the rename is the hand-over."""
-        write_batch(step_folder(self._root, number), batch)
+        """Hand a batch to the trainer: the rename is the hand-over. Raises OSError."""
+        try:
+            write_batch(step_folder(self._root, number), batch)
+        except SafetensorError as error:  # its way of saying that the disk is full
+            raise OSError(str(error)) from error
 
     def failure(self, number: int) -> str | None:
         """What the trainer said when it could not do the step."""
@@ -99,32 +109,89 @@ class StepFolder:
         partial.mkdir(exist_ok=True)
         files.write_json(partial / _FAILED, {"error": error}, durable=True)
         partial.rename(folder)
-        files.sync_folder(self._root)
+        files.sync(self._root)
 
     def write_outcome(self, step: Step) -> None:
         """The end of a step, for the next process of the gateway."""
         value = step.status.model_dump()
         files.write_json(self._queue / f"{step.id:06d}.outcome.json", value, durable=True)
 
-    def read_all(self) -> list[Step]:
-        """Every step ever taken in, as far as it had come."""
-        return [self._read(path) for path in sorted(self._queue.glob("??????.json"))]
+    # ------------------------------------------------------------------ after a restart
 
-    def _read(self, path: Path) -> Step:
-        said = json.loads(path.read_text())
-        step = Step(
-            said["id"], said["key"], said["digest"], said["kind"],
-            [Group.model_validate(group) for group in said["groups"]], said["client_state"], said["source"],
-            counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
-        )  # fmt: skip
-        outcome = files.read_json(path.with_suffix(".outcome.json"))
-        if outcome is not None:
-            status = StepStatus.model_validate(outcome)
-            step.state, step.counts, step.metrics = status.state, status.counts, status.metrics
-            step.publication, step.error = status.publication, status.error
-            step.committed = status.version is not None
-            step.groups = []
-            step.ended.set()
-        elif step_folder(self._root, step.id).exists():
-            step.state = "training"
+    def read_all(self, kept: Mapping[int, dict[str, Any]]) -> list[Step]:
+        """Every step ever taken in, as far as it had come, in order. `kept`: step → state of its checkpoint.
+
+        The queue's files that are lost or broken are made again, from the batches and the checkpoints.
+        """
+        numbers = {int(path.name[:6]) for path in self._queue.glob("[0-9]*.json")} | set(kept)
+        numbers |= {int(path.name) for path in self._root.glob("[0-9]*") if path.name.isdigit()}
+        newest = max(kept, default=0)
+        return [
+            self._read(number, newest) or self._rebuild(number, kept, newest)
+            for number in sorted(numbers - {0})
+        ]
+
+    def _read(self, number: int, newest: int) -> Step | None:
+        path = self._queue / f"{number:06d}.json"
+        try:
+            said = json.loads(path.read_text())
+            step = Step(
+                said["id"], said["key"], said["digest"], said["kind"],
+                [Group.model_validate(group) for group in said["groups"]], said["client_state"],
+                said["source"], counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
+            )  # fmt: skip
+            outcome = files.read_json(path.with_suffix(".outcome.json"))
+            if outcome is not None:
+                _take_outcome(step, StepStatus.model_validate(outcome))
+            elif number < newest:
+                raise ValueError("how it ended is not written")
+            elif step_folder(self._root, number).exists():
+                step.state = "training"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("the queue's entry of step %d is made again: %s", number, error)
+            return None
         return step
+
+    def _rebuild(self, number: int, kept: Mapping[int, dict[str, Any]], newest: int) -> Step:
+        """A step's entry, made again. Its groups are not needed any more: its batch was given."""
+        state, given = kept.get(number, {}), self._given(number)
+        error = self.failure(number)
+        known = {name: state.get(name) or given.get(name) for name in ("key", "request_sha256", "kind")}
+        step = Step(
+            number,
+            known["key"] or f"step {number}",
+            known["request_sha256"] or "",
+            known["kind"] or "train",
+            client_state=state.get("client_state", given.get("client_state")),
+            source=given.get("from"),
+            counts=StepCounts.model_validate(state.get("counts") or given.get("counts") or {}),
+            samples=[sample["id"] for sample in given.get("samples", ())],
+            metrics={name: value for name, value in state.get("metrics", {}).items() if math.isfinite(value)},
+            error=error,
+            committed=error is None and number <= newest,
+        )
+        if error is None:
+            # Of the newest it is not known whether it was published: it is published (again).
+            step.state = "training" if number > newest else "committed" if number == newest else "published"
+        else:
+            step.state = "failed"
+        self.queue(step)
+        if step.state in ("published", "failed"):
+            self.write_outcome(step)
+            step.ended.set()
+        return step
+
+    def _given(self, number: int) -> dict[str, Any]:
+        """What the batch says of its step; nothing for a step that was never given, or long removed."""
+        try:
+            return files.read_json(step_folder(self._root, number) / META) or {}
+        except ValueError:
+            return {}
+
+
+def _take_outcome(step: Step, status: StepStatus) -> None:
+    step.state, step.counts, step.metrics = status.state, status.counts, status.metrics
+    step.publication, step.error = status.publication, status.error
+    step.committed = status.version is not None
+    step.groups = []
+    step.ended.set()

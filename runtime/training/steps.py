@@ -17,57 +17,34 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from runtime import failpoints
+from runtime.metrics import line_of
 from runtime.schema import CLIENT_STATE_MAX_BYTES, CheckpointInfo, Group, StepCounts, StepRequest, StepStatus
 from runtime.serving.samples import SampleStore
 from runtime.training.batch import SCHEMA, empty_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
+from runtime.training.rewind import Rewind
 from runtime.training.selection import Selection, build, select
+from runtime.training.step_errors import (
+    ClientStateTooLargeError,
+    KeyReusedError,
+    NothingToTrainError,
+    NotPublishedError,
+    QueueFullError,
+    UnknownCheckpointError,
+    UnknownStepError,
+)
 from runtime.training.step_records import Step, StepFolder
 
 log = logging.getLogger(__name__)
 
 MOST_QUEUED = 8
 RETRY_SECONDS = 30.0
+# A disk that takes nothing is tried again this often.
+DISK_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
 
 Publish = Callable[[Checkpoint], Awaitable[dict[str, Any]]]
-
-
-class StepError(Exception):
-    """A step, or a question about one, that cannot be accepted."""
-
-
-class KeyReusedError(StepError):
-    """The key belongs to a step with another body."""
-
-
-class QueueFullError(StepError):
-    """As many steps wait as may wait."""
-
-
-class ClientStateTooLargeError(StepError):
-    """The program's own state is more than is kept with a step."""
-
-
-class NothingToTrainError(StepError):
-    """Not one sample of the step can be trained; `counts` says why."""
-
-    def __init__(self, counts: StepCounts) -> None:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
-        super().__init__(f"no sample of this step can be trained: {reasons or 'no group has a member'}")
-        self.counts = counts
-
-
-class UnknownStepError(StepError):
-    """No such step."""
-
-
-class UnknownCheckpointError(StepError):
-    """No such checkpoint."""
-
-
-class NotPublishedError(Exception):
-    """What `publish` raises when the old version stays; the message is the reason."""
 
 
 class StepQueue:
@@ -89,6 +66,7 @@ class StepQueue:
         self._publish = publish
         self._trainer_failure = trainer_failure
         self._max_lag = max_lag
+        self._rewind = Rewind.read(state_dir)
         self._steps: dict[int, Step] = {}
         self._by_key: dict[str, Step] = {}
         # Sample id → the step that has it; given free when the step fails.
@@ -97,6 +75,8 @@ class StepQueue:
         self._wake = asyncio.Event()
         self.client_state: dict[str, Any] | None = None
         self.last_metrics: dict[str, float] = {}
+        # Of the newest committed step, as metrics.jsonl has it or is about to.
+        self.last_line: dict[str, Any] | None = None
         self.trouble: str | None = None
         self._recover()
 
@@ -115,6 +95,12 @@ class StepQueue:
         digest = _digest(request.model_dump(mode="json", exclude={"key"}))
         if known := self._known(request.key, digest):
             return known.status
+        if self._rewind is not None:
+            self._rewind.check(
+                request.groups,
+                lambda rollout: bool(self._samples.of_rollout(rollout)),
+                gone_on=self._next_id() > self._rewind.to_step + 1,
+            )
         selection = self._select(request.groups, None)
         if not selection.samples:
             raise NothingToTrainError(selection.counts)
@@ -147,8 +133,10 @@ class StepQueue:
         return await self._checkpoint(name)
 
     async def wait(self, number: int, seconds: float) -> StepStatus:
-        """The step's status once it has ended, or when the wait has. Raises UnknownStepError."""
+        """The step once it has ended, or the wait has. Raises UnknownStepError, RewoundError."""
         step = self._steps.get(number)
+        if step is None and self._rewind is not None and number > self._rewind.to_step:
+            raise self._rewind.error(f"step {number} is")
         if step is None:
             raise UnknownStepError(f"there is no step {number}")
         with contextlib.suppress(TimeoutError):
@@ -164,10 +152,11 @@ class StepQueue:
                 await self._idle()
                 continue
             try:
-                await self._drive(step)
-            except Exception as error:
-                log.exception("step %d", step.id)
-                self._fail(step, f"{type(error).__name__}: {error}")
+                await self._drive_or_fail(step)
+            except OSError as error:  # a full disk above all: nothing of the step is lost by waiting
+                log.warning("step %d waits: %s", step.id, error)
+                self.trouble = f"step {step.id} waits: {error}"
+                await asyncio.sleep(DISK_SECONDS)
 
     async def _idle(self) -> None:
         """Until there is a step; meanwhile what is committed but not served is tried again."""
@@ -179,6 +168,16 @@ class StepQueue:
 
     # ------------------------------------------------------------------ one step
 
+    async def _drive_or_fail(self, step: Step) -> None:
+        """One step must not cost the others theirs. Raises OSError."""
+        try:
+            await self._drive(step)
+        except OSError:
+            raise
+        except Exception as error:
+            log.error("step %d", step.id, exc_info=error)
+            self._fail(step, f"{type(error).__name__}: {error}")
+
     async def _drive(self, step: Step) -> None:
         if step.state == "queued" and not await self._take_out(step):
             return
@@ -186,7 +185,10 @@ class StepQueue:
             await self._until_committed(step)
         if step.state == "committed":
             checkpoint = await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id))
+            failpoints.passing("gateway.committed")
             await self._publish_step(step, checkpoint)
+        elif step.state in ("published", "failed"):  # its end could not be written
+            self._end(step)
 
     async def _take_out(self, step: Step) -> bool:
         """Write the batch for the trainer; staleness is judged here, with what has been committed since."""
@@ -194,6 +196,7 @@ class StepQueue:
             "schema": SCHEMA, "kind": step.kind, "step": step.id, "key": step.key,
             "request_sha256": step.digest, "from": step.source, "client_state": step.client_state,
         }  # fmt: skip
+        failpoints.passing("gateway.giving")
         if step.kind == "restore":
             await asyncio.to_thread(self._folder.give, step.id, empty_batch(meta))
         else:
@@ -204,6 +207,7 @@ class StepQueue:
             batch = build(selection, self._samples, meta)
             step.counts = StepCounts.model_validate(batch.meta["counts"])
             await asyncio.to_thread(self._folder.give, step.id, batch)
+        failpoints.passing("gateway.given")
         step.state = "training"
         return True
 
@@ -227,6 +231,7 @@ class StepQueue:
 
     def _learn(self, checkpoint: Checkpoint) -> None:
         self.client_state = checkpoint.state.get("client_state")
+        self.last_line = line_of(checkpoint.manifest, checkpoint.state)
         # A number that is not finite has no place in JSON; metrics.jsonl keeps it.
         metrics = checkpoint.state.get("metrics", {})
         self.last_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -256,6 +261,7 @@ class StepQueue:
         self._end(step)
 
     def _end(self, step: Step) -> None:
+        failpoints.passing("gateway.ending")
         self._folder.write_outcome(step)
         step.groups = []
         step.ended.set()
@@ -272,6 +278,7 @@ class StepQueue:
 
     def _take_in(self, step: Step) -> StepStatus:
         self._folder.queue(step)
+        failpoints.passing("gateway.queued")
         self._remember(step)
         self._wake.set()
         return step.status
@@ -306,12 +313,14 @@ class StepQueue:
     # ------------------------------------------------------------------ after a restart
 
     def _recover(self) -> None:
-        for step in self._folder.read_all():
+        """Take up what is on disk. The queue's own files are an index: what they lack, the batches given to
+        the trainer and the checkpoints it committed still say."""
+        kept = {checkpoint.step: checkpoint.state for checkpoint in self.checkpoints.readable()}
+        for step in self._folder.read_all(kept):
             self._remember(step)
             if step.committed:
                 self._committed.add(step.id)
-        # A run brought here from elsewhere has checkpoints whose steps were never taken in here.
-        self._committed.update(info.step for info in self.checkpoints.list() if info.step > 0)
+        self._committed.update(number for number in kept if number > 0)
 
     async def _catch_up(self) -> None:
         """Serve the newest committed state: a crash may have come between commit and publication (C40)."""

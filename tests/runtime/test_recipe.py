@@ -136,20 +136,25 @@ def test_c15_two_processes_commit_the_adapter_of_one(straight: Path, tmp_path: P
         assert float((found[name] - value).abs().max()) <= 1e-5, name
 
 
-def test_a_refused_batch_fails_its_step_and_the_next_start_goes_on(tmp_path: Path) -> None:
+def test_a_refused_batch_or_restore_fails_its_step_and_the_next_one_is_taken(tmp_path: Path) -> None:
     good, bad = recorded(1, 1)[0], recorded(2, 2)[0]
     bad.tokens[3] = VOCABULARY
     flat = make_batch(random_samples(3, members=1), step=3)
-    back = empty_batch({"schema": 1, "kind": "restore", "step": 4, "from": "step-000001", "key": "key-4"})
-    record(tmp_path, [good, bad, flat, back])
-    config = configured(tmp_path)
-    assert run(config) != 0
-    failed = json.loads((step_folder(tmp_path / "steps", 2) / "failed.json").read_text())
-    assert "vocabulary" in failed["error"]
-    assert json.loads((tmp_path / "trainer.json").read_text())["state"] == "failed"
-    assert run(config) == 0
-    assert metric_steps(tmp_path) == [1, 3, 4]
+    back, nowhere = (
+        empty_batch({"schema": 1, "kind": "restore", "step": step, "from": source, "key": f"key-{step}"})
+        for step, source in ((4, "step-000001"), (6, "step-000002"))
+    )
+    torn, last = recorded(5, 5)[0], make_batch(random_samples(7, members=1), step=7)
+    record(tmp_path, [good, bad, flat, back, torn, nowhere, last])
+    tensors = step_folder(tmp_path / "steps", 5) / "batch.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-9])
+    assert run(configured(tmp_path)) == 0, (tmp_path / "trainer.log").read_text()[-3000:]
+    for step, reason in ((2, "vocabulary"), (5, "BatchError"), (6, "step-000002")):
+        failed = json.loads((step_folder(tmp_path / "steps", step) / "failed.json").read_text())
+        assert reason in failed["error"]
+    assert metric_steps(tmp_path) == [1, 3, 4, 7]
     store = CheckpointStore(tmp_path / "checkpoints")
     hashes = {store.load(name).adapter_sha256 for name in store.names()}
     assert len(hashes) == 1, "a step without variance and a restore of step 1 leave the adapter as it was"
     assert store.load("step-000003").state["metrics"]["updated"] == 0
+    assert store.load("step-000007").state["counters"]["steps"] == 4

@@ -18,17 +18,16 @@ from runtime.schema import Group, Member, StepRequest, StepStatus
 from runtime.serving.samples import SampleStore
 from runtime.training.batch import read_batch
 from runtime.training.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
-from runtime.training.steps import (
-    MOST_QUEUED,
+from runtime.training.step_errors import (
     ClientStateTooLargeError,
     KeyReusedError,
     NothingToTrainError,
     NotPublishedError,
     QueueFullError,
-    StepQueue,
     UnknownCheckpointError,
     UnknownStepError,
 )
+from runtime.training.steps import MOST_QUEUED, StepQueue
 from tests.runtime.recorded import sampled
 
 
