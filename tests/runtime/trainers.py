@@ -184,7 +184,7 @@ def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 
 def arm(file: Path, text: str) -> str:
-    """Arm an instant of processes that already run, through the file they were told of; the variable's value."""
+    """Arm an instant of processes that run already; the value of the variable they were started with."""
     failpoints.parse(text)
     partial = file.with_suffix(".partial")
     partial.write_text(text)
