@@ -119,6 +119,15 @@ def root(
         str | None,
         typer.Option(metavar="NAME", help="A name for the run, instead of its id.", rich_help_panel=_WHAT),
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Take up a run that ended or was killed: its name or id. Without -- its own program runs.",
+            rich_help_panel=_WHAT,
+            autocompletion=_names,
+        ),
+    ] = None,
     gpus: Annotated[
         str | None,
         typer.Option(metavar="TYPE:COUNT", help="Rent GPUs (not in this version).", rich_help_panel=_WHAT),
@@ -207,6 +216,7 @@ def root(
     flags = {
         "model": model, "name": name, "gpus": gpus, "infra": infra, "wandb": wandb, "port": port,
         "openai_env": openai_env, "budget": budget, "yes": yes, "max": maximum, "lease": lease,
+        "resume": resume,
     }  # fmt: skip
     invocation = replace(context.obj, flags=flags, sets=tuple(settings or ()), env_file=env_file)
     context.obj = invocation

@@ -32,6 +32,7 @@ from yarl import URL
 from launcher import relay_rules
 from launcher.endpoint import DEFAULT_PORT
 from launcher.errors import PreflightError
+from launcher.failpoints import passing
 
 HOST = "127.0.0.1"
 # How many ports after the default are tried before the system chooses one.
@@ -147,6 +148,7 @@ class Relay:
         await self._runner.setup()
         port = await self._listen()
         self._prober = asyncio.create_task(self._probe_for_ever())
+        passing("relay.opened")
         return port
 
     async def _listen(self) -> int:
@@ -205,6 +207,7 @@ class Relay:
         headers = relay_rules.passed_on(request.headers)
         headers.setdefault(REQUEST_HEADER, uuid.uuid4().hex)
         headers["Host"] = "localhost"
+        passing("relay.read")
         self._requests += 1
         self._active += 1
         try:
@@ -231,6 +234,7 @@ class Relay:
                         "runtime_unreachable",
                         _RETRY_AFTER_SECONDS,
                     )
+            passing("relay.replaying")
             self._replays += 1
             await asyncio.sleep(wait_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
@@ -262,17 +266,20 @@ class Relay:
                 allow_redirects=False,
                 skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
             ) as upstream:
+                passing("relay.forwarded")
                 retry_after = upstream.headers.get("Retry-After")
                 if upstream.status == 503 and retry_after is not None:
                     text = (await upstream.text(errors="replace"))[:200]
                     raise _LostError(text or "503", float(retry_after) if retry_after.isdigit() else 1.0)
                 if _streams(upstream):
                     return await self._stream(request, upstream)
+                whole = await upstream.read()
+                passing("relay.answered")
                 return web.Response(
                     status=upstream.status,
                     reason=upstream.reason,
                     headers=relay_rules.passed_on(upstream.headers),
-                    body=await upstream.read(),
+                    body=whole,
                 )
         except (aiohttp.ClientError, OSError) as error:
             raise _LostError(str(error) or type(error).__name__) from error
@@ -289,6 +296,7 @@ class Relay:
             await response.prepare(request)
             while piece:
                 await response.write(piece)
+                passing("relay.streaming")
                 piece = await anext(pieces, b"")
             await response.write_eof()
         except (aiohttp.ClientError, OSError):

@@ -1,7 +1,7 @@
 """What one run was asked to be, checked as far as it can be before anything starts.
 
-Neighbours: `commands.py` hands in what was typed, `run.py` lives what comes out.
-Knows nothing of machines or of what happens later.
+Neighbours: `commands.py` hands in what was typed, `run.py` lives what comes out, `resume.py` has what a run
+that is taken up was begun with. Knows nothing of machines or of what happens later.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import config, credentials, preflight
+from launcher import config, credentials, preflight, resume
 from launcher.home import Home
 from launcher.plan import Plan, make_plan
+from launcher.resume import Resumed
 from launcher.settings import Settings
 
 
 @dataclass(frozen=True)
 class Request:
-    """`model_path` is a folder or a hub name; without a `command` the endpoint is held."""
+    """`model_path` is a folder or a hub name; without a `command` the endpoint is held.
+
+    `folder`: where the command runs, None for this one. `resumed`: the run that is taken up, None for a new.
+    """
 
     settings: Settings
     plan: Plan
     model_path: str
     command: tuple[str, ...] = ()
+    folder: Path | None = None
+    resumed: Resumed | None = None
 
 
 def check(
@@ -34,13 +40,22 @@ def check(
     env_file: Path | None,
     command: tuple[str, ...],
     home: Home,
+    resumed: Resumed | None = None,
 ) -> Request:
     """Raises LaunchError for the first thing that cannot work."""
     settings = config.load(flags, sets, env_file, home=home)
+    folder = None
+    if resumed is not None:
+        settings = resume.settings(settings, resumed.record)
+        if not command:
+            command, folder = resumed.command, resumed.folder
     plan = make_plan(settings)
     preflight.check_platform()
-    preflight.check_command(command)
-    model_path = preflight.find_model(settings.model, secret_values(settings))
+    preflight.check_command(_seen_from(folder, command))
+    secrets = secret_values(settings)
+    model_path = preflight.find_model(settings.model, secrets)
+    if resumed is not None:
+        _check_model(model_path, resumed, secrets)
     if settings.port is not None:
         preflight.check_port(settings.port, home)
     preflight.check_wandb(settings, os.environ)
@@ -48,10 +63,25 @@ def check(
     preflight.check_disk(settings, model_path, home)
     # Last, because only this may ask the network.
     preflight.check_environment(home)
-    return Request(settings, plan, model_path, command)
+    return Request(settings, plan, model_path, command, folder, resumed)
 
 
 def secret_values(settings: Settings) -> dict[str, str]:
     """The secrets of a run, to be handed to its runtime; they are hidden from all that is written."""
     credentials.hide_environment(os.environ)
     return {name: secret.value for name, secret in settings.secrets.items()}
+
+
+def _seen_from(folder: Path | None, command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command as this folder sees it: `./train.sh` of another one."""
+    if folder is None or not command or os.sep not in command[0]:
+        return command
+    return (str(folder / command[0]), *command[1:])
+
+
+def _check_model(model_path: str, resumed: Resumed, secrets: Mapping[str, str]) -> None:
+    """The embedded model may have moved with the package; any other one is known by its place."""
+    record = resumed.record
+    was = record.details.get("settings", {}).get("model", model_path)
+    if preflight.find_model(was, secrets) != model_path:
+        raise resume.refused(record.name or record.id, f"the model {model_path}", str(was))

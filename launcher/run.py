@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import log, request
+from launcher import durable, log, request, resume
+from launcher.durable import Standing
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
 from launcher.errors import (
-    EXIT_OK,
     JobFailed,
     LaunchError,
     LimitReached,
@@ -31,6 +31,7 @@ from launcher.errors import (
     PreflightError,
     TeardownUnverified,
 )
+from launcher.failpoints import passing
 from launcher.home import Home
 from launcher.machines.base import Machine, Proof, PullReport
 from launcher.output import Output
@@ -39,10 +40,11 @@ from launcher.safety import guardian, minder
 from launcher.safety.lease import Limits
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.signals import Interrupted, Signals
-from launcher.summary import Summary
+from launcher.summary import Summary, exit_code_of, program_code_of, reason_of
 from launcher.timings import Timings
 
 if TYPE_CHECKING:
+    from launcher.homeward import Homeward
     from launcher.pulse import Pulse
     from launcher.relay import Relay
     from runtime.schema import RuntimeConfig
@@ -57,9 +59,18 @@ def launch_run(
     command: tuple[str, ...],
     output: Output,
 ) -> int:
-    """Check, then run; the exit code. Raises LaunchError when nothing was started."""
+    """Check, then run; the exit code. Raises LaunchError when nothing was started.
+
+    The flag `resume` names a run that is to be taken up.
+    """
     home = Home.find()
-    checked = request.check(flags, sets, env_file, command, home)
+    resumed = None
+    if flags.get("resume") is not None:
+        store = RecordStore(home)
+        resumed = resume.find(
+            store, flags["resume"], lambda record: local_machine(record, store, home), output.note
+        )
+    checked = request.check(flags, sets, env_file, command, home, resumed)
     output.claim_stdout()
     for warning in checked.settings.warnings:
         output.warn(warning)
@@ -107,6 +118,7 @@ class Run:
         self._guardian: guardian.Guardian | None = None
         self._relay: Relay | None = None
         self._pulse: Pulse | None = None
+        self._homeward: Homeward | None = None
         self._token: str | None = None
         self._pulled: PullReport | None = None
 
@@ -124,9 +136,16 @@ class Run:
     def _write_ahead(self) -> RunRecord:
         """The record, on disk before anything it will have to answer for."""
         settings = self._request.settings
+        resumed, command = self._request.resumed, self._request.command
         details = {"plan": self._request.plan.to_dict(), "openai_env": settings.openai_env}
+        details |= resume.details(settings, self._request.model_path)
+        if self._request.folder is not None:
+            details["folder"] = str(self._request.folder)
         try:
-            return self._store.create(name=settings.name, command=self._request.command, details=details)
+            if resumed is not None:
+                drop_token(self._store.folder(resumed.record.id))
+                return self._store.reopen(resumed.record.id, command=command, details=details)
+            return self._store.create(name=settings.name, command=command, details=details)
         except OSError as error:
             hint = "LAUNCH_HOME=/a/folder/of/yours launch …"
             raise PreflightError(f"cannot write under {self._store.runs}", error.strerror, hint) from error
@@ -137,9 +156,10 @@ class Run:
         """Everything until the work is over; what ended it, None when all went well."""
         try:
             with self._signals.raising():
+                passing("cli.recorded")
                 machine = self._arm()
                 token, socket = self._serve(machine)
-                self._work(machine, self._connect(token, socket))
+                self._work(machine, self._connect(machine, token, socket))
         except (Interrupted, LaunchError) as ended:
             return self._as_limit(ended)
         except Exception as bug:  # noqa: BLE001 - whatever it is, everything must still come down
@@ -151,23 +171,30 @@ class Run:
 
     def _arm(self) -> Machine:
         """Record and guardian first, then the place itself and the runtime's environment."""
-        plan = self._request.plan
+        plan, resumed = self._request.plan, self._request.resumed
+        taken_up = f" · {resumed.describe()}" if resumed else ""
         self._output.event(
             "run",
-            f"{self._label} · {plan.describe()}",
+            f"{self._label} · {plan.describe()}{taken_up}",
             run_id=self._record.id,
             name=self._record.name,
             plan=plan.to_dict(),
             folder=str(self._folder),
             log=str(self._folder / "launch.log"),
+            resumed_after=resumed.step if resumed else None,
+            rewound=resumed.rewinds if resumed else False,
         )
         machine = self._machine = self._make_machine(self._record, self._store, self._home)
         self._update(machine=machine.describe())
         self._guardian = guardian.start(self._store.path(self._record.id))
         self._update(guardian=self._guardian.process)
+        passing("cli.guarded")
         self._signals.consequence = f"taking everything down{_AGAIN}"
         with self._phase("arm"):
             machine.arm()
+            if resumed is not None and resumed.rewinds:
+                machine.seed(self._folder / RESULTS)
+        passing("cli.armed")
         with self._phase("push"):
             machine.push()
         with self._phase("setup") as progress:
@@ -180,10 +207,13 @@ class Run:
         log.REDACTOR.hide([token])
         self._signals.consequence = f"bringing the logs home, taking everything down{_AGAIN}"
         with self._phase("serve") as progress:
-            return token, machine.serve(self._runtime_config(machine), token, progress)
+            socket = machine.serve(self._runtime_config(machine), token, progress)
+        passing("cli.served")
+        return token, socket
 
-    def _connect(self, token: str, socket: Path) -> Endpoint:
-        """The relay listens, the runtime answers through it, the heart beats."""
+    def _connect(self, machine: Machine, token: str, socket: Path) -> Endpoint:
+        """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
+        from launcher.homeward import Homeward
         from launcher.pulse import Pulse
         from launcher.relay import Relay
 
@@ -197,6 +227,8 @@ class Run:
             self._update(url=root)
         results = self._folder / RESULTS
         results.mkdir(mode=0o700, exist_ok=True)
+        self._homeward = Homeward(machine, results)
+        self._homeward.start()
         return Endpoint(root, token, self._record.id, results, settings.openai_env)
 
     # -------------------------------------------------------------- work
@@ -204,13 +236,16 @@ class Run:
     def _work(self, machine: Machine, endpoint: Endpoint) -> None:
         from launcher.work import Watched, Work
 
-        assert self._pulse is not None  # _connect made it
+        assert self._pulse is not None  # _connect made both
+        assert self._homeward is not None
         command = self._request.command
         self._enter("work")
         self._say_ready(endpoint)
-        program = minder.start(command, endpoint.environ(os.environ)) if command else None
-        if program is not None:
+        program = None
+        if command:
+            program = minder.start(command, endpoint.environ(os.environ), self._request.folder)
             self._update(minder=program.process)
+        passing("cli.started")
         ending = "ending the program, " if command else ""
         self._signals.consequence = f"{ending}results home, everything down{_AGAIN}"
         watched = Watched(
@@ -220,6 +255,7 @@ class Run:
             self._request.plan.budget,
             self._pulse,
             machine.ended,
+            self._homeward.now,
         )
         Work(watched, program, shlex.join(command), self._output).do()
 
@@ -246,6 +282,7 @@ class Run:
             self._output.warn(f"{failure.message}; ending the run")
         self._signals.consequence = f"already ending: results home, everything down{_AGAIN}"
         unpulled = self._pull(self._machine)
+        passing("cli.pulled")
         proof = self._down(self._machine)
         failure = failure or unpulled
         if self._signals.received is not None and failure is None:
@@ -254,6 +291,8 @@ class Run:
 
     def _pull(self, machine: Machine) -> NotPulled | None:
         """The results home, if there is a runtime to have any; the reason when they stay where they are."""
+        if self._homeward is not None:
+            self._homeward.stop()
         if self._token is None:
             return None
         try:
@@ -283,13 +322,14 @@ class Run:
             failure = TeardownUnverified(
                 "not everything is proven to be down", proof.detail, f"launch down {self._label}"
             )
-        code = _exit_code(failure)
+        code = exit_code_of(failure)
+        passing("cli.downed")
         self._update(
             state="verified" if proof.verified else "unverified",
             ended=time.time(),
             ended_by="launch",
-            reason=_reason(failure),
-            exit_code=_program_code(failure, self._request.command),
+            reason=reason_of(failure),
+            exit_code=program_code_of(failure, self._request.command),
             proof=proof.to_dict(),
         )
         if self._guardian is not None and proof.verified:
@@ -311,10 +351,17 @@ class Run:
             status=self._pulse.now().status if self._pulse is not None else None,
             results=self._pulled.into if self._pulled is not None else None,
             proof=proof,
-            reason=_reason(failure),
+            reason=reason_of(failure),
             exit_code=code,
-            program_exit_code=_program_code(failure, self._request.command),
+            program_exit_code=program_code_of(failure, self._request.command),
+            standing=self._standing(),
         )
+
+    def _standing(self) -> Standing:
+        """Where the run stands at its end: what is on the machine, what is at home."""
+        if self._machine is None:
+            return Standing()
+        return Standing(self._machine.committed(), durable.newest_step(self._folder / RESULTS))
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
         from launcher import runtime_config
@@ -356,22 +403,3 @@ class Run:
         if reached and isinstance(ended, JobFailed) and ended.job_exit_code is None:
             return LimitReached(reached, ended.message, "launch --max TIME")
         return ended
-
-
-def _exit_code(failure: BaseException | None) -> int:
-    if isinstance(failure, LaunchError | Interrupted):
-        return failure.exit_code
-    return EXIT_OK
-
-
-def _reason(failure: BaseException | None) -> str | None:
-    if isinstance(failure, Interrupted):
-        return f"interrupted by {failure}"
-    return failure.message if isinstance(failure, LaunchError) else None
-
-
-def _program_code(failure: BaseException | None, command: tuple[str, ...]) -> int | None:
-    """The program's own exit code; None where it did not come to its end."""
-    if isinstance(failure, JobFailed):
-        return failure.job_exit_code
-    return 0 if failure is None and command else None

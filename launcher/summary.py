@@ -1,4 +1,4 @@
-"""How a run was: the last lines of `launch`, and the last object of `--json`.
+"""How a run was: its exit code, the last lines of `launch`, and the last object of `--json`.
 
 Neighbours: `run.py` fills it in, `output.py` prints it.
 """
@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.durable import Standing
+from launcher.errors import EXIT_OK, JobFailed, LaunchError
 from launcher.machines.base import Proof
 from launcher.output import Output
+from launcher.signals import Interrupted
 from launcher.units import format_duration, format_money
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ class Summary:
     reason: str | None
     exit_code: int
     program_exit_code: int | None
+    standing: Standing
 
     def say(self, output: Output) -> None:
         """Print it."""
@@ -48,6 +52,7 @@ class Summary:
             version=self.status.version if self.status else None,
             results=str(self.results) if self.results else None,
             down=self.proof.to_dict(),
+            **self.standing.to_dict(),
         )
 
     def text(self) -> str:
@@ -60,5 +65,29 @@ class Summary:
             lines.append(f"  steps    {self.status.step}, policy version {self.status.version}{last}")
         if self.results is not None:
             lines.append(f"  results  {self.results}")
+        steps = (self.standing.committed, self.standing.durable)
+        if self.exit_code != EXIT_OK and steps != (None, None):
+            lines.append(f"  resume   launch --resume {label}")
         verdict = "verified" if self.proof.verified else "NOT VERIFIED"
         return "\n".join([*lines, f"  down: {verdict} ({self.proof.detail})"])
+
+
+def exit_code_of(failure: BaseException | None) -> int:
+    """The exit code of a run that ended so; None: all went well."""
+    if isinstance(failure, LaunchError | Interrupted):
+        return failure.exit_code
+    return EXIT_OK
+
+
+def reason_of(failure: BaseException | None) -> str | None:
+    """Why it ended, in one line, where it did not end by itself."""
+    if isinstance(failure, Interrupted):
+        return f"interrupted by {failure}"
+    return failure.message if isinstance(failure, LaunchError) else None
+
+
+def program_code_of(failure: BaseException | None, command: tuple[str, ...]) -> int | None:
+    """The program's own exit code; None where it did not come to its end."""
+    if isinstance(failure, JobFailed):
+        return failure.job_exit_code
+    return 0 if failure is None and command else None

@@ -2,19 +2,17 @@
 
     adapter/   the newest whole checkpoint's adapter (PEFT form) with its state.json
     best/      the same of the newest pinned checkpoint, when there is one
+    durable/   whole checkpoints, complete enough to resume from (`durable.py`)
     metrics.jsonl  publications.jsonl  logs/
 
-Neighbours: `machines/local.py` calls `pull` on the runtime's own folder. What is there already is replaced
-only by what is whole, so a pull may be repeated, killed, or run while the trainer commits.
-Knows the layout of checkpoints (`runtime/training/checkpoint.py`); reads no tensors.
+Neighbours: `machines/local.py` calls `pull` at the end and `secure` while the run lives. What is there
+already is replaced only by what is whole, so both may be repeated, killed, or run while the trainer commits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -22,19 +20,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from launcher import checkpoints, durable
+from launcher.checkpoints import NotWholeError
+from launcher.durable import Standing
 from launcher.errors import NotPulled
+from launcher.failpoints import passing
 from launcher.machines.base import PullReport
 
 _ADAPTER = "adapter/"
-_STATE = "state.json"
-_JOURNALS = ("metrics.jsonl", "publications.jsonl")
-_CHUNK_BYTES = 1 << 20
-
-
-class _BrokenError(Exception):
-    """A checkpoint is not whole; the text says which file."""
 
 
 @dataclass
@@ -43,30 +37,59 @@ class _Tally:
     bytes: int = 0
     skipped: list[str] = field(default_factory=list)
 
+    def add(self, size: int) -> None:
+        self.files += 1
+        self.bytes += size
+
 
 def pull(state_dir: Path, into: Path) -> PullReport:
     """Copy what the run has so far from its folder. Raises NotPulled when that cannot be done in full."""
     begun = time.monotonic()
     tally = _Tally()
+    with _receiving(state_dir, into) as incoming:
+        brought = durable.bring(state_dir, into, incoming)
+        tally.files, tally.bytes, tally.skipped = brought.files, brought.bytes, brought.skipped
+        step = _pull_adapters(state_dir / "checkpoints", into, incoming, tally)
+        passing("cli.pulling")
+        for name in durable.JOURNALS:
+            _pull_journal(state_dir, name, into, incoming, tally)
+        _pull_logs(state_dir, into / "logs", incoming, tally)
+    return PullReport(into, tally.files, tally.bytes, time.monotonic() - begun, step, tuple(tally.skipped))
+
+
+def secure(state_dir: Path, into: Path) -> Standing:
+    """Make what is committed durable; where the run stands then. Cheap when there is nothing to do.
+
+    Raises NotPulled when it cannot be done.
+    """
+    if not durable.is_current(state_dir, into):
+        with _receiving(state_dir, into) as incoming:
+            durable.bring(state_dir, into, incoming)
+            for name in durable.JOURNALS:
+                _pull_journal(state_dir, name, into, incoming, _Tally())
+    return durable.standing(state_dir, into)
+
+
+@contextlib.contextmanager
+def _receiving(state_dir: Path, into: Path) -> Iterator[Path]:
+    """A folder for what is not whole yet, one pull at a time; what a killed one left behind is removed."""
     try:
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _only_pull(into), tempfile.TemporaryDirectory(prefix=".incoming-", dir=into) as incoming:
-            step = _pull_checkpoints(state_dir / "checkpoints", into, Path(incoming), tally)
-            for name in _JOURNALS:
-                _pull_journal(state_dir / name, into / name, Path(incoming), tally)
-            _pull_logs(state_dir / "logs", into / "logs", Path(incoming), tally)
-    except OSError as error:
+            yield Path(incoming)
+    except (OSError, NotWholeError) as error:
+        why = str(error)
+        if isinstance(error, OSError):
+            why = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
         raise NotPulled(
             f"the results could not be brought to {into}",
-            f"{error.strerror or error}: {error.filename or ''}".rstrip(": "),
+            f"{why}; they are still in {state_dir}",
             f"ls -l {state_dir}",
         ) from error
-    return PullReport(into, tally.files, tally.bytes, time.monotonic() - begun, step, tuple(tally.skipped))
 
 
 @contextlib.contextmanager
 def _only_pull(into: Path) -> Iterator[None]:
-    """One pull at a time; what a killed one left behind is removed."""
     descriptor = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -77,91 +100,67 @@ def _only_pull(into: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _pull_checkpoints(checkpoints: Path, into: Path, incoming: Path, tally: _Tally) -> int | None:
+def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally) -> int | None:
     """The newest whole checkpoint as `adapter`, the newest pinned one as `best`; the step of the first."""
-    names = sorted((path.name for path in checkpoints.glob("step-*")), reverse=True)
-    step = _pull_first_whole(checkpoints, names, into / "adapter", incoming, tally)
+    names = checkpoints.names(there)
+    pinned = checkpoints.pinned(there)
+    step = _pull_first_whole(there, names, into / "adapter", incoming, tally)
     if names and step is None:
-        raise NotPulled(
-            "no checkpoint of the run is whole", "; ".join(tally.skipped), f"ls -lR {checkpoints}"
-        )
-    pinned = [name for name in names if name in _pinned(checkpoints)]
-    _pull_first_whole(checkpoints, pinned, into / "best", incoming, tally)
+        raise durable.none_whole(there, tally.skipped)
+    _pull_first_whole(there, [name for name in names if name in pinned], into / "best", incoming, tally)
     return step
 
 
 def _pull_first_whole(
-    checkpoints: Path, names: list[str], target: Path, incoming: Path, tally: _Tally
+    there: Path, names: list[str], target: Path, incoming: Path, tally: _Tally
 ) -> int | None:
     for name in names:
+        aside = incoming / f"{target.name}-{name}"
         try:
-            return _pull_checkpoint(checkpoints / name, target, incoming / f"{target.name}-{name}", tally)
-        except (_BrokenError, FileNotFoundError) as error:  # the trainer removes old ones as we look
-            tally.skipped.append(f"{name}: {error}")
+            manifest, size = checkpoints.copy(there / name, aside, _as_adapter)
+        except NotWholeError as error:  # or the trainer removed it as we looked
+            reason = f"{name}: {error}"
+            if reason not in tally.skipped:
+                tally.skipped.append(reason)
+            continue
+        if target.exists():
+            target.rename(incoming / f"{target.name}-before")
+        aside.rename(target)
+        tally.files += sum(_as_adapter(file) is not None for file in manifest.files)
+        tally.bytes += size
+        return manifest.step
     return None
 
 
-def _pull_checkpoint(checkpoint: Path, target: Path, incoming: Path, tally: _Tally) -> int:
-    """Copy one checkpoint's adapter aside, checked, then put it in place; its step."""
-    try:
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
-        expected: dict[str, Any] = manifest["files"]
-        step = int(manifest["step"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise _BrokenError(f"its manifest cannot be read ({error})") from error
-    incoming.mkdir()
-    total = 0
-    wanted = [name for name in expected if name.startswith(_ADAPTER) or name == _STATE]
-    for name in wanted:
-        found = _copy(checkpoint / name, incoming / name.removeprefix(_ADAPTER))
-        if found != expected[name]:
-            raise _BrokenError(f"{name} is not what its manifest says")
-        total += found["bytes"]
-    if target.exists():
-        target.rename(incoming.with_name(f"{incoming.name}-before"))
-    incoming.rename(target)
-    tally.files += len(wanted)
-    tally.bytes += total
-    return step
+def _as_adapter(name: str) -> str | None:
+    """What PEFT needs, flat in one folder, and the checkpoint's state."""
+    if name.startswith(_ADAPTER):
+        return name.removeprefix(_ADAPTER)
+    return name if name == checkpoints.STATE else None
 
 
-def _pinned(checkpoints: Path) -> set[str]:
-    try:
-        return set(json.loads((checkpoints / "pinned.json").read_text()))
-    except FileNotFoundError:
-        return set()
-
-
-def _pull_journal(source: Path, target: Path, incoming: Path, tally: _Tally) -> None:
+def _pull_journal(state_dir: Path, name: str, into: Path, incoming: Path, tally: _Tally) -> None:
     """Copy a file of lines that may be growing: whole lines only."""
     try:
-        lines = source.read_bytes()
+        with checkpoints.opened(state_dir, name) as file:
+            lines = file.read()
     except FileNotFoundError:
         return
-    aside = incoming / source.name
+    except NotWholeError as error:
+        tally.skipped.append(str(error))
+        return
+    aside = incoming / name
     aside.write_bytes(lines[: lines.rfind(b"\n") + 1])
-    aside.replace(target)
-    tally.files += 1
-    tally.bytes += target.stat().st_size
+    tally.add(aside.stat().st_size)
+    aside.replace(into / name)
 
 
-def _pull_logs(source: Path, target: Path, incoming: Path, tally: _Tally) -> None:
+def _pull_logs(state_dir: Path, target: Path, incoming: Path, tally: _Tally) -> None:
     target.mkdir(mode=0o700, exist_ok=True)
-    for log in sorted(source.glob("*.log")):
-        tally.bytes += _copy(log, incoming / log.name)["bytes"]
+    for log in sorted((state_dir / "logs").glob("*.log")):
+        try:
+            tally.add(checkpoints.copy_file(state_dir, f"logs/{log.name}", incoming / log.name))
+        except (NotWholeError, FileNotFoundError) as error:
+            tally.skipped.append(f"{log.name}: {error}")
+            continue
         (incoming / log.name).replace(target / log.name)
-        tally.files += 1
-
-
-def _copy(source: Path, target: Path) -> dict[str, Any]:
-    """Copy and fsync; the sha256 and size of what was read, as a manifest states them."""
-    digest = hashlib.sha256()
-    size = 0
-    with source.open("rb") as reading, target.open("wb") as writing:
-        while chunk := reading.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-            writing.write(chunk)
-        writing.flush()
-        os.fsync(writing.fileno())
-    return {"sha256": digest.hexdigest(), "bytes": size}

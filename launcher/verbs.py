@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher import durable
 from launcher.endpoint import RESULTS, Endpoint, is_open, token_file
 from launcher.errors import EXIT_OK, LaunchError, UsageError, suggestion
 from launcher.home import Home
@@ -196,6 +197,8 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         ["endpoint", _url(record) or "-"],
         ["folder", str(store.folder(record.id))],
     ]
+    if record.machine:
+        rows.append(["steps", _standing(record, store).describe()])
     if record.exit_code is not None:
         rows.append(["exit code", f"{record.exit_code} (the program's)"])
     if record.reason:
@@ -258,7 +261,14 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "base_url": f"{_url(record)}/v1" if _url(record) else None,
         "folder": str(store.folder(record.id)),
         "down": record.proof,
+        **_standing(record, store).to_dict(),
     }
+
+
+def _standing(record: RunRecord, store: RecordStore) -> durable.Standing:
+    """What is committed and what is durable, by the folders on this computer."""
+    machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
+    return durable.standing(machine, store.folder(record.id) / RESULTS)
 
 
 def _state(record: RunRecord) -> str:

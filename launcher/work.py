@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from launcher.durable import Standing
 from launcher.errors import JobFailed, LimitReached
 from launcher.output import Live, Output
 from launcher.pulse import Beat, Pulse
@@ -31,7 +32,10 @@ _MISSED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Watched:
-    """What the loop looks at. `ended` asks the machine why the runtime is gone; times are monotonic."""
+    """What the loop looks at. `ended` asks the machine why the runtime is gone, `standing` how far it got.
+
+    Times are monotonic.
+    """
 
     label: str
     begun_at: float
@@ -39,6 +43,7 @@ class Watched:
     budget: float | None
     pulse: Pulse
     ended: Callable[[], str | None]
+    standing: Callable[[], Standing]
 
 
 class Work:
@@ -49,6 +54,7 @@ class Work:
         self._program = program
         self._text = text
         self._output = output
+        self._late = False
 
     def do(self) -> None:
         """Until the program has ended, whatever the reason.
@@ -80,6 +86,7 @@ class Work:
                 return
             self._check_limits(now)
             self._check_runtime(beat, now)
+            self._check_durable(self._watched.standing())
 
     def _wait(self) -> int | None:
         """A little while; the program's exit code if it has ended."""
@@ -116,6 +123,16 @@ class Work:
             raise JobFailed("the runtime has ended by itself", reason, hint)
         if now - beat.silent_since > _SILENT_AT_MOST_SECONDS:
             raise JobFailed("the runtime does not answer any more", beat.silence, hint)
+
+    def _check_durable(self, standing: Standing) -> None:
+        """Say once when more steps than the bound would be lost with the machine, and when it is over."""
+        late = standing.behind > standing.bound_steps
+        if late and not self._late:
+            why = f": {standing.trouble}" if standing.trouble else ""
+            self._output.warn(f"durability falls behind: {standing.describe()}{why}")
+        if self._late and not late:
+            self._output.event("durable", f"durable again: {standing.describe()}", **standing.to_dict())
+        self._late = late
 
     def _live(self, beat: Beat, now: float) -> Live:
         status = beat.status

@@ -87,6 +87,10 @@ class Place:
             restored=state["restored"],
         )
 
+    def rewound(self, state: dict[str, Any] | None) -> Place:
+        """This place taken back to where `state` says, to its beginning when that is nothing of its own."""
+        return self.resumed(state) or replace(self, step=0, scores=[], best=None, restored=None)
+
 
 def fingerprint(predictors: Sequence[str], examples: int, seed: int, per_step: int, rollouts: int) -> str:
     """Tells one optimizer's work from another's: its predictors, its data's size, how it samples."""

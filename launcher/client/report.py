@@ -38,6 +38,7 @@ class Report:
     rollouts_without_calls: int = 0
     calls_outside_rollouts: int = 0
     calls_truncated: int = 0
+    rewinds: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     alarms: list[str] = field(default_factory=list)

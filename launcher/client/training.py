@@ -18,7 +18,7 @@ from typing import Any, Literal
 import dspy
 
 from launcher.client.alarms import Alarm, Alarms, Observed, Thresholds
-from launcher.client.errors import Refused, TrainingFailed
+from launcher.client.errors import Refused, Rewound, TrainingFailed
 from launcher.client.grouping import Grouped, Rules, build_groups
 from launcher.client.lm import PolicyLM
 from launcher.client.place import Place, Validated
@@ -33,6 +33,8 @@ from runtime.schema import StepCounts, StepStatus
 
 # Steps that teach nothing, one after the other, before the training gives up.
 _VAIN_STEPS_IN_A_ROW = 3
+# Losses of the machine without a finished step between them, likewise.
+_REWINDS_IN_A_ROW = 3
 
 Keep = Literal["single-best", "improvements", "none"]
 OnAlarm = Literal["note", "stop"]
@@ -88,9 +90,10 @@ class Training:
     report: Report = field(default_factory=Report)
     history: list[dict[str, Any]] = field(default_factory=list)
     _predictors: Predictors = field(init=False)
-    _token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    _token: str = field(default_factory=lambda: _new_token())
     _empty_in_a_row: int = 0
     _crashed_in_a_row: int = 0
+    _rewinds_in_a_row: int = 0
     _said: set[str] = field(default_factory=set)
     alarms: Alarms = field(init=False)
     # The version served after the last step that was waited for.
@@ -101,8 +104,21 @@ class Training:
         self.alarms = Alarms(self.plan.thresholds)
 
     def run(self) -> None:
-        """All steps from the place on. Raises what the session raises, and TrainingFailed."""
+        """All steps from the place on. Raises what the session raises, and TrainingFailed.
+
+        Where the machine was lost on the way, it goes back to the last durable place and rolls out again.
+        """
         resumed = self.place.step > 0
+        while True:
+            try:
+                self._run_on()
+                break
+            except Rewound as rewound:
+                self._go_back(rewound)
+        if not resumed:
+            self._check_taught()
+
+    def _run_on(self) -> None:
         self._validate_if_due(self.place.step)
         under_way: tuple[_Rolled, int, float] | None = None
         for step in range(self.place.step, self.plan.steps):
@@ -118,8 +134,6 @@ class Training:
             if self.alarms.raised and self.plan.on_alarm == "stop":
                 self._stop(under_way)
         self._restore_best()
-        if not resumed:
-            self._check_taught()
 
     def _stop(self, under_way: tuple[_Rolled, int, float] | None) -> None:
         """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
@@ -141,6 +155,27 @@ class Training:
             why=f"rollouts: {_listed(self.report.outcomes)}; "
             f"samples left out: {_listed(self.report.dropped)}",
             hint="run the program once by hand: does it ask the policy, does the metric tell answers apart?",
+        )
+
+    def _go_back(self, rewound: Rewound) -> None:
+        """To where the run is now: what was rolled out for the lost machine is worth nothing on this one."""
+        self.report.rewinds += 1
+        self._rewinds_in_a_row += 1
+        if self._rewinds_in_a_row >= _REWINDS_IN_A_ROW:
+            raise TrainingFailed(
+                f"The run was rewound {self._rewinds_in_a_row} times without a step between",
+                why=rewound.why,
+                hint="`launch status` shows the run; its log says why the machine is lost each time",
+            ) from rewound
+        was = self.place.step
+        # The status is newer than the error: another step may have been committed since.
+        self.place = self.place.rewound(self.session.settle().client_state)
+        # New ids: a rollout that began on the lost machine must not be mixed with one made here.
+        self._token = _new_token()
+        self.version = None
+        self.history.append({"kind": "rewind", "from": was, "to": self.place.step})
+        self.journal.note(
+            f"the machine was lost: back from step {was} to step {self.place.step}, rolling out again"
         )
 
     # ------------------------------------------------------------- a step
@@ -247,6 +282,7 @@ class Training:
         status = self.session.wait(step_id)
         self.version = status.version
         self.place.step = rolled.step + 1
+        self._rewinds_in_a_row = 0
         self.report.add_step(status.counts)
         seconds = (rolled.seconds, time.monotonic() - began)
         epoch = self.sampler.epoch(rolled.step)
@@ -355,3 +391,8 @@ def _count(number: int, noun: str) -> str:
 
 def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+
+
+def _new_token() -> str:
+    """Tells the rollouts of one process, and of one machine, from all others."""
+    return uuid.uuid4().hex[:12]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:  # pydantic costs 0.25 s, the guardian must start at once
+    from launcher.durable import Standing
     from launcher.safety.records import RunRecord
     from runtime.schema import RuntimeConfig
 
@@ -99,6 +100,24 @@ class Machine(Protocol):
 
     def pull(self, into: Path) -> PullReport:
         """Bring the results home, whole files only. Raises NotPulled."""
+        ...
+
+    def committed(self) -> int | None:
+        """The newest step of which everything is whole on the machine; None when there is none."""
+        ...
+
+    def secure(self, into: Path) -> Standing:
+        """Make what is committed durable: bring it home, whole. Asked often, so cheap when it is.
+
+        Raises NotPulled.
+        """
+        ...
+
+    def seed(self, results: Path) -> int:
+        """After `arm`, on a machine without the run's state: begin at the last durable step; that step.
+
+        Raises PreflightError.
+        """
         ...
 
     def down(self) -> None:

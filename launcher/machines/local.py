@@ -28,8 +28,11 @@ from launcher.safety.processes import ProcessId
 from launcher.safety.records import RUN_VARIABLE
 
 if TYPE_CHECKING:
+    from launcher.durable import Standing
     from runtime.schema import RuntimeConfig
 
+# What an earlier life of the run said of itself: it must not be taken for what this one says.
+_LAST_WORDS = ("keeper.json", "supervisor.json", "trainer.json")
 # The runtime's orderly end: the trainer finishes its step, then gateway and engines stop.
 KEEPER_SECONDS = 50.0
 STRAGGLER_SECONDS = 2.0
@@ -114,6 +117,7 @@ class LocalMachine:
         """Copy the runtime's code beside the run: an upgrade of the package meanwhile changes nothing."""
         import runtime
 
+        shutil.rmtree(self._code, ignore_errors=True)
         shutil.copytree(
             Path(runtime.__file__).parent,
             self._code / "runtime",
@@ -145,6 +149,8 @@ class LocalMachine:
 
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         path = self._folder / "runtime.json"
+        for name in _LAST_WORDS:
+            (self._folder / name).unlink(missing_ok=True)
         path.write_text(config.model_copy(update=place).model_dump_json(indent=1) + "\n")
         keeper = self._start_keeper(path, token)
         gateway = self._sockets / "gateway.sock"
@@ -164,6 +170,25 @@ class LocalMachine:
         from launcher import sync
 
         return sync.pull(self._folder, into)
+
+    def committed(self) -> int | None:
+        """See base.py."""
+        from launcher import checkpoints
+
+        newest = checkpoints.newest_whole(self._folder / "checkpoints")
+        return None if newest is None else checkpoints.step_of(newest)
+
+    def secure(self, into: Path) -> Standing:
+        """See base.py. Linked where the disk can: the same bytes under a second name."""
+        from launcher import sync
+
+        return sync.secure(self._folder, into)
+
+    def seed(self, results: Path) -> int:
+        """See base.py."""
+        from launcher import durable
+
+        return durable.seed(results, self._folder)
 
     def down(self) -> None:
         """End the keeper, which ends the runtime in order; then whatever else carries the run's id."""

@@ -117,6 +117,19 @@ class LiveNameError(UsageError):
         self.record = record
 
 
+class LiveRunError(UsageError):
+    """A run that is to be taken up has not ended."""
+
+    def __init__(self, record: RunRecord) -> None:
+        label = record.name or record.id
+        super().__init__(
+            f"{label} is live: there is nothing to resume",
+            f"its state: {record.state}",
+            f"launch status {label}, or end it: launch down {label}",
+        )
+        self.record = record
+
+
 class RecordStore:
     """The records of one home. Every write survives a crash of the program and of the computer."""
 
@@ -162,6 +175,22 @@ class RecordStore:
             _replace(self.path(run_id), record.to_json())
             _sync_folder(self.runs)
         return record
+
+    def reopen(self, run_id: str, **fields: Any) -> RunRecord:
+        """Begin another life of a run that is over: the same id and folder, this process its launcher.
+
+        Raises LiveRunError when it is not over, LiveNameError when another live run has its name by now.
+        """
+        with _locked(self.runs / ".lock"):
+            record = self._read(run_id)
+            if record.live:
+                raise LiveRunError(record)
+            for other in self.list():
+                if record.name is not None and other.name == record.name and other.live:
+                    raise LiveNameError(other)
+            ended = {"guardian": None, "minder": None, "url": None, "exit_code": None, "ended": None}
+            ended |= {"ended_by": None, "reason": None, "proof": None}
+            return self.update(run_id, state="created", launch=ProcessId.own(), **(ended | fields))
 
     def update(self, run_id: str, **changes: Any) -> RunRecord:
         """Change fields of the newest record on disk, whoever wrote it; durable when this returns."""

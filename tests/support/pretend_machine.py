@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher.durable import Standing
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from runtime.schema import RuntimeConfig, RuntimeStatus
 
@@ -35,6 +36,7 @@ class PretendMachine:
         self.config: RuntimeConfig | None = None
         self.phase = "ready"
         self.proven = Proof(True, "nothing is left")
+        self.standing = Standing()
         self._server: _Gateway | None = None
 
     @property
@@ -70,6 +72,18 @@ class PretendMachine:
         self._called("pull")
         (into / "adapter").mkdir(parents=True, exist_ok=True)
         return PullReport(into, files=0, bytes=0, seconds=0.0, step=None)
+
+    def committed(self) -> int | None:
+        return self.standing.committed
+
+    def secure(self, into: Path) -> Standing:
+        if "secure" in self.acts:
+            self.acts["secure"]()
+        return self.standing
+
+    def seed(self, results: Path) -> int:
+        self._called("seed")
+        return self.standing.durable or 0
 
     def down(self) -> None:
         self._called("down")

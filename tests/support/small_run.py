@@ -67,6 +67,7 @@ class SmallRun:
     break_next: list[int | str] = field(default_factory=list)
     fail_step: str | None = None
     refuse_empty: bool = True
+    lost: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -81,6 +82,15 @@ class SmallRun:
 
     def session(self) -> Session:
         return connect(self.base_url, TOKEN, PATIENCE)
+
+    def lose_machine(self, to_step: int) -> None:
+        """Be another machine, begun at `to_step`: later steps and all rollouts so far are unknown to it."""
+        self.lost |= {it.tag("rollout") or "" for it in self.asked}
+        for number in [number for number in self.steps if number > to_step]:
+            del self.steps[number]
+            self.requests.pop(number, None)
+        self.version = to_step
+        self.client_state = self.requests[to_step].client_state if to_step else None
 
     def close(self) -> None:
         self._server.shutdown()
@@ -115,6 +125,10 @@ class SmallRun:
             if known.key == request.key:
                 same = known == request
                 return (202, self.steps[number]) if same else _error(409, "another body", "key_reused")
+        if self.lost & {member.rollout for group in request.groups for member in group.members}:
+            status, body = _error(409, "these rollouts were lost with their machine", "rewound")
+            body["error"] |= {"step": self.version, "client_state": self.client_state}
+            return status, body
         counts = self._counts(request)
         if not counts["trained"] and self.refuse_empty:
             status, body = _error(422, "no sample of this step can be trained", "nothing_to_train")
@@ -240,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return 200, run.status()
             case ["slipway", "steps"]:
                 return run.step(StepRequest.model_validate_json(content or b""))
-            case ["slipway", "steps", number]:
+            case ["slipway", "steps", number] if int(number) in run.steps:
                 return 200, run.steps[int(number)]
             case ["slipway", "checkpoints"]:
                 return 200, run.checkpoints()

@@ -15,7 +15,7 @@ import pytest
 from launcher.errors import LaunchError, UsageError
 from launcher.home import Home
 from launcher.safety.processes import ProcessId
-from launcher.safety.records import ID_PATTERN, LiveNameError, RecordStore
+from launcher.safety.records import ID_PATTERN, LiveNameError, LiveRunError, RecordStore
 
 _PRELUDE = """
 import sys
@@ -171,3 +171,43 @@ def test_keys_of_a_later_version_are_ignored(store: RecordStore) -> None:
     store.path(record.id).write_text(text.replace("{", '{"invented": 1,', 1))
 
     assert store.load(record.id) == record
+
+
+def test_a_run_that_is_over_begins_another_life_under_its_own_id(store: RecordStore) -> None:
+    first = store.create(name="x", command=("a",))
+    store.update(first.id, state="verified", ended=1.0, ended_by="guardian", exit_code=3, reason="killed")
+    again = store.reopen(first.id, command=("b",))
+
+    assert (again.id, again.name, again.created, again.command) == (first.id, "x", first.created, ("b",))
+    assert again.live and again.attended and again.state == "created"
+    assert (again.ended, again.ended_by, again.exit_code, again.reason) == (None, None, None, None)
+    assert store.load(first.id) == again
+
+
+def test_a_run_that_lives_is_not_begun_again(store: RecordStore) -> None:
+    record = store.create(name="x")
+    with pytest.raises(LiveRunError) as refused:
+        store.reopen(record.id)
+    assert refused.value.exit_code == 2 and "launch down x" in str(refused.value.hint)
+
+
+def test_two_that_take_up_the_same_run_at_once_are_one(tmp_path: Path, store: RecordStore) -> None:
+    record = store.create()
+    store.update(record.id, state="verified")
+
+    def take_up(_: int) -> str:
+        try:
+            return store.reopen(record.id).state
+        except LiveRunError:
+            return "refused"
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(take_up, range(8))) == ["created"] + ["refused"] * 7
+
+
+def test_a_name_that_another_run_has_by_now_keeps_the_old_one_down(store: RecordStore) -> None:
+    old = store.create(name="x")
+    store.update(old.id, state="verified")
+    store.create(name="x")
+    with pytest.raises(LiveNameError):
+        store.reopen(old.id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,30 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher import durable
 from launcher.errors import NotPulled
 from launcher.sync import pull
-
-
-def _commit(state_dir: Path, step: int, weights: bytes = b"") -> Path:
-    """A checkpoint as the trainer leaves it."""
-    folder = state_dir / "checkpoints" / f"step-{step:06d}"
-    (folder / "adapter").mkdir(parents=True)
-    (folder / "adapter" / "adapter_model.safetensors").write_bytes(weights or os.urandom(3000))
-    (folder / "adapter" / "adapter_config.json").write_text('{"r": 16}')
-    (folder / "optimizer.safetensors").write_bytes(os.urandom(5000))
-    (folder / "state.json").write_text(json.dumps({"step": step, "client_state": {"best": step}}))
-    files = {
-        str(path.relative_to(folder)): {
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "bytes": path.stat().st_size,
-        }
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    (folder / "manifest.json").write_text(
-        json.dumps({"schema": 1, "step": step, "version": step, "files": files})
-    )
-    return folder
+from tests.support.committed import commit, pin
 
 
 @pytest.fixture
@@ -46,8 +25,8 @@ def state_dir(tmp_path: Path) -> Path:
 
 
 def test_the_newest_checkpoints_adapter_comes_home(state_dir: Path, tmp_path: Path) -> None:
-    _commit(state_dir, 1)
-    _commit(state_dir, 2, b"the newest")
+    commit(state_dir, 1)
+    commit(state_dir, 2, b"the newest")
     report = pull(state_dir, tmp_path / "results")
 
     adapter = tmp_path / "results" / "adapter"
@@ -55,14 +34,14 @@ def test_the_newest_checkpoints_adapter_comes_home(state_dir: Path, tmp_path: Pa
     assert sorted(path.name for path in adapter.iterdir()) == [
         "adapter_config.json", "adapter_model.safetensors", "state.json",
     ]  # fmt: skip
-    assert (report.step, report.files, report.skipped) == (2, 5, ())
+    assert (report.step, report.files, report.skipped) == (2, 10, ())
     assert report.bytes == sum(p.stat().st_size for p in (tmp_path / "results").rglob("*") if p.is_file())
 
 
 def test_the_newest_pinned_one_is_the_best(state_dir: Path, tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        _commit(state_dir, step)
-    (state_dir / "checkpoints" / "pinned.json").write_text('["step-000001", "step-000002"]')
+        commit(state_dir, step)
+    pin(state_dir, 1, 2)
     pull(state_dir, tmp_path / "results")
 
     assert json.loads((tmp_path / "results" / "best" / "state.json").read_text())["step"] == 2
@@ -72,8 +51,8 @@ def test_the_newest_pinned_one_is_the_best(state_dir: Path, tmp_path: Path) -> N
 def test_g20_a_checkpoint_that_is_not_whole_is_passed_over_and_said(
     state_dir: Path, tmp_path: Path, damage: str
 ) -> None:
-    _commit(state_dir, 1)
-    broken = _commit(state_dir, 2)
+    commit(state_dir, 1)
+    broken = commit(state_dir, 2)
     weights = broken / "adapter" / "adapter_model.safetensors"
     content = weights.read_bytes()
     if damage == "flip":
@@ -93,7 +72,7 @@ def test_g20_a_checkpoint_that_is_not_whole_is_passed_over_and_said(
 
 
 def test_when_none_is_whole_it_is_an_error_and_what_was_home_stays(state_dir: Path, tmp_path: Path) -> None:
-    folder = _commit(state_dir, 1, b"good")
+    folder = commit(state_dir, 1, b"good")
     pull(state_dir, tmp_path / "results")
     (folder / "adapter" / "adapter_model.safetensors").write_bytes(b"bad!")
 
@@ -118,12 +97,13 @@ def test_of_a_file_that_grows_only_whole_lines_come_home(state_dir: Path, tmp_pa
 def test_pulling_again_replaces_and_leaves_no_debris(state_dir: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     for step in (1, 2):
-        _commit(state_dir, step)
+        commit(state_dir, step)
         (results / ".incoming-of-a-killed-pull").mkdir(parents=True)
         (results / "program.txt").write_text("the program's own")
         assert pull(state_dir, results).step == step
     assert sorted(path.name for path in results.iterdir()) == [
         "adapter",
+        "durable",
         "logs",
         "metrics.jsonl",
         "program.txt",
@@ -138,6 +118,86 @@ def test_a_disk_that_refuses_is_an_error_with_a_hint(state_dir: Path, tmp_path: 
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(state_dir: Path, tmp_path: Path) -> None:
-    _commit(state_dir, 1)
-    shutil.rmtree(_commit(state_dir, 2) / "adapter")
+    commit(state_dir, 1)
+    shutil.rmtree(commit(state_dir, 2) / "adapter")
     assert pull(state_dir, tmp_path / "results").step == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["../../outside", "/tmp/outside", "adapter//outside", "adapter/../../outside", "a\\..\\b", "."]
+)
+def test_g24_a_name_that_leads_out_of_its_folder_is_refused(
+    state_dir: Path, tmp_path: Path, name: str
+) -> None:
+    commit(state_dir, 1)
+    evil = commit(state_dir, 2)
+    said = json.loads((evil / "manifest.json").read_text())
+    said["files"][name] = said["files"].pop("optimizer.safetensors")
+    (evil / "manifest.json").write_text(json.dumps(said))
+    report = pull(state_dir, tmp_path / "results")
+
+    assert report.step == 1
+    assert "leads out of its folder" in report.skipped[0]
+    assert not list(tmp_path.rglob("*outside*"))
+
+
+@pytest.mark.parametrize("where", ["file", "folder", "checkpoint", "log", "metrics", "manifest"])
+def test_g24_a_symbolic_link_on_the_machine_is_not_followed(
+    state_dir: Path, tmp_path: Path, where: str
+) -> None:
+    commit(state_dir, 1)
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    evil = commit(state_dir, 2)
+    shutil.copytree(evil, secret / "step-000002")
+    if where == "file":
+        _link(evil / "optimizer.safetensors", secret / "step-000002" / "optimizer.safetensors")
+    elif where == "folder":
+        shutil.rmtree(evil / "adapter")
+        (evil / "adapter").symlink_to(secret / "step-000002" / "adapter")
+    elif where == "checkpoint":
+        shutil.rmtree(evil)
+        evil.symlink_to(secret / "step-000002")
+    elif where == "manifest":
+        _link(evil / "manifest.json", secret / "step-000002" / "manifest.json")
+    elif where == "log":
+        _link(state_dir / "logs" / "trainer.log", secret / "step-000002" / "state.json")
+    else:
+        _link(state_dir / "metrics.jsonl", secret / "step-000002" / "state.json")
+    report = pull(state_dir, tmp_path / "results")
+
+    assert any("is a symbolic link" in line for line in report.skipped), report
+    assert report.step == (1 if where in ("folder", "checkpoint", "manifest") else 2)
+    assert durable.newest_step(tmp_path / "results") == (2 if where in ("log", "metrics") else 1)
+    home = [path for path in (tmp_path / "results").rglob("*") if path.is_symlink()]
+    assert not home
+    assert not (tmp_path / "results" / "logs" / "trainer.log").exists() or where != "log"
+
+
+def test_g24_a_pipe_in_the_place_of_a_file_holds_nobody(state_dir: Path, tmp_path: Path) -> None:
+    commit(state_dir, 1)
+    os.mkfifo(state_dir / "logs" / "engine.log")
+    report = pull(state_dir, tmp_path / "results")
+
+    assert report.step == 1
+    assert report.skipped == ("engine.log: logs/engine.log is not a file",)
+
+
+def test_g22_results_that_do_not_come_home_stay_where_they_are_and_that_is_said(
+    state_dir: Path, tmp_path: Path
+) -> None:
+    commit(state_dir, 1)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "logs").write_text("a file in the way")
+    before = sorted(path for path in state_dir.rglob("*"))
+    with pytest.raises(NotPulled) as refused:
+        pull(state_dir, results)
+    assert refused.value.exit_code == 8
+    assert str(state_dir) in str(refused.value.why)
+    assert sorted(path for path in state_dir.rglob("*")) == before
+
+
+def _link(path: Path, to: Path) -> None:
+    path.unlink()
+    path.symlink_to(to)

@@ -1,0 +1,67 @@
+"""Makes each committed step durable while the run lives, in a thread of its own.
+
+Neighbours: `run.py` starts and stops it, `work.py` says when it falls behind its bound; the machine does the
+copying. It takes nothing from the training: it reads files the trainer has finished with.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.durable import Standing
+from launcher.errors import LaunchError
+from launcher.log import LOGGER
+from launcher.machines.base import Machine
+
+_LOOK_EVERY_SECONDS = 0.25
+# A full disk is not fuller for being asked at once again.
+_AFTER_TROUBLE_SECONDS = 5.0
+_STOP_SECONDS = 30.0
+
+
+class Homeward:
+    """Looks at what `machine` has committed until `stop`; `now()` is where the run stands."""
+
+    def __init__(
+        self, machine: Machine, results: Path, look_every_seconds: float = _LOOK_EVERY_SECONDS
+    ) -> None:
+        self._machine = machine
+        self._results = results
+        self._look_every_seconds = look_every_seconds
+        self._standing = Standing()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="homeward", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No copying after this returns, unless a disk has stood still for very long."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+
+    def now(self) -> Standing:
+        """Where the run stood at the last look."""
+        return self._standing
+
+    def _run(self) -> None:
+        pause = self._look_every_seconds
+        while not self._over.wait(pause):
+            pause = self._look_every_seconds
+            try:
+                self._standing = self._machine.secure(self._results)
+            except LaunchError as error:
+                self._trouble(f"{error.message} ({error.why})")
+                pause = max(pause, _AFTER_TROUBLE_SECONDS)
+            except Exception as error:  # noqa: BLE001 - if this thread ended, nothing would be durable, unnoticed
+                self._trouble(f"{type(error).__name__}: {error}")
+                pause = max(pause, _AFTER_TROUBLE_SECONDS)
+
+    def _trouble(self, reason: str) -> None:
+        if self._standing.trouble != reason:
+            LOGGER.warning("not durable: %s", reason)
+        committed = self._machine.committed()
+        self._standing = replace(self._standing, committed=committed, trouble=reason)

@@ -1,0 +1,187 @@
+"""Taking up a run that ended or was killed: which run that is, from which step, and as what it was begun.
+
+Neighbours: `run.py` lives it again under its own id, `request.py` merges what it was begun with and what is
+asked anew, `durable.py` has what survived where the machine did not. Knows nothing of printing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher import checkpoints, durable
+from launcher.endpoint import RESULTS, drop_token
+from launcher.errors import PreflightError, TeardownUnverified, UsageError
+from launcher.machines.base import Machine, from_record
+from launcher.safety import processes
+from launcher.safety.records import LiveRunError, RecordStore, RunRecord
+from launcher.settings import TINY_MODEL, Settings, Value
+
+# The guardian's own bound on taking a machine down, with its repetitions.
+_GUARDIAN_SECONDS = 180.0
+# What decides which policy the checkpoints hold: anything else may be given anew.
+_FIXED = ("dtype", "train.lora.rank", "train.lora.alpha")
+# Settings of ours that a resumed run keeps, and the field of Settings each one is.
+_KEPT = {
+    "model": "model",
+    "max": "max_seconds",
+    "lease": "lease_seconds",
+    "budget": "budget",
+    "port": "port",
+    "openai_env": "openai_env",
+    "wandb": "wandb",
+}
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run to be taken up after `step`. `rewinds`: the machine's state is gone, what is durable is used."""
+
+    record: RunRecord
+    step: int
+    rewinds: bool
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command it ran."""
+        return self.record.command
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder its command ran in. Raises PreflightError when that is gone."""
+        folder = self.record.details.get("folder")
+        if folder is None:
+            return None
+        if not Path(folder).is_dir():
+            label = self.record.name or self.record.id
+            raise PreflightError(
+                f"{label} ran its program in {folder}",
+                "that folder is not there any more",
+                f"launch --resume {label} -- COMMAND   (runs it in this folder)",
+            )
+        return Path(folder)
+
+    def describe(self) -> str:
+        """For the plan's line: "resuming after step 7"."""
+        how = ", the last durable one: what the machine had is gone" if self.rewinds else ""
+        return f"resuming after step {self.step}{how}"
+
+
+def details(settings: Settings, model_path: str) -> dict[str, Any]:
+    """What a record keeps so that the run can be taken up as it was."""
+    kept = {key: settings.values[key].value for key in _KEPT}
+    # A relative folder would be another one elsewhere; the embedded model moves with the package.
+    kept["model"] = TINY_MODEL if settings.model == TINY_MODEL else model_path
+    runtime = {key: value.value for key, value in settings.values.items() if key in _runtime_keys()}
+    return {"settings": kept, "runtime": runtime, "model_path": model_path, "folder": str(Path.cwd())}
+
+
+def find(
+    store: RecordStore,
+    id_or_name: str,
+    machine_of: Callable[[RunRecord], Machine],
+    say: Callable[[str], None],
+) -> Resumed:
+    """The run, over and proven to be down, and the step after which it goes on.
+
+    Waits for a guardian that is at work, and ends what nobody looks after. Raises UsageError for a run that
+    lives and for one that has nothing to resume, TeardownUnverified.
+    """
+    record = _ended(store, store.load(id_or_name), say)
+    step = machine_of(record).committed()
+    if step is not None:
+        return Resumed(record, step, rewinds=False)
+    newest = checkpoints.newest_whole(store.folder(record.id) / RESULTS / durable.FOLDER)
+    if newest is not None:
+        return Resumed(record, checkpoints.step_of(newest), rewinds=True)
+    command = f" -- {' '.join(record.command)}" if record.command else ""
+    raise UsageError(
+        f"{id_or_name} has nothing to resume",
+        "no step of it was ever committed, or nothing of it is left",
+        f"launch{command}   (the same run from its beginning)",
+    )
+
+
+def settings(given: Settings, record: RunRecord) -> Settings:
+    """The run's recorded settings, and over them what is given anew on the command line.
+
+    Raises UsageError for what would make another policy of it than its checkpoints hold.
+    """
+    kept: Mapping[str, Any] = record.details.get("settings", {})
+    runtime: Mapping[str, Any] = record.details.get("runtime", {})
+    label = record.name or record.id
+    if given.name is not None and given.name != record.name:
+        raise UsageError(
+            f"{label} keeps its name", f"--name {given.name} is another one", f"launch --resume {label}"
+        )
+    values = dict(given.values)
+    recorded = {key: value for key, value in {**kept, **runtime}.items() if key in values}
+    for key, value in recorded.items():
+        if not _anew(values[key]):
+            values[key] = Value(value, f"the record of {label}")
+    for key in _FIXED:
+        if key in recorded and _typed(key, values[key].value) != _typed(key, recorded[key]):
+            raise refused(label, f"{key} = {values[key].value}", f"{recorded[key]}")
+    fields = {field: values[key].value for key, field in _KEPT.items()}
+    overrides = {**given.runtime, **{key: values[key].value for key in runtime if key in values}}
+    return replace(given, **fields, name=record.name, runtime=overrides, values=values)
+
+
+def refused(label: str, wanted: str, was: str) -> UsageError:
+    """The error for a setting that would change what is trained."""
+    return UsageError(
+        f"{label} cannot be resumed with {wanted}",
+        f"it was begun with {was}: its checkpoints hold another policy than that",
+        f"launch --resume {label}   (or a new run, without --resume)",
+    )
+
+
+def _ended(store: RecordStore, record: RunRecord, say: Callable[[str], None]) -> RunRecord:
+    """The record of a run that is over; what is left of one that nobody looks after is ended here."""
+    if record.live and record.launch is not None and record.launch.alive():
+        raise LiveRunError(record)
+    if record.live and record.guardian is not None and record.guardian.alive():
+        say(f"{record.name or record.id}: its guardian is still taking it down")
+        processes.wait_gone(record.guardian, _GUARDIAN_SECONDS)
+        record = store.load(record.id)
+    if not record.live:
+        return record
+    if record.attended:
+        raise LiveRunError(record)
+    machine = from_record(record)
+    machine.down()
+    proof = machine.proof()
+    drop_token(store.folder(record.id))
+    state = "verified" if proof.verified else "unverified"
+    record = store.update(record.id, state=state, ended=time.time(), ended_by="resume", proof=proof.to_dict())
+    if not proof.verified:
+        label = record.name or record.id
+        raise TeardownUnverified(
+            f"{label} is not proven to be down, so it is not resumed", proof.detail, f"launch down {label}"
+        )
+    return record
+
+
+def _anew(value: Value) -> bool:
+    """Whether it was said on this command line."""
+    return value.source.startswith("--")
+
+
+def _runtime_keys() -> set[str]:
+    from launcher import runtime_config
+
+    return set(runtime_config.defaults())
+
+
+def _typed(key: str, value: Any) -> Any:
+    """The value as the runtime reads it: "16" of a command line is 16."""
+    from launcher import runtime_config
+
+    ours = dict.fromkeys(("run_id", "model_path", "state_dir", "socket_dir"), "-")
+    found: Any = runtime_config.build({key: value}, **ours)
+    for room in key.split("."):
+        found = getattr(found, room)
+    return found

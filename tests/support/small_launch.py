@@ -1,0 +1,32 @@
+"""`launch` itself, its local machine running `small_runtime.py` in this environment: a run within a second.
+
+    python -m tests.support.small_launch -- python -m tests.support.small_program
+
+Everything of the launcher is the real one: command line, record, guardian, relay, minder, pull, down.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from launcher import cli
+from launcher.machines import local
+from launcher.machines.base import Progress, silent
+
+
+class SmallMachine(local.LocalMachine):
+    """The local machine with nothing to install."""
+
+    def push(self) -> None:
+        super().push()
+        shutil.copy(Path(__file__).with_name("small_runtime.py"), self._code / "runtime" / "__main__.py")
+
+    def setup(self, progress: Progress = silent) -> None:
+        self._python = Path(sys.executable)
+
+
+if __name__ == "__main__":
+    local.LocalMachine = SmallMachine  # pyright: ignore[reportAttributeAccessIssue] - that is the point
+    sys.exit(cli.main())

@@ -1,0 +1,262 @@
+"""launcher/durable.py, homeward.py: what is at home is whole, enough to resume from, and not far behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher import checkpoints, durable, sync
+from launcher.durable import Standing
+from launcher.errors import NotPulled, PreflightError
+from launcher.homeward import Homeward
+from tests.support.committed import commit, pin
+from tests.support.launched import wait_until
+from tests.support.pretend_machine import PretendMachine
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+def _durable(results: Path) -> list[str]:
+    return sorted(path.name for path in (results / "durable").iterdir())
+
+
+def test_the_newest_and_the_pinned_checkpoints_become_durable_with_every_file(
+    state_dir: Path, results: Path
+) -> None:
+    for step in (1, 2, 3, 4):
+        commit(state_dir, step)
+    pin(state_dir, 1, 3)
+    assert sync.secure(state_dir, results) == Standing(4, 4)
+
+    assert _durable(results) == ["pinned.json", "step-000001", "step-000003", "step-000004"]
+    for name in ("step-000001", "step-000003", "step-000004"):
+        for path in (state_dir / "checkpoints" / name).rglob("*"):
+            if path.is_file():
+                home = results / "durable" / path.relative_to(state_dir / "checkpoints")
+                assert home.read_bytes() == path.read_bytes()
+    assert checkpoints.newest_whole(results / "durable") == "step-000004"
+
+
+def test_a_local_run_has_its_durable_bytes_once_on_the_disk(state_dir: Path, results: Path) -> None:
+    folder = commit(state_dir, 1)
+    sync.secure(state_dir, results)
+
+    assert (folder / "optimizer.safetensors").stat().st_nlink == 2
+    shutil.rmtree(state_dir)
+    assert checkpoints.newest_whole(results / "durable") == "step-000001"
+
+
+def test_where_the_disk_has_no_links_it_is_a_copy(
+    state_dir: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    folder = commit(state_dir, 1)
+    sync.secure(state_dir, results)
+
+    assert (folder / "optimizer.safetensors").stat().st_nlink == 1
+    assert checkpoints.newest_whole(results / "durable") == "step-000001"
+
+
+def test_a_new_step_takes_the_place_of_the_one_before(state_dir: Path, results: Path) -> None:
+    for step in (1, 2, 3):
+        commit(state_dir, step)
+        assert sync.secure(state_dir, results).durable == step
+        assert _durable(results) == [f"step-{step:06d}"]
+    assert not list(results.glob(".incoming-*"))
+
+
+def test_a_checkpoint_pinned_later_is_brought_as_well(state_dir: Path, results: Path) -> None:
+    commit(state_dir, 1)
+    commit(state_dir, 2)
+    sync.secure(state_dir, results)
+    pin(state_dir, 1)
+    assert not durable.is_current(state_dir, results)
+    sync.secure(state_dir, results)
+    assert _durable(results) == ["pinned.json", "step-000001", "step-000002"]
+    assert durable.is_current(state_dir, results)
+
+
+@pytest.mark.parametrize("damage", ["flip", "missing", "manifest"])
+def test_g20_what_is_durable_stays_until_the_next_one_is_whole(
+    state_dir: Path, results: Path, damage: str
+) -> None:
+    commit(state_dir, 1)
+    sync.secure(state_dir, results)
+    broken = commit(state_dir, 2)
+    if damage == "flip":
+        content = (broken / "optimizer.safetensors").read_bytes()
+        (broken / "optimizer.safetensors").write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    elif damage == "missing":
+        (broken / "optimizer.safetensors").unlink()
+    else:
+        (broken / "manifest.json").write_text("{")
+    standing = sync.secure(state_dir, results)
+
+    assert (standing.committed, standing.durable, standing.behind) == (2, 1, 1)
+    assert _durable(results) == ["step-000001"]
+
+
+def test_a_step_taken_again_after_a_rewind_replaces_its_namesake(state_dir: Path, results: Path) -> None:
+    commit(state_dir, 1)
+    sync.secure(state_dir, results)
+    shutil.rmtree(state_dir / "checkpoints")
+    again = commit(state_dir, 1, b"another")
+    sync.secure(state_dir, results)
+    home = results / "durable" / "step-000001" / "adapter" / "adapter_model.safetensors"
+    assert home.read_bytes() == (again / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_kill_at_any_instant_of_securing_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from launcher import sync
+from tests.support.committed import commit
+state_dir, results = Path(sys.argv[1]), Path(sys.argv[2])
+print("ready", flush=True)
+for step in range(int(sys.argv[3]), 10000):
+    commit(state_dir, step)
+    sync.secure(state_dir, results)
+"""
+    state_dir, results = tmp_path / "machine", tmp_path / "results"
+    step = 1
+    for number in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(state_dir), str(results), str(step)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.02 + 0.013 * number)  # where it is hit does not matter, that it differs does
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        newest = checkpoints.newest_whole(results / "durable")
+        committed = checkpoints.newest_whole(state_dir / "checkpoints")
+        assert newest is not None and committed is not None
+        assert checkpoints.step_of(committed) - checkpoints.step_of(newest) <= durable.BOUND_STEPS
+        step = checkpoints.step_of(committed) + 1
+        shutil.rmtree(state_dir / "checkpoints" / f"step-{step:06d}", ignore_errors=True)
+
+
+# ----------------------------------------------------------------- rewind
+
+
+def test_a_new_machine_begins_at_the_durable_step_and_knows_that_it_was_rewound(
+    state_dir: Path, results: Path
+) -> None:
+    for step in (1, 2, 3):
+        commit(state_dir, step)
+    pin(state_dir, 1)
+    (state_dir / "metrics.jsonl").write_text('{"step": 3}\n')
+    sync.secure(state_dir, results)
+    fresh = state_dir.with_name("fresh")
+    (fresh / "steps").mkdir(parents=True)
+    (fresh / "samples").mkdir()
+    (fresh / "serving.json").write_text("{}")
+    assert durable.seed(results, fresh) == 3
+
+    said = json.loads((fresh / "rewound.json").read_text())
+    assert (said["to_step"], said["client_state"]) == (3, {"done": 3})
+    assert time.time() - said["time"] < 60
+    assert sorted(path.name for path in fresh.iterdir()) == ["checkpoints", "metrics.jsonl", "rewound.json"]
+    assert checkpoints.names(fresh / "checkpoints") == ["step-000003", "step-000001"]
+    assert checkpoints.pinned(fresh / "checkpoints") == {"step-000001"}
+    assert checkpoints.newest_whole(fresh / "checkpoints") == "step-000003"
+    weights = fresh / "checkpoints" / "step-000003" / "optimizer.safetensors"
+    assert weights.stat().st_nlink == 1, "what is at home must not change with it"
+
+
+def test_a_damaged_durable_checkpoint_is_passed_over(state_dir: Path, results: Path) -> None:
+    commit(state_dir, 1)
+    commit(state_dir, 2)
+    pin(state_dir, 1)
+    sync.secure(state_dir, results)
+    (results / "durable" / "step-000002" / "optimizer.safetensors").write_bytes(b"no")
+    fresh = state_dir.with_name("fresh")
+    fresh.mkdir()
+    assert durable.seed(results, fresh) == 1
+
+
+def test_nothing_durable_is_an_error_and_nothing_is_removed(state_dir: Path, results: Path) -> None:
+    (state_dir / "samples").mkdir()
+    with pytest.raises(PreflightError, match="nothing of the run is durable"):
+        durable.seed(results, state_dir)
+    assert (state_dir / "samples").exists()
+
+
+# ----------------------------------------------------------------- while the run lives
+
+
+class _Disk(PretendMachine):
+    """A machine with a folder: its `secure` is the real one."""
+
+    def committed(self) -> int | None:
+        newest = checkpoints.newest_whole(self.folder / "checkpoints")
+        return None if newest is None else checkpoints.step_of(newest)
+
+    def secure(self, into: Path) -> Standing:
+        super().secure(into)
+        return sync.secure(self.folder, into)
+
+
+def test_each_committed_step_becomes_durable_while_the_run_lives(state_dir: Path, results: Path) -> None:
+    homeward = Homeward(_Disk(state_dir), results, look_every_seconds=0.01)
+    homeward.start()
+    try:
+        for step in (1, 2, 3):
+            commit(state_dir, step)
+            wait_until(lambda: homeward.now().durable == step, 5, "the step is durable")  # noqa: B023
+            assert homeward.now().behind == 0
+    finally:
+        homeward.stop()
+    commit(state_dir, 4)
+    assert durable.newest_step(results) == 3
+
+
+def test_falling_behind_is_known_with_its_reason_and_is_caught_up(
+    state_dir: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.homeward._AFTER_TROUBLE_SECONDS", 0.01)
+    refuse = NotPulled("the disk is full", "0 bytes free")
+    machine = _Disk(state_dir)
+    full = {"full": True}
+
+    def secure() -> None:
+        if full["full"]:
+            raise refuse
+
+    machine.acts["secure"] = secure
+    homeward = Homeward(machine, results, look_every_seconds=0.01)
+    homeward.start()
+    try:
+        commit(state_dir, 1)
+        commit(state_dir, 2)
+        wait_until(lambda: homeward.now().behind == 2, 5, "two steps behind")
+        now = homeward.now()
+        assert now.behind > now.bound_steps
+        assert now.trouble == "the disk is full (0 bytes free)"
+        assert now.describe() == "committed step 2, nothing durable (at most 1 behind, 2 behind)"
+        full["full"] = False
+        wait_until(lambda: homeward.now() == Standing(2, 2), 5, "caught up")
+    finally:
+        homeward.stop()
