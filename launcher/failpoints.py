@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from runtime.failpoints import Failpoints
 
 VARIABLE = "LAUNCH_FAILPOINT"
 NAMES = (
@@ -40,10 +43,9 @@ def passing(name: str) -> None:
 
 
 @functools.cache
-def _ours() -> Any:
-    import importlib
+def _ours() -> Failpoints:
+    from runtime import failpoints
 
-    failpoints = importlib.import_module("runtime.failpoints")
     try:
         return failpoints.Failpoints(os.environ[VARIABLE])
     except ValueError as error:

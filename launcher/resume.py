@@ -6,17 +6,16 @@ asked anew, `durable.py` has what survived where the machine did not. Knows noth
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher import checkpoints, durable
-from launcher.endpoint import RESULTS, drop_token
-from launcher.errors import PreflightError, TeardownUnverified, UsageError
-from launcher.machines.base import Machine, from_record
-from launcher.safety import processes
+from launcher.endpoint import RESULTS
+from launcher.errors import PreflightError, UsageError
+from launcher.machines.base import Machine
+from launcher.safety import processes, reap
 from launcher.safety.records import LiveRunError, RecordStore, RunRecord
 from launcher.settings import TINY_MODEL, Settings, Value
 
@@ -151,18 +150,7 @@ def _ended(store: RecordStore, record: RunRecord, say: Callable[[str], None]) ->
         return record
     if record.attended:
         raise LiveRunError(record)
-    machine = from_record(record)
-    machine.down()
-    proof = machine.proof()
-    drop_token(store.folder(record.id))
-    state = "verified" if proof.verified else "unverified"
-    record = store.update(record.id, state=state, ended=time.time(), ended_by="resume", proof=proof.to_dict())
-    if not proof.verified:
-        label = record.name or record.id
-        raise TeardownUnverified(
-            f"{label} is not proven to be down, so it is not resumed", proof.detail, f"launch down {label}"
-        )
-    return record
+    return reap.take_down(store, record, "resume", say)
 
 
 def _anew(value: Value) -> bool:
