@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import multiprocessing
 import os
+import random
+import resource
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from runtime.metrics import MetricsLog
@@ -77,23 +86,115 @@ def test_a_writer_killed_before_the_rename_leaves_no_checkpoint(store: Checkpoin
     assert not list(store.root.glob(".tmp-*"))
 
 
-@pytest.mark.parametrize("file", [ADAPTER_WEIGHTS, "optimizer.safetensors", "state.json", "manifest.json"])
-def test_with_a_flipped_bit_the_one_before_is_chosen_and_the_step_can_be_taken_again(
+def test_g20_a_writer_killed_at_random_instants_leaves_the_newest_checkpoint_whole(
+    store: CheckpointStore,
+) -> None:
+    """A hundred kills. What is committed stays, two are kept, and the next writer goes on from the newest."""
+    chance = random.Random(20)
+
+    def write_on(announce: Any) -> None:
+        newest = store.newest()
+        for step in itertools.count(1 if newest is None else newest.step + 1):
+            commit(store, step)
+            announce.send(step)
+            store.prune(2)
+
+    announced = committed = 0
+    for _ in range(100):
+        hear, announce = multiprocessing.Pipe(duplex=False)
+        child = multiprocessing.get_context("fork").Process(target=write_on, args=(announce,))
+        child.start()
+        announce.close()
+        for _ in range(chance.randrange(3)):
+            announced = hear.recv()
+        child.join(chance.uniform(0, 0.02))
+        child.kill()
+        child.join()
+        with contextlib.suppress(EOFError):
+            while True:
+                announced = hear.recv()
+        whole = [store.load(name).step for name in store.names()]  # raises if one is not
+        committed = whole[-1] if whole else 0
+        assert committed - announced in (0, 1) and len(whole) >= min(committed, 2)
+    assert committed >= 50
+    commit(store, committed + 1)
+    assert not list(store.root.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        ADAPTER_WEIGHTS,
+        "adapter/adapter_config.json",
+        "optimizer.safetensors",
+        "state.json",
+        "manifest.json",
+    ],
+)
+def test_g20_with_any_bit_flipped_the_one_before_is_chosen_and_the_step_can_be_taken_again(
     store: CheckpointStore, file: str
 ) -> None:
     for step in (1, 2):
         commit(store, step)
     path = store.root / "step-000002" / file
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError):
-        store.load("step-000002")
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(CheckpointError):
+            store.load("step-000002")
     newest = store.newest()
     assert newest is not None and newest.name == "step-000001"
     commit(store, 2)
     newest = store.newest()
     assert newest is not None and newest.name == "step-000002"
+
+
+def test_g20_a_file_that_does_not_fit_leaves_the_one_before_and_no_debris(store: CheckpointStore) -> None:
+    """Each file of a checkpoint in turn is the first that the kernel refuses to write on."""
+    commit(store, 1)
+    outcomes: list[bool] = []
+    for most_bytes in range(0, 900, 25):
+        reader, writer = multiprocessing.Pipe(duplex=False)
+
+        def write(most_bytes: int = most_bytes, writer: Any = writer) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+            try:
+                commit(store, 2)
+                writer.send("")
+            except (OSError, SafetensorError) as error:
+                writer.send(str(error))
+
+        child = multiprocessing.get_context("fork").Process(target=write)
+        child.start()
+        writer.close()
+        child.join(30)
+        failed = "too large" in reader.recv()
+        outcomes.append(not failed)
+        assert child.exitcode == 0 and not list(store.root.glob(".tmp-*"))
+        assert store.names() == (["step-000001"] if failed else ["step-000001", "step-000002"])
+        if not failed:
+            break
+    assert outcomes.count(False) >= 10 and outcomes[-1]
+
+
+def test_g20_a_full_disk_keeps_what_was_committed(tmp_path: Path) -> None:
+    """On a real file system of 256 KiB, where this user may mount one; else the test above has to do."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = 'mount -t tmpfs -o size=256k none "$1" && exec "$2" -m tests.runtime.small_disk "$1"'
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mount, "sh", small, sys.executable],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if done.returncode == 1 and ("unshare" in done.stderr or "mount" in done.stderr):
+        return
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert "No space left" in said["error"] and said["debris"] == []
+    assert said["whole"] == said["names"] and len(said["names"]) >= 2
+    assert said["after_pruning"] == [*said["names"][-2:], f"step-{len(said['names']) + 1:06d}"]
 
 
 def test_a_missing_file_or_a_manifest_of_another_step_is_not_whole(store: CheckpointStore) -> None:
@@ -121,7 +222,22 @@ def test_pruning_keeps_the_newest_and_the_pinned(store: CheckpointStore) -> None
     assert store.names() == ["step-000002", "step-000004", "step-000005", "step-000006"]
     assert [info.name for info in store.list() if info.pinned] == ["step-000002"]
     assert store.prune(0) == ["step-000004"], "two are always kept"
+    shutil.rmtree(store.root / "step-000006" / "adapter")
+    commit(store, 7)
+    assert store.prune(2) == [], "a broken one is not one of the two"
     assert not list(store.root.glob(".tmp-*"))
+
+
+def test_while_pins_change_or_cannot_be_read_nothing_is_removed(store: CheckpointStore) -> None:
+    for step in range(1, 5):
+        commit(store, step)
+    with store._retention(0) as held, store._retention(0) as second:
+        assert held and not second
+        assert store.prune(2) == []
+    (store.root / "pinned.json").write_text("[")
+    assert store.prune(2) == [] and store.list()[0].pinned is False
+    store.pin("step-000001")
+    assert store.pinned() == set(store.names()), "any of them may have been pinned"
 
 
 @pytest.mark.parametrize("name", ["step-000009", "../step-000001", ".tmp-step-000001", "", "pinned.json"])
