@@ -222,16 +222,19 @@ def _resolve(setting: Setting, layers: list[_Layer]) -> Value:
     return Value(setting.default, "default")
 
 
-def _check_runtime(key: str, value: Any, layer: _Layer) -> None:
-    """Refuse a value the runtime would refuse, while it is known who said it."""
+def _check_runtime(overrides: Mapping[str, Any], layers: list[_Layer]) -> None:
+    """Refuse values the runtime would refuse, alone or beside one another, naming who said it."""
     from launcher import runtime_config
 
     try:
-        runtime_config.check({key: value})
+        runtime_config.check(dict(overrides))
     except runtime_config.InvalidSettingError as invalid:
+        key = invalid.key
+        layer = next(layer for layer in layers if key in layer.values)
         place = layer.place(key)
         name = place if key in place else f"{place}: {key}"
-        raise layer.error(f"{name}: {value!r} does not fit", invalid.reason, "launch config") from None
+        said = f"{name}: {overrides[key]!r} does not fit"
+        raise layer.error(said, invalid.reason, "launch config") from None
 
 
 def _overrides(layers: list[_Layer], defaults: Mapping[str, Any], values: dict[str, Value]) -> dict[str, Any]:
@@ -244,7 +247,7 @@ def _overrides(layers: list[_Layer], defaults: Mapping[str, Any], values: dict[s
             continue
         overrides[key] = _none_or(layer.values[key])
         values[key] = Value(overrides[key], layer.place(key))
-        _check_runtime(key, overrides[key], layer)
+    _check_runtime(overrides, layers)
     return overrides
 
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from runtime.schema import RuntimeConfig
+from runtime.schema import COMBINATION, RuntimeConfig, complaint
 
 # What `launch` decides itself, from its own options and from the machine.
 OURS = frozenset(
@@ -68,9 +68,8 @@ def build(overrides: dict[str, Any], **ours: Any) -> RuntimeConfig:
     try:
         return RuntimeConfig.model_validate(nested)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise InvalidSettingError(key, _in_our_words(key, first["type"], first["msg"])) from None
+        key, kind, why = complaint(error)
+        raise InvalidSettingError(key, _in_our_words(key, kind, why)) from None
 
 
 def _not_finite(value: Any) -> bool:
@@ -83,8 +82,8 @@ def _not_finite(value: Any) -> bool:
 
 def _in_our_words(key: str, kind: str, message: str) -> str:
     """What the runtime's configuration expects of a key; pydantic's own words where the key has no range."""
-    expected = None if kind == "value_error" else _expected(key)
-    text = message.removeprefix("Value error, ")
+    expected = None if kind in ("value_error", COMBINATION) else _expected(key)
+    text = message.removeprefix("value error, ")
     return expected or text[0].lower() + text[1:]
 
 
@@ -101,6 +100,7 @@ def _expected(key: str) -> str | None:
     if field is None:
         return None
     options = [field.annotation, *get_args(field.annotation)]
+    options += [word for option in options[1:] for word in get_args(option)]
     none = " or none" if type(None) in options else ""
     for kind, noun in _NOUNS.items():
         if kind in options:

@@ -6,9 +6,12 @@ Knows nothing of torch, vLLM, files or processes: pydantic only, so both halves 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, LiteralString, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 SCHEMA = 1
 
@@ -23,8 +26,9 @@ REQUEST_HEADER = "x-slipway-request"
 # On every answer that sampled: the policy version that produced it.
 VERSION_HEADER = "x-slipway-policy-version"
 
-# `model_type` of the config.json of what is served and trained.
-SUPPORTED_MODEL_TYPES = ("qwen2",)
+# What is served and trained: `model_type` of the config.json, and its `architectures`.
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+SUPPORTED_MODEL_TYPES = tuple(ARCHITECTURES)
 
 CLIENT_STATE_MAX_BYTES = 64 * 1024
 
@@ -51,22 +55,107 @@ class LoraConfig(Body):
     alpha: float = Field(default=16.0, gt=0)
 
 
+Normaliser = Literal["token", "sequence", "constant"]
+
+
+@dataclass(frozen=True)
+class LossDefaults:
+    """What a loss means where nobody says otherwise."""
+
+    normaliser: Normaliser
+    scale_rewards: bool
+    clip_low: float
+    clip_high: float
+
+
+# By `train.loss`. DeepSeekMath's own grpo (arXiv 2402.03300) is normaliser=sequence, scale_rewards=true,
+# clip_high=0.2; here it starts from what became of it. Then Dr. GRPO (2503.20783), DAPO (2503.14476),
+# CISPO of MiniMax-M1 (2506.13585; no lower bound, ratios up to 5) and GSPO (2507.18071).
+LOSSES = {
+    "grpo": LossDefaults("token", scale_rewards=False, clip_low=0.2, clip_high=0.28),
+    "dr_grpo": LossDefaults("constant", scale_rewards=False, clip_low=0.2, clip_high=0.2),
+    "dapo": LossDefaults("token", scale_rewards=True, clip_low=0.2, clip_high=0.28),
+    "cispo": LossDefaults("token", scale_rewards=True, clip_low=1.0, clip_high=4.0),
+    "gspo": LossDefaults("sequence", scale_rewards=True, clip_low=3e-4, clip_high=4e-4),
+}
+_CONSTANT_TOKENS = 1024
+# The type of a complaint about a key that means nothing beside another.
+COMBINATION: LiteralString = "combination"
+
+
 class TrainConfig(Body):
-    """What one optimizer step does. Defaults follow the field's practice for GRPO with LoRA."""
+    """What one optimizer step does. Defaults follow the field's practice for GRPO with LoRA.
+
+    None is the loss's own value (`resolved`). `normaliser`: a token counts 1 / the step's tokens, 1 / (the
+    step's answers x its answer's tokens), or 1 / (the step's answers x `constant_tokens`). `overlong`: an
+    answer cut off at its limit is left out (mask), kept as it is (keep), or kept while each answer is
+    charged up to 1 over its last `overlong_buffer` of `overlong_tokens` tokens (soft; DAPO, equation 13).
+    """
 
     lora: LoraConfig = LoraConfig()
     learning_rate: float = Field(default=2e-5, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    loss: Literal["grpo"] = "grpo"
-    clip_low: float = Field(default=0.2, gt=0)
-    clip_high: float = Field(default=0.28, gt=0)
+    loss: Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo"] = "grpo"
+    normaliser: Normaliser | None = None
+    constant_tokens: int | None = Field(default=None, ge=1)
+    scale_rewards: bool | None = None
+    clip_low: float | None = Field(default=None, gt=0)
+    clip_high: float | None = Field(default=None, gt=0)
     kl_beta: float = Field(default=0.0, ge=0)
-    scale_rewards: bool = False
-    mask_truncated: bool = True
+    overlong: Literal["mask", "keep", "soft"] = "mask"
+    overlong_tokens: int | None = Field(default=None, ge=2)
+    overlong_buffer: int | None = Field(default=None, ge=1)
     pack_tokens: int = Field(default=4096, ge=16)
     seed: int = 0
     keep_checkpoints: int = Field(default=4, ge=2)
+
+    def resolved(self) -> Self:
+        """The same with the loss's own value wherever none was given."""
+        own = LOSSES[self.loss]
+        found = {name: getattr(self, name) for name in LossDefaults.__dataclass_fields__}
+        found = {name: getattr(own, name) if value is None else value for name, value in found.items()}
+        if found["normaliser"] == "constant":
+            found["constant_tokens"] = self.constant_tokens or _CONSTANT_TOKENS
+        if self.overlong_tokens is not None:
+            found["overlong_buffer"] = self.overlong_buffer or max(1, self.overlong_tokens // 5)
+        return self.model_copy(update=found)
+
+    @model_validator(mode="after")
+    def _combination_means_something(self) -> Self:
+        for key, why in self._contradictions():
+            raise PydanticCustomError(COMBINATION, "{why}", {"key": key, "why": why})
+        return self
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """Keys that mean nothing beside the others, and why, with the way out."""
+        normaliser = self.normaliser or LOSSES[self.loss].normaliser
+        if self.loss == "gspo" and normaliser != "sequence":
+            yield "normaliser", "gspo clips whole answers, so each must count once: normaliser=sequence"
+        if self.loss == "dr_grpo" and normaliser == "sequence":
+            yield "normaliser", "dr_grpo is grpo without a division by the answer's length: loss=grpo has it"
+        if self.loss == "dr_grpo" and self.scale_rewards:
+            yield "scale_rewards", "dr_grpo is grpo without a division by the deviation: loss=grpo has it"
+        if self.constant_tokens is not None and normaliser != "constant":
+            yield "constant_tokens", f"nothing is divided by it with normaliser={normaliser}"
+        if self.clip_low is not None and self.clip_low >= 1 and self.loss != "cispo":
+            yield "clip_low", f"a ratio is never below 0, so {self.loss} would clip nothing: less than 1"
+        if self.overlong == "soft" and self.overlong_tokens is None:
+            yield "overlong", "soft charges answers near a length: say which with train.overlong_tokens"
+        for key in ("overlong_tokens", "overlong_buffer"):
+            if getattr(self, key) is not None and self.overlong != "soft":
+                yield key, f"it is not read with overlong={self.overlong}: train.overlong=soft"
+        if self.overlong_tokens is not None and (self.overlong_buffer or 1) >= self.overlong_tokens:
+            yield "overlong_buffer", "it is a part of overlong_tokens, so it must be less"
+
+
+def complaint(error: ValidationError) -> tuple[str, str, str]:
+    """The first thing that does not fit: its dotted key, pydantic's type of it, and why."""
+    first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == COMBINATION:
+        place.append(first.get("ctx", {})["key"])
+    return ".".join(place), first["type"], first["msg"][0].lower() + first["msg"][1:]
 
 
 class EngineConfig(Body):

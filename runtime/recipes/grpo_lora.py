@@ -33,7 +33,7 @@ from runtime.training import resume
 from runtime.training.batch import Batch, BatchError, read_batch, step_folder
 from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from runtime.training.ranks import Ranks
-from runtime.training.update import Trained, UpdateSettings, probe, update
+from runtime.training.update import SettingsError, Trained, UpdateSettings, probe, update
 
 _LOOK_SECONDS = 0.02
 _NOTHING_MORE = 0
@@ -312,8 +312,11 @@ def _added(before: dict[str, int], trained: Trained) -> dict[str, int]:
 @config.parse
 def recipe_main(cfg: DictConfig) -> None:
     """Entry point of `tune run`."""
-    recipe = GRPOLoRARecipe(cfg)
-    recipe.setup()
+    try:
+        recipe = GRPOLoRARecipe(cfg)
+        recipe.setup()
+    except (SettingsError, policies.PolicyError) as error:
+        sys.exit(f"cannot train: {error}")
     recipe.train()
     recipe.cleanup()
 

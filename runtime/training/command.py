@@ -18,7 +18,7 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
     By way of `recipes/tune.py`, which leaves out of torchtune's imports what no recipe here uses.
     """
     state = Path(config.state_dir)
-    train = config.train
+    train = config.train.resolved()
     keys = {
         "model_path": config.model_path,
         "steps_dir": state / "steps",
@@ -34,11 +34,15 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "weight_decay": train.weight_decay,
         "max_grad_norm": train.max_grad_norm,
         "loss": train.loss,
+        "normaliser": train.normaliser,
+        "constant_tokens": train.constant_tokens,
+        "scale_rewards": train.scale_rewards,
         "clip_low": train.clip_low,
         "clip_high": train.clip_high,
         "kl_beta": train.kl_beta,
-        "scale_rewards": train.scale_rewards,
-        "mask_truncated": train.mask_truncated,
+        "overlong": train.overlong,
+        "overlong_tokens": train.overlong_tokens,
+        "overlong_buffer": train.overlong_buffer,
         "pack_tokens": train.pack_tokens,
         "keep_checkpoints": train.keep_checkpoints,
         "seed": train.seed,
@@ -49,5 +53,5 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
     return [
         sys.executable, "-m", "runtime.recipes.tune", "run", *ranks, _RECIPE,
         "--config", str(RECIPES / "configs" / "grpo_lora.yaml"),
-        *(f"{name}={value}" for name, value in keys.items()),
+        *(f"{name}={'null' if value is None else value}" for name, value in keys.items()),
     ]  # fmt: skip

@@ -1,10 +1,9 @@
-"""GRPO as pure tensors: advantages within a group, the clipped surrogate, its diagnostics.
+"""The losses as pure tensors: advantages within a group, ratios and their bounds, diagnostics.
 
 Neighbours: `update.py` feeds it, `packing.py` lays the samples out. Knows no torchtune, vLLM or files.
 
 Names carry dimensions: M members, S samples, T sampled tokens (of a micro-batch), V vocabulary, D width.
-Source: DeepSeekMath (arXiv 2402.03300) eq. 3; asymmetric clip and token normaliser from DAPO
-(arXiv 2503.14476); no division by the group's deviation from Dr. GRPO (arXiv 2503.20783).
+Sources: `runtime/schema.py` names the papers beside each loss's defaults.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def _logprob_chunk(
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Sums over T sampled tokens; dividing by the step's token count is the caller's, once for all ranks."""
+    """`loss` weighted as the step's normaliser wants; the others are plain sums over T sampled tokens."""
 
     loss: Tensor
     ratio: Tensor
@@ -107,32 +106,80 @@ class LossTerms:
     kl_reference: Tensor
 
 
-def clipped_surrogate(
+def token_weights(length_S: Tensor, normaliser: str, constant_tokens: int | None = None) -> Tensor:
+    """What a token of each sample counts in the step's loss [S], for samples of `length_S` sampled tokens.
+
+    The loss is then a plain sum over tokens, whatever the micro-batches and ranks they lie in.
+    """
+    length_S = length_S.double()
+    if normaliser == "token":
+        weight_S = torch.full_like(length_S, 1 / float(length_S.sum()))
+    elif normaliser == "sequence":
+        weight_S = 1 / (len(length_S) * length_S)
+    elif normaliser == "constant" and constant_tokens:
+        weight_S = torch.full_like(length_S, 1 / (len(length_S) * constant_tokens))
+    else:
+        raise ValueError(f"no normaliser {normaliser} with constant_tokens={constant_tokens}")
+    return weight_S.float()
+
+
+def overlong_penalty(length_S: Tensor, longest: int, buffer: int) -> Tensor:
+    """0 up to `longest - buffer` tokens, then falling to -1 at `longest` [S] (DAPO, equation 13)."""
+    return ((longest - buffer - length_S) / buffer).clamp(-1, 0)
+
+
+def policy_loss(
     logprob_T: Tensor,
     behaviour_T: Tensor,
     advantage_T: Tensor,
+    weight_T: Tensor,
+    sample_T: Tensor,
     *,
+    loss: str,
     clip_low: float,
     clip_high: float,
     reference_T: Tensor | None = None,
     kl_beta: float = 0.0,
 ) -> LossTerms:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), r = exp(logprob - behaviour), summed over tokens.
+    """The loss of sampled tokens, with r = exp(logprob - behaviour), each with its weight.
 
-    The behaviour logprobs are the engine's own and carry no gradient. For A > 0 the upper clip stops the
-    gradient, for A < 0 the lower one. `kl_beta` adds beta x k3 to the reference (adapter off) policy.
+    grpo, dr_grpo, dapo: -min(r A, clip(r, 1 - low, 1 + high) A). gspo: the same with one ratio for a whole
+    sample, the geometric mean of its tokens' (a sample never lies in two packs). cispo: -clip(r) A logprob,
+    where the clipped ratio is a number: no token's gradient is stopped, its weight is bounded.
+    The behaviour logprobs are the engine's own and carry no gradient.
+
+    `kl_beta` adds beta x r x k3 towards the reference (adapter off). As k3's mean over the policy is
+    KL(policy || reference) whatever the policy, the gradient of r k3 under the behaviour is that of this KL;
+    k3 alone would follow KL(reference || policy) of the sampled tokens (DeepSeek-V3.2, section 3.1).
     """
-    log_ratio_T = (logprob_T - behaviour_T.detach()).clamp(max=_MOST_LOG_RATIO)
+    apart_T = logprob_T - behaviour_T.detach()
+    log_ratio_T = apart_T.clamp(max=_MOST_LOG_RATIO)
     ratio_T = log_ratio_T.exp()
-    bounded_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
-    loss_T = -torch.minimum(ratio_T * advantage_T, bounded_T * advantage_T)
+    used_T = _sample_means(apart_T, sample_T).clamp(max=_MOST_LOG_RATIO).exp() if loss == "gspo" else ratio_T
+    bounded_T = used_T.clamp(1 - clip_low, 1 + clip_high)
+    if loss == "cispo":
+        gain_T = bounded_T.detach() * advantage_T * logprob_T
+    else:
+        gain_T = torch.minimum(used_T * advantage_T, bounded_T * advantage_T)
+    loss_T = -gain_T
     kl_reference = logprob_T.new_zeros(())
     if reference_T is not None:
         towards_T = (reference_T.detach() - logprob_T).clamp(max=_MOST_LOG_RATIO)
-        kl_T = towards_T.exp() - towards_T - 1
+        kl_T = ratio_T * (towards_T.exp() - towards_T - 1)
         loss_T = loss_T + kl_beta * kl_T
         kl_reference = kl_T.detach().sum()
     with torch.no_grad():
-        stopped_T = torch.where(advantage_T > 0, ratio_T > 1 + clip_high, ratio_T < 1 - clip_low)
+        clipped_T = torch.where(advantage_T > 0, used_T > 1 + clip_high, used_T < 1 - clip_low)
+        if loss == "cispo":
+            clipped_T = bounded_T != used_T
         kl_behaviour = (ratio_T - log_ratio_T - 1).sum()
-    return LossTerms(loss_T.sum(), ratio_T.detach().sum(), stopped_T.sum(), kl_behaviour, kl_reference)
+    return LossTerms(
+        (weight_T * loss_T).sum(), ratio_T.detach().sum(), clipped_T.sum(), kl_behaviour, kl_reference
+    )
+
+
+def _sample_means(value_T: Tensor, sample_T: Tensor) -> Tensor:
+    """Each token's mean over the tokens of its sample [T]."""
+    _, place_T = sample_T.unique(return_inverse=True)
+    tokens_S = place_T.bincount().to(value_T.dtype)
+    return (torch.zeros_like(tokens_S).index_add(0, place_T, value_T) / tokens_S)[place_T]

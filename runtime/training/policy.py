@@ -1,17 +1,15 @@
-"""The policy as torchtune builds it: a frozen base from a model folder, all-linear LoRA, PEFT in and out.
+"""The policy: a frozen base from a model folder, an all-linear adapter with fp32 masters, PEFT in and out.
 
-Neighbours: the recipe trains it, the engine serves what it exports. With the recipes, the only importer of
-torchtune. Knows nothing of rewards, batches or processes.
+Neighbours: the recipe trains it, the engine serves what it exports, `decoder.py` is its network.
+Knows nothing of rewards, batches or processes.
 
-torchtune's own export to PEFT permutes the q and k matrices for Llama's rotary layout whatever the model,
-which is wrong for Qwen2; here the names are mapped and the tensors left as they are.
+torchtune's own export to PEFT permutes the q and k matrices for its way of rotating Llama, whatever the
+model; here the names are mapped and the tensors left as they are.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,30 +19,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torchtune.models.qwen2 import lora_qwen2, qwen2_hf_to_tune
-from torchtune.modules.peft import LoRALinear, disable_adapter
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
-# torchtune's name of a linear layer -> the Hugging Face name, which PEFT and vLLM use.
-_TO_HF = {
-    "attn.q_proj": "self_attn.q_proj",
-    "attn.k_proj": "self_attn.k_proj",
-    "attn.v_proj": "self_attn.v_proj",
-    "attn.output_proj": "self_attn.o_proj",
-    "mlp.w1": "mlp.gate_proj",
-    "mlp.w2": "mlp.down_proj",
-    "mlp.w3": "mlp.up_proj",
-}
+from runtime.training.architectures import PolicyError, read_shape
+from runtime.training.decoder import (
+    TO_HF,
+    adapter_off,
+    build_decoder,
+    load_base,
+    start_adapter,
+    start_positions,
+)
+
 _MATRIX = {"lora_a": "lora_A", "lora_b": "lora_B"}
-TARGETS = tuple(name.rpartition(".")[2] for name in _TO_HF.values())
+TARGETS = tuple(name.rpartition(".")[2] for name in TO_HF.values())
 _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model.model."
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class PolicyError(Exception):
-    """The model or the adapter cannot be trained here; the text says what is supported."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +59,10 @@ def resolve(model_path: str) -> Path:
 
 
 class Policy:
-    """A decoder whose base is frozen in `dtype` and whose adapter has fp32 masters.
+    """A decoder whose base is frozen in its own precision and whose adapter has fp32 masters.
 
-    With a bf16 base the adapter's working copy is the master rounded to bf16, which is also what the engine
-    makes of the exported fp32 file: both sides compute with the same numbers.
+    The decoder multiplies with the working copy: what the engine makes of the exported fp32 file. Both round
+    A and B to the model's precision and then fold alpha / rank into B, which rounds B once more (C31).
     """
 
     def __init__(self, model: nn.Module, lora: Lora, device: torch.device) -> None:
@@ -79,10 +70,14 @@ class Policy:
         self.lora = lora
         self.device = device
         self._working = {name: weight for name, weight in model.named_parameters() if ".lora_" in name}
+        self._scale = {name: lora.alpha / lora.rank if ".lora_b." in name else 1.0 for name in self._working}
         self.masters = {
-            name: weight if weight.dtype == torch.float32 else nn.Parameter(weight.detach().float())
+            name: weight if self._is_master(name) else nn.Parameter(weight.detach().float().clone())
             for name, weight in sorted(self._working.items())
         }
+
+    def _is_master(self, name: str) -> bool:
+        return self._working[name].dtype == torch.float32 and self._scale[name] == 1
 
     @property
     def output(self) -> Callable[[Tensor], Tensor]:
@@ -99,7 +94,7 @@ class Policy:
 
     def reference(self) -> AbstractContextManager[None]:
         """Inside, the adapter is off: the base, bit for bit."""
-        return disable_adapter(self.model)
+        return adapter_off(self.model)
 
     def check_tokens(self, largest: int, longest: int) -> None:
         """Raises PolicyError for a token id or a sample length that this model has no place for."""
@@ -115,16 +110,17 @@ class Policy:
         for name, master in self.masters.items():
             working = self._working[name]
             if master is not working and working.grad is not None:
-                gradient = working.grad.float()
+                gradient = working.grad.float() * self._scale[name]
                 master.grad = gradient if master.grad is None else master.grad + gradient
                 working.grad = None
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round the masters into the working copy."""
+        """Round the masters into the working copy, in place: compiled code keeps its addresses (C30)."""
         for name, master in self.masters.items():
-            if master is not self._working[name]:
-                self._working[name].copy_(master)
+            working = self._working[name]
+            if master is not working:
+                working.copy_(master.to(working.dtype) * self._scale[name])
 
     def export_adapter(self, folder: Path, base_model: str) -> None:
         """Write the adapter in PEFT form: fp32, Hugging Face names, nothing permuted or scaled."""
@@ -173,11 +169,20 @@ def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:
     refused = {
         "use_dora": "DoRA",
         "use_rslora": "rank-stabilised scaling",
+        "use_qalora": "quantised LoRA",
         "modules_to_save": "whole modules beside the adapter",
+        "trainable_token_indices": "rows of the embeddings",
+        "target_parameters": "parameters that are no linear layer",
+        "layers_to_transform": "some of the layers only",
+        "layer_replication": "repeated layers",
+        "alora_invocation_tokens": "an adapter that begins at a token",
+        "lora_bias": "a bias beside B",
         "rank_pattern": "a rank per layer",
         "alpha_pattern": "an alpha per layer",
         "fan_in_fan_out": "transposed layers",
     }
+    if config.get("peft_type", "LORA") != "LORA":
+        raise PolicyError(f"the adapter is of the kind {config['peft_type']}, only LORA is supported")
     for key, what in refused.items():
         if config.get(key):
             raise PolicyError(f"the adapter uses {what} ({key}), which is not supported")
@@ -187,80 +192,28 @@ def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:
     if start not in (True, False, None, "gaussian"):  # the others move a part of the base into the adapter
         raise PolicyError(f"the adapter was started by {start} (init_lora_weights), which changes the base")
     if sorted(config["target_modules"]) != sorted(TARGETS):
-        raise PolicyError(f"the adapter targets {config['target_modules']}, not all linear layers: {TARGETS}")
+        raise PolicyError(
+            f"the adapter targets {config['target_modules']}, not the linear layers of the blocks: {TARGETS}"
+        )
     if (config["r"], float(config["lora_alpha"])) != (lora.rank, float(lora.alpha)):
         found = f"rank {config['r']}, alpha {config['lora_alpha']}"
         raise PolicyError(f"the adapter has {found}, the run rank {lora.rank}, alpha {lora.alpha:g}")
 
 
 def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int) -> Policy:
-    """The policy of a Hugging Face folder with a fresh adapter: B is 0, so it starts as the base.
-
-    A is drawn per tensor from the seed and the tensor's name, so it depends on nothing else.
-    """
-    config = json.loads((folder / "config.json").read_text())
-    _check_architecture(config)
-    # On "meta" nothing is allocated or drawn: a large model is read straight to where it stays.
-    with torch.device("meta"):
-        model = lora_qwen2(**_shape(config), **_lora_arguments(lora))
-    weights = dict(_load(folder, DTYPES[dtype], device))
-    base = qwen2_hf_to_tune(weights, tie_word_embeddings=bool(config.get("tie_word_embeddings")))
-    missing, unexpected = model.load_state_dict(base, strict=False, assign=True)
-    missing = [name for name in missing if ".lora_" not in name]
-    if missing or unexpected:
-        raise PolicyError(
-            f"the weights are not this model's: missing {missing[:3]}, unexpected {unexpected[:3]}"
-        )
-    _start_positions(model, device)
-    _start_adapter(model, seed, DTYPES[dtype], device)
+    """The policy of a Hugging Face folder with a fresh adapter: B is 0, so it starts as the base."""
+    shape = read_shape(json.loads((folder / "config.json").read_text()))
+    # alpha = rank: the working copy of B carries the scale already.
+    model = build_decoder(shape, lora.rank, float(lora.rank))
+    load_base(model, shape, _read(folder, DTYPES[dtype], device))
+    start_positions(model, shape, device)
+    start_adapter(model, seed, DTYPES[dtype], device)
     for name, weight in model.named_parameters():
         weight.requires_grad_(".lora_" in name)
     return Policy(model, lora, torch.device(device))
 
 
-def _check_architecture(config: dict[str, Any]) -> None:
-    kinds = config.get("architectures") or []
-    if kinds != ["Qwen2ForCausalLM"]:
-        raise PolicyError(
-            f"cannot train {kinds or 'a model without an architecture'}, only Qwen2ForCausalLM so far"
-        )
-    heads = config["num_attention_heads"]
-    if config.get("head_dim", config["hidden_size"] // heads) * heads != config["hidden_size"]:
-        raise PolicyError("cannot train a Qwen2 whose head size is not its width over its heads")
-    if config.get("use_sliding_window"):
-        raise PolicyError("cannot train a Qwen2 with sliding-window attention")
-
-
-def _shape(config: dict[str, Any]) -> dict[str, Any]:
-    # transformers 5 keeps the base of the rotary embedding in `rope_parameters`, 4 in `rope_theta`.
-    rope = config.get("rope_parameters") or config
-    if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
-        raise PolicyError("cannot train a Qwen2 with scaled rotary embeddings")
-    return {
-        "vocab_size": config["vocab_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config["num_key_value_heads"],
-        "embed_dim": config["hidden_size"],
-        "intermediate_dim": config["intermediate_size"],
-        "max_seq_len": config["max_position_embeddings"],
-        "norm_eps": config["rms_norm_eps"],
-        "rope_base": rope["rope_theta"],
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings")),
-    }
-
-
-def _lora_arguments(lora: Lora) -> dict[str, Any]:
-    return {
-        "lora_attn_modules": list(ATTENTION),
-        "apply_lora_to_mlp": True,
-        "lora_rank": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
-    }
-
-
-def _load(folder: Path, dtype: torch.dtype, device: str) -> Iterator[tuple[str, Tensor]]:
+def _read(folder: Path, dtype: torch.dtype, device: str) -> Iterator[tuple[str, Tensor]]:
     for file in _weight_files(folder):
         for name, weight in load_file(folder / file).items():
             # A copy even where nothing changes: what was read lies in the mapped file.
@@ -279,37 +232,7 @@ def _weight_files(folder: Path) -> list[str]:
     return ["model.safetensors"]
 
 
-def _start_positions(model: nn.Module, device: str) -> None:
-    """One table of rotary positions for all layers (torchtune makes one for each)."""
-    layers: Any = model.layers
-    rotary = layers[0].attn.pos_embeddings
-    rotary.rope_init()
-    rotary.to(device)
-    for layer in layers:
-        layer.attn.pos_embeddings = rotary
-
-
-@torch.no_grad()
-def _start_adapter(model: nn.Module, seed: int, dtype: torch.dtype, device: str) -> None:
-    """PEFT's start: A uniform in ±1/sqrt(fan-in), B zero."""
-    for module in model.modules():
-        if isinstance(module, LoRALinear):
-            module.to_empty(device=device)
-            module.lora_a.to(dtype)
-            module.lora_b.to(dtype)
-    for name, weight in model.named_parameters():
-        if name.endswith("lora_a.weight"):
-            generator = torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode()))
-            bound = 1 / math.sqrt(weight.shape[1])
-            start = torch.empty(weight.shape, dtype=torch.float32).uniform_(
-                -bound, bound, generator=generator
-            )
-            weight.copy_(start)
-        elif name.endswith("lora_b.weight"):
-            weight.zero_()
-
-
 def _peft_name(name: str) -> str:
     """`layers.0.attn.q_proj.lora_a.weight` -> `<prefix>layers.0.self_attn.q_proj.lora_A.weight`."""
     _, layer, block, module, matrix, _ = name.split(".")
-    return f"{_PREFIX}layers.{layer}.{_TO_HF[f'{block}.{module}']}.{_MATRIX[matrix]}.weight"
+    return f"{_PREFIX}layers.{layer}.{TO_HF[f'{block}.{module}']}.{_MATRIX[matrix]}.weight"

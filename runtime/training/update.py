@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from runtime.schema import TrainConfig, complaint
 from runtime.training import grpo
 from runtime.training.batch import Batch
 from runtime.training.packing import Pack, Sequences, pack
@@ -26,25 +28,39 @@ from runtime.training.ranks import Ranks
 if TYPE_CHECKING:
     from runtime.training.policy import Policy
 
-_SUMS = ("loss", "ratio", "clipped", "kl_behaviour", "kl_reference", "entropy")
+_SUMS = ("loss", "ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "entropy")
+
+
+class SettingsError(Exception):
+    """The recipe's keys make no step; the text names the key, why, and the way out."""
 
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """What an update is told; each field is a key of the recipe's YAML."""
+    """What an update is told; keys of the recipe's YAML, with the loss's own values filled in."""
 
+    loss: str
+    normaliser: str
+    constant_tokens: int | None
+    scale_rewards: bool
     clip_low: float
     clip_high: float
     kl_beta: float
-    scale_rewards: bool
-    mask_truncated: bool
+    overlong: str
+    overlong_tokens: int | None
+    overlong_buffer: int | None
     max_grad_norm: float
     pack_tokens: int
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> UpdateSettings:
-        """Read the fields out of the recipe's configuration."""
-        return cls(**{name: keys[name] for name in cls.__dataclass_fields__})
+        """Read the fields out of the recipe's configuration. Raises SettingsError."""
+        try:
+            train = TrainConfig(**{name: keys[name] for name in cls.__dataclass_fields__}).resolved()
+        except ValidationError as error:
+            key, _, why = complaint(error)
+            raise SettingsError(f"{key}={keys[key]} does not fit: {why}") from None
+        return cls(**{name: getattr(train, name) for name in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
@@ -59,42 +75,82 @@ class Trained:
 class Selected:
     """The samples with something to learn from, their advantage, and the reasons of the others.
 
-    `tokens` is the denominator of the step: how many tokens of these samples were sampled.
+    `weight_S`: what a sampled token of each counts in the step's loss, by the normaliser; 0 where the sample
+    is not trained. `tokens`: how many tokens of the trained samples were sampled.
     """
 
     samples: list[int]
     tokens: int
+    weight_S: Tensor
     advantage_S: Tensor
     dropped: Counter[str]
     flat_groups: int
+    penalty_M: Tensor
 
 
 def select(batch: Batch, settings: UpdateSettings) -> Selected:
     """Sort the batch's samples into trained and dropped. Every sample is one or the other.
 
-    Samples of a group without variance have advantage 0: they are left out, and leave the denominator,
-    unless a KL term has something to say about them. A member none of whose samples can be trained leaves
-    the mean of its group too: masked answers that earn more than whole ones would push the whole ones down.
+    Samples of a group without variance have advantage 0: they are left out, and leave the denominators,
+    unless a KL term has something to say about them. This is the half of DAPO's dynamic sampling that can be
+    done here: the other half, to roll out more until there are enough groups with variance, is the program's,
+    which reads `groups_without_variance` of the step; so dapo leaves them out whatever the KL term.
+    A member none of whose samples can be trained leaves the mean of its group too: masked answers that earn
+    more than whole ones would push the whole ones down.
     """
     member_S = torch.from_numpy(batch.member)
     reasons = [_unusable(batch, sample, settings) for sample in range(batch.samples)]
     usable = {int(batch.member[sample]) for sample, reason in enumerate(reasons) if reason is None}
-    reward_M = torch.from_numpy(batch.reward).clone()
+    length_S = _sampled_lengths(batch)
+    penalty_M = _overlong_penalties(batch, length_S, settings)
+    reward_M = torch.from_numpy(batch.reward).double() + penalty_M
     reward_M[[member for member in range(len(reward_M)) if member not in usable]] = float("nan")
     found = grpo.advantages(reward_M, torch.from_numpy(batch.group), scale=settings.scale_rewards)
     dropped = Counter(reason for reason in reasons if reason is not None)
+    keep_flat = settings.kl_beta > 0 and settings.loss != "dapo"
     samples = []
     for sample in (sample for sample, reason in enumerate(reasons) if reason is None):
-        if found.flat_M[member_S[sample]] and settings.kl_beta == 0:
+        if found.flat_M[member_S[sample]] and not keep_flat:
             dropped["no variance in its group"] += 1
         else:
             samples.append(sample)
-    tokens = sum(int(batch.sampled[batch.span(sample)].sum()) for sample in samples)
-    return Selected(samples, tokens, found.value_M[member_S], dropped, found.flat_groups)
+    weight_S = torch.zeros(batch.samples)
+    if samples:
+        weight_S[samples] = grpo.token_weights(
+            length_S[samples], settings.normaliser, settings.constant_tokens
+        )
+    return Selected(
+        samples=samples,
+        tokens=int(length_S[samples].sum()),
+        weight_S=weight_S,
+        advantage_S=found.value_M[member_S],
+        dropped=dropped,
+        flat_groups=found.flat_groups,
+        penalty_M=penalty_M,
+    )
+
+
+def _sampled_lengths(batch: Batch) -> Tensor:
+    """How many tokens of each sample were sampled [S]."""
+    return torch.tensor([int(batch.sampled[batch.span(sample)].sum()) for sample in range(batch.samples)])
+
+
+def _overlong_penalties(batch: Batch, length_S: Tensor, settings: UpdateSettings) -> Tensor:
+    """What each member is charged for its longest answer [M], 0 to -1; 0 unless `overlong` is soft."""
+    penalty_M = torch.zeros(len(batch.reward), dtype=torch.float64)
+    if settings.overlong != "soft":
+        return penalty_M
+    assert settings.overlong_tokens is not None
+    assert settings.overlong_buffer is not None
+    penalty_S = grpo.overlong_penalty(length_S.double(), settings.overlong_tokens, settings.overlong_buffer)
+    return penalty_M.scatter_reduce(0, torch.from_numpy(batch.member), penalty_S, "amin")
 
 
 def _unusable(batch: Batch, sample: int, settings: UpdateSettings) -> str | None:
-    """Why a sample cannot be trained, whatever its group earned; None when it can."""
+    """Why a sample cannot be trained, whatever its group earned; None when it can.
+
+    Nothing here grows likelier with a sample's length but by its limit, and that by choice (C19).
+    """
     span = batch.span(sample)
     behaviour = batch.logprobs[span][batch.sampled[span].astype(bool)]
     if not np.isfinite(batch.reward[batch.member[sample]]):
@@ -103,7 +159,7 @@ def _unusable(batch: Batch, sample: int, settings: UpdateSettings) -> str | None
         return "nothing sampled"
     if not np.isfinite(behaviour).all():
         return "logprob not finite"
-    return "truncated" if settings.mask_truncated and batch.truncated[sample] else None
+    return "truncated" if settings.overlong == "mask" and batch.truncated[sample] else None
 
 
 def update(
@@ -117,6 +173,8 @@ def update(
         "trained_tokens": float(selected.tokens),
         **_rewards(batch),
     }
+    if settings.overlong == "soft":
+        metrics["overlong_penalty"] = float(selected.penalty_M.mean())
     if selected.samples:
         metrics |= gradients(policy, batch, selected, settings, ranks)
         masters = list(policy.masters.values())
@@ -132,16 +190,16 @@ def update(
 def gradients(
     policy: Policy, batch: Batch, selected: Selected, settings: UpdateSettings, ranks: Ranks
 ) -> dict[str, float]:
-    """Fill the masters' gradients with d(mean loss over the step's tokens), and return the means.
+    """Fill the masters' gradients with the loss's, and return it with the means over the step's tokens.
 
-    Every rank packs the same samples the same way and takes every size-th pack; the sum is divided by the
-    step's token count, so ranks, packs and their order change nothing but rounding.
+    Every rank packs the same samples the same way and takes every size-th pack. A token's weight was settled
+    for the whole step, so ranks, packs and their order change nothing but rounding.
     """
     packs = pack(_sequences(batch), selected.samples, settings.pack_tokens)
     sums = torch.zeros(len(_SUMS), device=policy.device, dtype=torch.float64)
     for one in packs[ranks.rank :: ranks.size]:
         terms, entropy = _pack_loss(policy, batch, one, selected, settings)
-        (terms.loss / selected.tokens).backward()
+        terms.loss.backward()
         policy.collect_gradients()
         found = (terms.loss, terms.ratio, terms.clipped, terms.kl_behaviour, terms.kl_reference, entropy)
         sums += torch.stack([value.detach().double() for value in found])
@@ -149,8 +207,8 @@ def gradients(
         if master.grad is None:  # this rank had no pack
             master.grad = torch.zeros_like(master)
     ranks.add_up([sums, *(master.grad for master in policy.masters.values() if master.grad is not None)])
-    names = ("loss", "ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "entropy")
-    return dict(zip(names, (sums / selected.tokens).tolist(), strict=True))
+    sums[1:] /= selected.tokens
+    return dict(zip(_SUMS, sums.tolist(), strict=True))
 
 
 def _pack_loss(
@@ -163,10 +221,13 @@ def _pack_loss(
     if settings.kl_beta > 0:
         with torch.no_grad(), policy.reference():
             reference_T = _forward(policy, one, temperature_S[one.sample_T].to(device)).logprob_T
-    terms = grpo.clipped_surrogate(
+    terms = grpo.policy_loss(
         found.logprob_T,
         behaviour_N[one.source_T].to(device),
         selected.advantage_S[one.sample_T].to(device),
+        selected.weight_S[one.sample_T].to(device),
+        one.sample_T.to(device),
+        loss=settings.loss,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
         reference_T=reference_T,

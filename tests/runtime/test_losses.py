@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from runtime.schema import LOSSES, TrainConfig
 from runtime.training import grpo
-from runtime.training.update import select, update
+from runtime.training.batch import Batch
+from runtime.training.update import SettingsError, UpdateSettings, select, update
+from tests.runtime import loss_oracles as oracles
 from tests.runtime.trainer_fixtures import (
     ALONE,
     EOS,
@@ -22,14 +27,24 @@ from tests.runtime.trainer_fixtures import (
     make_batch,
     measure,
     random_samples,
+    settings_of,
     trained_policy,
 )
 
+OWN = {"loss": "grpo", "clip_low": 0.2, "clip_high": 0.28}
 UNIFORM = TablePolicy(torch.zeros(64, VOCABULARY))
 
 
 def table(seed: int = 0, rows: int = 64) -> torch.Tensor:
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+
+
+def loss_of(logprob: Tensor, behaviour: Tensor, advantage: Tensor, **changes: Any) -> grpo.LossTerms:
+    """Each token its own sample, of weight 1."""
+    weight = changes.pop("weight_T", torch.ones(len(logprob)))
+    return grpo.policy_loss(
+        logprob, behaviour, advantage, weight, torch.arange(len(logprob)), **OWN | changes
+    )
 
 
 def test_c04_only_sampled_tokens_carry_loss_the_first_one_and_the_eos_included() -> None:
@@ -132,46 +147,88 @@ def test_c11_chunked_is_dense_in_value_and_gradient() -> None:
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def oracle(logits, batch, *, low, high, beta, scale):
-    """GRPO in numpy, sample by sample and token by token; the reference is uniform."""
-    loss, count = 0.0, 0
-    for sample in range(batch.samples):
-        peers = batch.reward[batch.group == batch.group[sample]].astype(float)
-        advantage = batch.reward[sample] - peers.mean()
-        if scale:
-            advantage /= np.sqrt(((peers - peers.mean()) ** 2).mean()) + 1e-6
-        for at in range(batch.offsets[sample], batch.offsets[sample + 1]):
-            if not batch.sampled[at]:
-                continue
-            row = logits[at - batch.offsets[sample] - 1] / batch.temperature[sample]
-            logprob = row[batch.tokens[at]] - np.log(np.exp(row).sum())
-            ratio = np.exp(logprob - batch.logprobs[at])
-            surrogate = min(ratio * advantage, np.clip(ratio, 1 - low, 1 + high) * advantage)
-            towards = -np.log(len(row)) - logprob
-            loss += -surrogate + beta * (np.exp(towards) - towards - 1)
-            count += 1
-    return loss / count
+def stale_batch(seed: int) -> Batch:
+    """Ratios on both sides of every bound, answers of all lengths, two cut off, a group without variance."""
+    samples = [replace(sample, logprob=-4.6) for sample in random_samples(seed, members=4, turns=2)]
+    samples[1], samples[6] = replace(samples[1], truncated=True), replace(samples[6], truncated=True)
+    flat = [replace(sample, group=3, reward=0.3) for sample in samples[8:10]]
+    return make_batch([*samples, *flat])
 
 
-@pytest.mark.parametrize("scale", [False, True])
-@pytest.mark.parametrize("beta", [0.0, 0.3])
-def test_c16_loss_and_gradient_are_those_of_a_numpy_oracle(scale: bool, beta: float) -> None:
-    logits = table(16)
-    batch = make_batch([replace(sample, logprob=-4.6) for sample in random_samples(16, turns=2)])
-    settings = replace(SETTINGS, kl_beta=beta, scale_rewards=scale)
-    rules = {"low": settings.clip_low, "high": settings.clip_high, "beta": beta, "scale": scale}
-    found = measure(TablePolicy(logits), batch, settings)
+RULES = {
+    "grpo": settings_of("grpo"),
+    "grpo with a KL term": settings_of("grpo", kl_beta=0.3, overlong="keep"),
+    "grpo of DeepSeekMath": settings_of(
+        "grpo", normaliser="sequence", scale_rewards=True, clip_high=0.2, kl_beta=0.04, overlong="keep"
+    ),
+    "grpo by a constant": settings_of("grpo", normaliser="constant", constant_tokens=33),
+    "dr_grpo": settings_of("dr_grpo", overlong="keep"),
+    "dr_grpo per token": settings_of("dr_grpo", normaliser="token"),
+    "dapo": settings_of("dapo"),
+    "dapo with a soft penalty": settings_of("dapo", overlong="soft", overlong_tokens=19, overlong_buffer=8),
+    "dapo with a KL term": settings_of("dapo", kl_beta=0.3, scale_rewards=False),
+    "dapo per sequence": settings_of("dapo", normaliser="sequence"),
+    "cispo": settings_of("cispo"),
+    "cispo with near bounds": settings_of("cispo", clip_low=0.3, clip_high=0.3, kl_beta=0.1),
+    "gspo": settings_of("gspo", overlong="keep"),
+    "gspo with far bounds": settings_of("gspo", clip_low=0.2, clip_high=0.28, scale_rewards=False),
+    "gspo with a KL term": settings_of("gspo", kl_beta=0.3),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_c16_loss_and_gradient_are_those_of_a_numpy_oracle(rule: UpdateSettings) -> None:
+    logits, batch = table(16), stale_batch(16)
+    found = measure(TablePolicy(logits), batch, rule)
     exact = logits.double().numpy()
-    assert found.metrics["loss"] == pytest.approx(oracle(exact, batch, **rules), rel=1e-5)
-    assert 0.05 < found.metrics["clip_fraction"] < 0.95
-    gradient = found.gradient["table"]
-    for place in gradient.abs().flatten().topk(6).indices.tolist():
-        position, token = divmod(place, VOCABULARY)
-        up, down = exact.copy(), exact.copy()
-        up[position, token] += 1e-5
-        down[position, token] -= 1e-5
-        slope = (oracle(up, batch, **rules) - oracle(down, batch, **rules)) / 2e-5
-        assert float(gradient[position, token]) == pytest.approx(slope, rel=1e-3)
+    assert found.metrics["loss"] == pytest.approx(oracles.loss(exact, exact, batch, rule), rel=1e-5, abs=1e-6)
+    assert 0.02 < found.metrics["clip_fraction"] < 0.95 or rule.loss == "cispo"
+    gradient = found.gradient["table"].double().numpy()
+    assert np.abs(gradient).max() > 1e-4
+    directions = np.random.default_rng(1).normal(size=(4, *exact.shape))
+    directions[0] = gradient / np.abs(gradient).max()
+    for direction in directions:
+        up, down = (oracles.loss(exact + step * direction, exact, batch, rule) for step in (1e-6, -1e-6))
+        assert (gradient * direction).sum() == pytest.approx((up - down) / 2e-6, rel=2e-4, abs=1e-6)
+
+
+def test_c16_what_a_token_counts_is_settled_for_the_whole_step() -> None:
+    lengths = torch.tensor([1, 3, 4])
+    assert grpo.token_weights(lengths, "token").tolist() == [0.125] * 3
+    per_answer = grpo.token_weights(lengths, "sequence")
+    torch.testing.assert_close(per_answer * lengths, torch.full((3,), 1 / 3))
+    assert grpo.token_weights(lengths, "constant", 16).tolist() == pytest.approx([1 / 48] * 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"loss": "gspo", "normaliser": "token"}, "normaliser=token does not fit: gspo clips whole answers"),
+        ({"loss": "dr_grpo", "scale_rewards": True}, "scale_rewards"),
+        ({"loss": "dr_grpo", "normaliser": "sequence"}, "normaliser"),
+        ({"loss": "dapo", "constant_tokens": 9}, "constant_tokens"),
+        ({"loss": "grpo", "clip_low": 1.5}, "clip_low"),
+        ({"overlong": "soft"}, "overlong_tokens"),
+        ({"overlong_tokens": 90}, "overlong=soft"),
+        ({"overlong": "soft", "overlong_tokens": 9, "overlong_buffer": 9}, "must be less"),
+        ({"loss": "ppo"}, "loss=ppo"),
+    ],
+)
+def test_keys_that_mean_nothing_beside_one_another_are_refused(keys: dict, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        UpdateSettings.of(TrainConfig().model_dump() | keys)
+
+
+def test_each_loss_has_its_own_values_and_any_can_be_said() -> None:
+    own = {loss: settings_of(loss) for loss in LOSSES}
+    assert (own["dapo"].normaliser, own["dapo"].scale_rewards, own["dapo"].clip_high) == ("token", True, 0.28)
+    assert (own["dr_grpo"].normaliser, own["dr_grpo"].constant_tokens) == ("constant", 1024)
+    assert (own["gspo"].normaliser, own["gspo"].clip_high) == ("sequence", 4e-4)
+    assert own["grpo"].constant_tokens is None
+    said = settings_of("dapo", normaliser="sequence", scale_rewards=False, clip_high=0.3)
+    assert (said.normaliser, said.scale_rewards, said.clip_low, said.clip_high) == (
+        "sequence", False, 0.2, 0.3,
+    )  # fmt: skip
 
 
 def test_c17_a_group_without_variance_has_advantage_exactly_zero() -> None:
@@ -210,7 +267,7 @@ def test_c05_an_answer_cut_off_at_its_limit_is_left_out_or_kept_by_choice() -> N
     samples = random_samples(5)
     batch = make_batch([replace(samples[0], truncated=True), *samples[1:]])
     assert select(batch, SETTINGS).dropped == {"truncated": 1}
-    assert len(select(batch, replace(SETTINGS, mask_truncated=False)).samples) == len(samples)
+    assert len(select(batch, settings_of(overlong="keep")).samples) == len(samples)
 
 
 def test_c05_what_a_cut_off_answer_earned_does_not_move_the_others() -> None:
@@ -219,6 +276,26 @@ def test_c05_what_a_cut_off_answer_earned_does_not_move_the_others() -> None:
     beside = select(make_batch([rich, *samples[1:]]), SETTINGS).advantage_S[1:]
     alone = select(make_batch(samples[1:]), SETTINGS).advantage_S
     assert beside.tolist() == alone.tolist()
+
+
+def test_c05_a_soft_penalty_charges_the_last_tokens_before_the_limit() -> None:
+    lengths = torch.tensor([1, 12, 16, 20, 25])
+    assert grpo.overlong_penalty(lengths, 20, 8).tolist() == [0, 0, -0.5, -1, -1]
+    answers = [[5] * 4, [6] * 16, [7] * 20, [8] * 4]
+    batch = make_batch([Sample([([9, 9], False), (ids, True)], 0, 1.0) for ids in answers])
+    batch.member[3] = 2  # the third rollout asked twice: its longest answer counts
+    found = select(batch, settings_of("dapo", overlong="soft", overlong_tokens=20, overlong_buffer=8))
+    assert found.penalty_M.tolist() == [0, -0.5, -1, 0]
+    assert len(found.samples) == 4 and found.advantage_S[3] == found.advantage_S[2] < 0
+
+
+def test_c05_the_end_of_an_answer_is_trained_though_it_is_the_padding_token() -> None:
+    """0 is what rows are filled up with."""
+    ends = [replace(one, pieces=[*one.pieces[:-1], ([0], True)]) for one in random_samples(50, groups=1)]
+    batch = make_batch(ends)
+    metrics = measure(UNIFORM, batch).metrics
+    expected = np.exp(-math.log(VOCABULARY) - batch.logprobs[batch.sampled == 1]).mean()
+    assert metrics["ratio_mean"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +308,7 @@ def test_c18_the_clip_stops_the_gradient_on_the_side_of_the_advantage(
     logprob = torch.tensor([-1.0], requires_grad=True)
     behaviour = (logprob.detach() - math.log(ratio)).requires_grad_()
     reference = torch.tensor([-1.2], requires_grad=True)
-    terms = grpo.clipped_surrogate(
-        logprob, behaviour, torch.tensor([float(advantage)]), clip_low=0.2, clip_high=0.28,
-        reference_T=reference, kl_beta=0.0,
-    )  # fmt: skip
+    terms = loss_of(logprob, behaviour, torch.tensor([float(advantage)]), reference_T=reference)
     terms.loss.backward()
     assert logprob.grad is not None
     assert float(logprob.grad) == pytest.approx(-advantage * ratio if learns else 0)
@@ -242,30 +316,38 @@ def test_c18_the_clip_stops_the_gradient_on_the_side_of_the_advantage(
     assert behaviour.grad is None and reference.grad is None
 
 
+@pytest.mark.parametrize("loss", ["grpo", "cispo", "gspo"])
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
-def test_a_ratio_past_all_bounds_makes_no_nan(advantage: float) -> None:
+def test_a_ratio_past_all_bounds_makes_no_nan(advantage: float, loss: str) -> None:
     logprob = torch.tensor([-1.0, -500.0], requires_grad=True)
     behaviour, reference = torch.tensor([-200.0, -1.0]), torch.tensor([-300.0, -1.0])
-    terms = grpo.clipped_surrogate(
-        logprob, behaviour, torch.full((2,), advantage), clip_low=0.2, clip_high=0.28,
-        reference_T=reference, kl_beta=0.1,
-    )  # fmt: skip
+    terms = loss_of(
+        logprob, behaviour, torch.full((2,), advantage), loss=loss, reference_T=reference, kl_beta=0.1
+    )
     terms.loss.backward()
     assert logprob.grad is not None and torch.isfinite(logprob.grad).all()
     assert torch.isfinite(torch.stack([terms.loss.detach(), terms.ratio, terms.kl_behaviour])).all()
 
 
-def test_c20_the_kl_gradient_is_that_of_k3_and_flows_to_the_policy_only() -> None:
-    logprob = torch.tensor([-1.0, -2.0], requires_grad=True)
-    reference = torch.tensor([-1.5, -1.0], requires_grad=True)
-    terms = grpo.clipped_surrogate(
-        logprob, logprob.detach(), torch.zeros(2), clip_low=0.2, clip_high=0.28,
-        reference_T=reference, kl_beta=0.5,
+def test_c20_the_kl_term_follows_the_divergence_from_the_reference_whoever_sampled() -> None:
+    """Over every token a behaviour could have sampled, as often as it would: KL(policy || reference)."""
+    scores, behaviour_V, reference_V = table(20, 3).double()[:, :7]
+    scores = scores.clone().requires_grad_()
+    behaviour_V, reference_V = behaviour_V.log_softmax(0), reference_V.log_softmax(0)
+    reference_V.requires_grad_()
+    terms = loss_of(
+        scores.log_softmax(0), behaviour_V, torch.zeros(7), weight_T=behaviour_V.exp(),
+        reference_T=reference_V, kl_beta=0.5,
     )  # fmt: skip
     terms.loss.backward()
-    expected = 0.5 * (1 - (reference - logprob).exp()).detach()
-    torch.testing.assert_close(logprob.grad, expected)
-    assert reference.grad is None
+    found = scores.grad
+    assert found is not None and reference_V.grad is None
+    scores.grad = None
+    policy_V = scores.log_softmax(0)
+    divergence = (policy_V.exp() * (policy_V - reference_V.detach())).sum()
+    (0.5 * divergence).backward()
+    torch.testing.assert_close(terms.loss, 0.5 * divergence)
+    torch.testing.assert_close(found, scores.grad)
 
 
 def test_c21_entropy_is_that_of_the_sampled_tokens_at_the_sampling_temperature() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from runtime.schema import LOSSES
 from runtime.training import grpo
 from runtime.training.batch import Batch
 from runtime.training.packing import Pack, Sequences, pack
 from runtime.training.ranks import Ranks
+from runtime.training.update import UpdateSettings, select
 from tests.runtime.trainer_fixtures import (
-    SETTINGS,
     VOCABULARY,
     Measured,
     assert_same_gradient,
@@ -29,6 +29,7 @@ from tests.runtime.trainer_fixtures import (
     measure,
     random_samples,
     reordered,
+    settings_of,
     tiny_model,
     trained_policy,
 )
@@ -76,6 +77,7 @@ def gradients_of(policy, values: Tensor) -> dict[str, Tensor]:
     for master in policy.masters.values():
         master.grad = None
     (values * torch.linspace(-1, 1, len(values))).sum().backward()
+    policy.collect_gradients()
     return {name: master.grad.clone() for name, master in policy.masters.items()}
 
 
@@ -146,32 +148,73 @@ def big_batch() -> Batch:
 
 
 BUDGETS = {512: 1, 256: 2, 64: 8}
+# Weights and ratios of whole answers are where a cut into packs could show.
+RULES = {loss: settings_of(loss, kl_beta=0.05) for loss in LOSSES}
+RULES |= {"a token of its answer": settings_of("dapo", normaliser="sequence", overlong="keep")}
+
+
+def ruled(name: str, budget: int) -> UpdateSettings:
+    return replace(RULES[name], pack_tokens=budget)
 
 
 @pytest.mark.parametrize(("budget", "count"), BUDGETS.items())
 def test_c15_micro_batches_and_their_order_change_no_gradient(budget: int, count: int) -> None:
+    assert_order_changes_nothing("grpo", budget, count)
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name != "grpo"])
+def test_c15_micro_batches_change_no_gradient_of_any_loss(name: str) -> None:
+    assert_order_changes_nothing(name, 64, 8)
+
+
+def assert_order_changes_nothing(name: str, budget: int, count: int) -> None:
     policy, batch = trained_policy(), big_batch()
-    whole = measure(policy, batch, replace(SETTINGS, pack_tokens=100_000))
+    whole = measure(policy, batch, ruled(name, 100_000))
     assert len(packs_of(batch, budget)) == count
     for seed in range(2):
         order = (
             np.random.default_rng(seed).permutation(batch.samples).tolist() if seed else range(batch.samples)
         )
-        found = measure(policy, reordered(batch, order), replace(SETTINGS, pack_tokens=budget))
+        found = measure(policy, reordered(batch, order), ruled(name, budget))
         assert_same_gradient(found.gradient, whole.gradient)
         assert found.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-6)
+
+
+# (loss, budget): every cut of one loss, and the finest of the others.
+CUTS = [("grpo", budget) for budget in BUDGETS] + [(name, 64) for name in RULES if name != "grpo"]
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_c15_ranks_change_no_gradient(size: int, tmp_path: Path) -> None:
     policy, batch = trained_policy(), big_batch()
-    whole = measure(policy, batch, replace(SETTINGS, pack_tokens=100_000))
     run_ranks(size, tmp_path)
-    for budget in BUDGETS:
+    for place, (name, _) in enumerate(CUTS):
+        whole = measure(policy, batch, ruled(name, 100_000))
         for rank in range(size):
-            found = load_measured(tmp_path / f"{budget}-{rank}.safetensors")
+            found = load_measured(tmp_path / f"{place}-{rank}.safetensors")
             assert_same_gradient(found.gradient, whole.gradient)
             assert found.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-6)
+
+
+def test_c19_no_answer_is_left_out_for_being_long() -> None:
+    """Longer than a pack, far from the policy, at the edge of a penalty: each is trained, token by token."""
+    samples = random_samples(19, groups=4, members=3, prompt=8, completion=6)
+    stretched = [
+        replace(one, pieces=[one.pieces[0], (list(np.arange(20 * place + 1) % 90 + 3), True)], logprob=-9.0)
+        for place, one in enumerate(samples)
+    ]
+    batch = make_batch(stretched)
+    for settings in (
+        settings_of(pack_tokens=64),
+        settings_of("gspo", pack_tokens=64),
+        settings_of("dapo", overlong="soft", overlong_tokens=64, overlong_buffer=32, pack_tokens=64),
+    ):
+        selected = select(batch, settings)
+        assert selected.samples == list(range(batch.samples)) and not selected.dropped
+        assert bool((selected.weight_S > 0).all())
+        packs = pack(sequences(batch), selected.samples, settings.pack_tokens)
+        trained = torch.cat([one.source_T for one in packs]).sort().values
+        assert torch.equal(trained, torch.from_numpy(np.flatnonzero(batch.sampled)))
 
 
 def run_ranks(size: int, folder: Path) -> None:
@@ -181,10 +224,7 @@ def run_ranks(size: int, folder: Path) -> None:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     context = multiprocessing.get_context("fork")  # torch is imported already, with one thread
-    children = [
-        context.Process(target=one_rank, args=(rank, size, port, list(BUDGETS), folder))
-        for rank in range(size)
-    ]
+    children = [context.Process(target=one_rank, args=(rank, size, port, folder)) for rank in range(size)]
     for child in children:
         child.start()
     for child in children:
@@ -195,7 +235,7 @@ def run_ranks(size: int, folder: Path) -> None:
     assert not alive and [child.exitcode for child in children] == [0] * size
 
 
-def one_rank(rank: int, size: int, port: int, budgets: Sequence[int], folder: Path) -> None:
+def one_rank(rank: int, size: int, port: int, folder: Path) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -207,9 +247,9 @@ def one_rank(rank: int, size: int, port: int, budgets: Sequence[int], folder: Pa
     ranks = Ranks.join("cpu")
     assert (ranks.rank, ranks.size, ranks.first) == (rank, size, rank == 0)
     assert ranks.agree(7 + rank) == 7
-    for budget in budgets:
-        found = measure(trained_policy(), big_batch(), replace(SETTINGS, pack_tokens=budget), ranks)
-        save_measured(folder / f"{budget}-{rank}.safetensors", found)
+    for place, (name, budget) in enumerate(CUTS):
+        found = measure(trained_policy(), big_batch(), ruled(name, budget), ranks)
+        save_measured(folder / f"{place}-{rank}.safetensors", found)
     ranks.leave()
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.schema import TrainConfig
 from runtime.training import policy as policies
 from runtime.training.batch import Batch
 from runtime.training.policy import Lora, Policy
@@ -33,15 +34,14 @@ VOCABULARY = 97
 EOS = 2
 LORA = Lora(rank=4, alpha=12.0)
 ALONE = Ranks(0, 1, "cpu")
-SETTINGS = UpdateSettings(
-    clip_low=0.2,
-    clip_high=0.28,
-    kl_beta=0.0,
-    scale_rewards=False,
-    mask_truncated=True,
-    max_grad_norm=1.0,
-    pack_tokens=4096,
-)
+
+
+def settings_of(loss: str = "grpo", **changes: Any) -> UpdateSettings:
+    """A loss with its own values, and changes."""
+    return UpdateSettings.of(TrainConfig.model_validate({"loss": loss, **changes}).model_dump())
+
+
+SETTINGS = settings_of()
 
 
 @functools.cache
@@ -67,6 +67,37 @@ def tiny_model() -> Path:
             initializer_range=0.15,
         )
     )
+    return _saved(model, folder)
+
+
+def tiny_llama(folder: Path, vocabulary: int = VOCABULARY, **changes: Any) -> Path:
+    """A random Llama, fp32, of the width of the tiny model; by default like 3.2: tied, stretched."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.15,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
+    return _saved(LlamaForCausalLM(LlamaConfig(**shape | changes)), folder)
+
+
+def _saved(model: Any, folder: Path) -> Path:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 1:  # transformers starts biases at 0 and norms at 1, which would hide mistakes
@@ -83,14 +114,14 @@ def edited_model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def fresh_policy(dtype: str = "float32", lora: Lora = LORA) -> Policy:
+def fresh_policy(dtype: str = "float32", lora: Lora = LORA, model: Path | None = None) -> Policy:
     """As a run starts: B is 0."""
-    return policies.build(tiny_model(), lora, dtype=dtype, device="cpu", seed=0)
+    return policies.build(model or tiny_model(), lora, dtype=dtype, device="cpu", seed=0)
 
 
-def trained_policy(dtype: str = "float32", lora: Lora = LORA) -> Policy:
+def trained_policy(dtype: str = "float32", lora: Lora = LORA, model: Path | None = None) -> Policy:
     """With an adapter that does something in every layer."""
-    policy = fresh_policy(dtype, lora)
+    policy = fresh_policy(dtype, lora, model)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, master in policy.masters.items():
@@ -100,12 +131,18 @@ def trained_policy(dtype: str = "float32", lora: Lora = LORA) -> Policy:
     return policy
 
 
-def peft_model(adapter: Path) -> torch.nn.Module:
+def peft_model(adapter: Path, model: Path | None = None) -> torch.nn.Module:
     """The independent engine: transformers with peft, fp32."""
     from peft import PeftModel
-    from transformers import Qwen2ForCausalLM
 
-    return PeftModel.from_pretrained(Qwen2ForCausalLM.from_pretrained(tiny_model()), str(adapter)).eval()
+    return PeftModel.from_pretrained(plain_model(model or tiny_model()), str(adapter)).eval()
+
+
+def plain_model(folder: Path) -> Any:
+    """A folder's model by transformers, fp32."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @torch.no_grad()

@@ -125,6 +125,29 @@ def test_a_runtime_value_is_checked_before_anything_starts(
     assert reason in (error.why or "")
 
 
+@pytest.mark.parametrize(
+    ("sets", "message", "reason"),
+    [
+        (("train.loss=gspo", "train.normaliser=token"), "--set train.normaliser: 'token'", "whole answers"),
+        (("train.normaliser=sequence", "train.loss=dr_grpo"), "--set train.normaliser", "loss=grpo has it"),
+        (("train.overlong=soft",), "--set train.overlong: 'soft'", "train.overlong_tokens"),
+    ],
+)
+def test_runtime_values_that_mean_nothing_beside_one_another_are_refused(
+    home: Home, folder: Path, sets: tuple[str, ...], message: str, reason: str
+) -> None:
+    error = failure(home, folder, sets=sets)
+    assert error.exit_code == 2
+    assert error.message.startswith(message) and error.message.endswith("does not fit")
+    assert reason in (error.why or "") and error.hint
+
+
+def test_values_that_need_one_another_are_taken_together(home: Home, folder: Path) -> None:
+    sets = ("train.overlong=soft", "train.loss=dapo", "train.overlong_tokens=400", "train.scale_rewards=no")
+    settings = load({}, sets, environ={}, folder=folder, home=home)
+    assert settings.runtime["train.overlong_tokens"] == "400"
+
+
 def test_none_clears_an_optional_runtime_value(home: Home, folder: Path) -> None:
     settings = load({}, ("engine.max_model_len=none",), environ={}, folder=folder, home=home)
     assert settings.runtime["engine.max_model_len"] is None

@@ -1,0 +1,98 @@
+"""Each loss as its paper writes it, in numpy: one answer after the other, no packs, ranks or tensors.
+
+Shares no code with runtime/training. `new`, `old` and `reference` are the logprobs of an answer's sampled
+tokens under the policy, the behaviour and the base (here: every token as likely as any other).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass
+class Answer:
+    new: np.ndarray
+    old: np.ndarray
+    reference: np.ndarray
+    group: int
+    reward: float
+    truncated: bool
+
+
+def answers(logits, batch):
+    """Of a policy whose logits at position p are row p, at each sample's own temperature."""
+    found = []
+    for i in range(batch.samples):
+        places = np.flatnonzero(batch.sampled[batch.offsets[i] : batch.offsets[i + 1]])
+        rows = logits[places - 1] / batch.temperature[i]
+        tokens = batch.tokens[batch.offsets[i] + places]
+        new = rows[np.arange(len(rows)), tokens] - np.log(np.exp(rows).sum(1))
+        old = batch.logprobs[batch.offsets[i] + places].astype(float)
+        uniform = np.full(len(new), -np.log(logits.shape[1]))
+        reward = float(batch.reward[batch.member[i]])
+        group, truncated = int(batch.group[batch.member[i]]), bool(batch.truncated[i])
+        found.append(Answer(new, old, uniform, group, reward, truncated))
+    return found
+
+
+def advantages(found, rule):
+    """[(answer, its advantage)] of what is trained; DAPO's overlong handling and dropped groups."""
+    if rule.overlong == "mask":
+        found = [one for one in found if not one.truncated]
+    trained = []
+    for one in found:
+        scores = [score(peer, rule) for peer in found if peer.group == one.group]
+        if max(scores) == min(scores) and (rule.kl_beta == 0 or rule.loss == "dapo"):
+            continue
+        advantage = score(one, rule) - np.mean(scores)
+        if rule.scale_rewards and max(scores) > min(scores):
+            advantage = advantage / (np.std(scores) + 1e-6)
+        trained.append((one, advantage))
+    return trained
+
+
+def score(one, rule):
+    if rule.overlong != "soft":
+        return one.reward
+    over = len(one.new) - (rule.overlong_tokens - rule.overlong_buffer)
+    return one.reward - min(max(over / rule.overlong_buffer, 0), 1)
+
+
+def clipped(trained, _, rule):
+    """grpo, dr_grpo, dapo: per token, [the terms of each answer]."""
+    for one, advantage in trained:
+        ratio = np.exp(one.new - one.old)
+        bounded = np.clip(ratio, 1 - rule.clip_low, 1 + rule.clip_high)
+        yield -np.minimum(ratio * advantage, bounded * advantage)
+
+
+def gspo(trained, _, rule):
+    """One ratio for the answer, the geometric mean of its tokens'."""
+    for one, advantage in trained:
+        ratio = np.exp((one.new - one.old).sum() / len(one.new))
+        bounded = np.clip(ratio, 1 - rule.clip_low, 1 + rule.clip_high)
+        yield np.full(len(one.new), -min(ratio * advantage, bounded * advantage))
+
+
+def cispo(trained, frozen, rule):
+    """REINFORCE under a bounded weight, which is a number: that of the `frozen` policy."""
+    for (one, advantage), (held, _) in zip(trained, frozen, strict=True):
+        weight = np.clip(np.exp(held.new - held.old), 1 - rule.clip_low, 1 + rule.clip_high)
+        yield -weight * advantage * one.new
+
+
+def loss(logits, frozen_logits, batch, rule):
+    """The step's loss; `frozen_logits` stand still where `logits` are moved to find a slope."""
+    form = {"gspo": gspo, "cispo": cispo}.get(rule.loss, clipped)
+    trained, frozen = (advantages(answers(table, batch), rule) for table in (logits, frozen_logits))
+    terms = list(form(trained, frozen, rule))
+    for term, (one, _) in zip(terms, trained, strict=True):
+        apart = one.reference - one.new
+        term += rule.kl_beta * np.exp(one.new - one.old) * (np.exp(apart) - apart - 1)
+    if rule.normaliser == "token":
+        return np.concatenate(terms).mean()
+    if rule.normaliser == "sequence":
+        return np.mean([term.mean() for term in terms])
+    return sum(term.sum() for term in terms) / (len(terms) * rule.constant_tokens)
