@@ -12,9 +12,11 @@ import asyncio
 import copy
 import inspect
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import dspy
@@ -144,6 +146,8 @@ def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, 
         return Finished(run, "unparsed", reason=str(error))
     if isinstance(error, LMError) and not isinstance(error, ContextWindowExceededError):
         return Finished(run, "lost", reason=f"{type(error).__name__}: {error}")
+    if error is not None and _is_race_of_parallel(error):
+        return Finished(run, "lost", reason=f"dspy.Parallel stumbled over its own progress bars: {error}")
     if error is not None:
         return Finished(run, "crashed", reason=_described(error))
     rollout.judging = True
@@ -177,6 +181,17 @@ def _own(example: dspy.Example) -> dspy.Example:
 
 def _is(error: BaseException | None, other: BaseException | None) -> bool:
     return error is not None and error is other
+
+
+def _is_race_of_parallel(error: BaseException) -> bool:
+    """A Parallel that begins clears tqdm's set of bars (DSPy 3.4.1) under the feet of those in other threads.
+
+    That is neither the program's fault nor the policy's.
+    """
+    places = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, (KeyError, RuntimeError)) and any(
+        before.endswith("parallelizer.py") and "tqdm" in place for before, place in pairwise(places)
+    )
 
 
 def _described(error: BaseException) -> str:

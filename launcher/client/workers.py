@@ -17,6 +17,8 @@ Late = Literal["overdue", "not begun"]
 """Why a job has no result: it took longer than it may, or its turn never came."""
 
 _LOOK_SECONDS = 1.0
+# Jobs left behind, none having ended, that make it sure even with a single thread.
+_SURE = 3
 
 Result = TypeVar("Result")
 
@@ -31,8 +33,9 @@ def work_off(
     """The jobs' results in their order. Raises what a job raises, at once.
 
     A job that takes longer than `seconds` is left behind (`left_behind` is told its index) and another thread
-    takes its place; when as many are left behind as there are threads and not one job has come to an end, the
-    rest is not begun. Neither is it when as many results in a row as there are threads are `hopeless`.
+    takes its place; when as many are left behind as there are threads (and some) and not one job has come to
+    an end, the rest is not begun. Neither is it when as many results in a row as there are threads are
+    `hopeless`.
     """
     batch = _Batch(jobs, max(1, min(threads, len(jobs))), seconds, hopeless, left_behind)
     try:
@@ -142,7 +145,7 @@ class _Batch(Generic[Result]):
             self._results[index] = "overdue"
             self._left_behind += 1
             self._tell_left_behind(index)
-            if self._left_behind >= self._threads and not self._ended:
+            if self._left_behind >= max(self._threads, _SURE) and not self._ended:
                 self._stopped = True
             if not self._over:
                 self._start_thread()

@@ -1,7 +1,8 @@
 """A small stand-in for a run's endpoint, for tests of the client alone: it speaks our routes over real HTTP.
 
 It records each request, answers fixed completions, and counts a step's samples by their tags, as the runtime
-does. It samples and trains nothing. `break_next` makes the next requests fail as a lost link does.
+does. It samples and trains nothing. `break_next` makes the next requests fail as a lost link does; `go` ends
+it for good in the middle of whatever is asked.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from runtime.schema import RestoreRequest, StepRequest
 TOKEN = "a-token-of-the-test"
 # An answer that ends so was cut off at its length limit.
 CUT_OFF = "<cut off>"
+FLAT = "no variance in its group"
 # For threads: a test that fails must not wait for its real patience.
 PATIENCE = Patience(answer_seconds=20.0, away_seconds=5.0)
 
@@ -68,12 +70,14 @@ class SmallRun:
     fail_step: str | None = None
     refuse_empty: bool = True
     lost: set[str] = field(default_factory=set)
+    # As the trainer does: samples of a group whose rewards are all the same teach nothing.
+    drop_flat: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         handler = type("Handler", (_Handler,), {"run": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -92,7 +96,15 @@ class SmallRun:
         self.version = to_step
         self.client_state = self.requests[to_step].client_state if to_step else None
 
+    def go(self) -> None:
+        """Away for good: whoever is connected is cut off, and nobody listens any more."""
+        self._server.gone = True
+        self._server.shutdown()
+        self._server.server_close()
+
     def close(self) -> None:
+        if self._server.gone:
+            return
         self._server.shutdown()
         self._server.server_close()
 
@@ -130,14 +142,14 @@ class SmallRun:
             body["error"] |= {"step": self.version, "client_state": self.client_state}
             return status, body
         counts = self._counts(request)
-        if not counts["trained"] and self.refuse_empty:
+        if self.refuse_empty and not counts["trained"] + counts["dropped"].get(FLAT, 0):
             status, body = _error(422, "no sample of this step can be trained", "nothing_to_train")
             body["error"]["counts"] = counts
             return status, body
         number = self._next()
         self.requests[number] = request
         self.client_state = request.client_state
-        self.steps[number] |= {"key": request.key, "counts": counts}
+        self.steps[number] |= {"key": request.key, "counts": counts, "metrics": self.metrics}
         if self.fail_step:
             self.steps[number] |= {"state": "failed", "error": self.fail_step}
         return 202, self.steps[number]
@@ -160,27 +172,32 @@ class SmallRun:
         for it in self.asked:
             if it.tag("purpose") != "eval":
                 sampled[it.tag("rollout"), it.tag("predictor"), it.tag("call")] += 1
-        trained, dropped, samples = 0, defaultdict(int), 0
-        members = [(group, member) for group in request.groups for member in group.members]
-        for group, member in members:
-            wanted = member.predictor or group.predictor
-            found = sum(
-                count
-                for (rollout, predictor, call), count in sampled.items()
-                if rollout == member.rollout
-                and predictor == wanted
-                and (member.call is None or call == str(member.call))
-            )
-            samples += found
-            if member.reward is None:
-                dropped[member.failure or "no reward"] += max(1, found)
-            else:
-                trained += found
+        trained, dropped, samples, flat = 0, defaultdict[str, int](int), 0, 0
+        for group in request.groups:
+            is_flat = len({it.reward for it in group.members if it.reward is not None}) < 2
+            flat += is_flat
+            for member in group.members:
+                wanted = member.predictor or group.predictor
+                found = sum(
+                    count
+                    for (rollout, predictor, call), count in sampled.items()
+                    if rollout == member.rollout
+                    and predictor == wanted
+                    and (member.call is None or call == str(member.call))
+                )
+                samples += found
+                if member.reward is None:
+                    dropped[member.failure or "no reward"] += max(1, found)
+                elif is_flat and self.drop_flat:
+                    dropped[FLAT] += found
+                else:
+                    trained += found
         return {
             "groups": len(request.groups),
-            "members": len(members),
+            "members": sum(len(group.members) for group in request.groups),
             "samples": samples,
             "trained": trained,
+            "groups_without_variance": flat,
             "dropped": dict(dropped),
         }
 
@@ -206,6 +223,11 @@ def _error(status: int, message: str, code: str | None = None) -> tuple[int, dic
     return status, {"error": {"message": message, "type": "an_error", "param": None, "code": code}}
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    gone = False
+
+
 class _Handler(BaseHTTPRequestHandler):
     """HTTP/1.1 with keep-alive, as the gateway's."""
 
@@ -220,6 +242,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._handle(self.rfile.read(int(self.headers.get("content-length", 0))))
 
     def _handle(self, content: bytes | None) -> None:
+        if isinstance(self.server, _Server) and self.server.gone:
+            self.close_connection = True
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         path = urlsplit(self.path).path
         with self.run.lock:
@@ -231,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             status, body, extra = self._answer(path, headers, content)
-            if trouble == "cut after":
+            if trouble == "cut after" or (isinstance(self.server, _Server) and self.server.gone):
                 self.close_connection = True
             else:
                 self._send(status, body, extra)
