@@ -116,7 +116,8 @@ def _set_layer(sets: tuple[str, ...], known: list[str]) -> _Layer:
             )
         if key in SETTINGS:
             option = "--" + key.replace("_", "-")
-            raise UsageError(f"--set {key}: this has an option of its own", None, f"launch {option} {value}")
+            what = f"--set {key}: this has an option of its own"
+            raise UsageError(what, f"{option} sets it", f"launch {option} {value}")
         _known_or_raise(key, f"--set {key}", known, UsageError, "launch --set {}=" + value)
         values[key] = value
     return _Layer(values, lambda key: f"--set {key}", UsageError)

@@ -16,6 +16,7 @@ from launcher import config, credentials, preflight, resume
 from launcher.home import Home
 from launcher.plan import Plan, make_plan
 from launcher.resume import Resumed
+from launcher.safety.records import RecordStore
 from launcher.settings import Settings
 
 
@@ -51,7 +52,9 @@ def check(
             command, folder = resumed.command, resumed.folder
     plan = make_plan(settings)
     preflight.check_platform()
-    preflight.check_command(_seen_from(folder, command))
+    if resumed is None:
+        RecordStore(home).check_name(settings.name)
+    preflight.check_command(_seen_from(folder, command), folder)
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets)
     if resumed is not None:

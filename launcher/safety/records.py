@@ -156,18 +156,9 @@ class RecordStore:
 
         Raises LiveNameError when a run with the name is live, UsageError for a name that cannot be one.
         """
-        if name is not None and (not NAME_PATTERN.fullmatch(name) or ID_PATTERN.fullmatch(name)):
-            raise UsageError(
-                f"{name!r} cannot be a run's name",
-                "a name is 1 to 40 of a-z, 0-9 and -, neither first nor last a -, and not of an id's form",
-                "launch --name my-run",
-            )
         _make_durable_folder(self.runs)
         with _locked(self.runs / ".lock"):
-            if name is not None:
-                for record in self.list():
-                    if record.name == name and record.live:
-                        raise LiveNameError(record)
+            self.check_name(name)
             run_id = self._mint()
             record = RunRecord(
                 id=run_id, created=time.time(), name=name, command=command, launch=ProcessId.own(), **fields
@@ -191,6 +182,20 @@ class RecordStore:
             ended = {"guardian": None, "minder": None, "url": None, "exit_code": None, "ended": None}
             ended |= {"ended_by": None, "reason": None, "proof": None}
             return self.update(run_id, state="created", launch=ProcessId.own(), **(ended | fields))
+
+    def check_name(self, name: str | None) -> None:
+        """Raise what `create` would for this name, without making anything."""
+        if name is None:
+            return
+        if not NAME_PATTERN.fullmatch(name) or ID_PATTERN.fullmatch(name):
+            raise UsageError(
+                f"{name!r} cannot be a run's name",
+                "a name is 1 to 40 of a-z, 0-9 and -, neither first nor last a -, and not of an id's form",
+                "launch --name my-run",
+            )
+        for record in self.list():
+            if record.name == name and record.live:
+                raise LiveNameError(record)
 
     def update(self, run_id: str, **changes: Any) -> RunRecord:
         """Change fields of the newest record on disk, whoever wrote it; durable when this returns."""

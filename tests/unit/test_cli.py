@@ -1,4 +1,4 @@
-"""The console script from outside: errors as three lines, exit codes, and the keys of `--json`."""
+"""What the verbs print and answer: exit codes, the keys of `--json`. What is refused: test_refusals.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from launcher.home import Home
 from launcher.machines.local import LocalMachine
 from launcher.safety.records import RecordStore
 from launcher.settings import SECRETS
+from tests.support.typed import Typed
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -27,22 +27,7 @@ Launch = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
     """`launch("status", "--json")` in a home and a folder of its own."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("LAUNCH_")}
-
-    def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "launcher.cli", *words],
-            cwd=folder,
-            env={**clean, "LAUNCH_HOME": str(tmp_path / "home"), **environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-
-    return run
+    return Typed(tmp_path / "project", tmp_path / "home")
 
 
 @pytest.fixture
@@ -60,98 +45,6 @@ def fails(done: subprocess.CompletedProcess[str], code: int, *parts: str) -> Non
     assert hint.startswith("Hint: ")
     for part in parts:
         assert part in done.stderr
-
-
-def test_a_missing_program_is_found_before_anything_starts(launch: Launch, tmp_path: Path) -> None:
-    fails(launch("--", "no-such-program"), 3, "cannot run no-such-program", "on PATH")
-    assert not (tmp_path / "home").exists()
-
-
-def test_a_program_without_its_dashes_gets_them_in_the_hint(launch: Launch) -> None:
-    fails(launch("python", "x.py", "--steps", "3"), 2, "Hint: launch -- python x.py --steps 3")
-
-
-def test_a_script_that_is_not_executable_gets_its_python(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "project" / "x.py").write_text("print()")
-    fails(launch("--", "x.py"), 3, "launch -- python x.py")
-    fails(launch("--", "./x.py"), 3, "launch -- python ./x.py")
-
-
-def test_nothing_behind_the_dashes_is_refused(launch: Launch) -> None:
-    fails(launch("--"), 2, "no program")
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["--modle", "x"], "did you mean --model?"),
-        (["statsu"], "did you mean status?"),
-        (["--max", "4"], "90s, 15m, 4h"),
-        (["--lease", "soon"], "--lease: 'soon'"),
-        (["--budget", "much"], "--budget: 'much'"),
-        (["--port", "80"], "1024"),
-        (["--wandb", "maybe"], "online"),
-        (["--set", "train.lr=1"], "--set train.lr: no such setting"),
-        (["--name", "Not A Name"], "cannot be a run's name"),
-        (["--gpus", "H100:4"], "not in this version"),
-        (["--infra", "lambda"], "not in this version"),
-        (["--max", "4h", "status"], "--max does not go with status"),
-        (["logs"], "NAME"),
-        (["status", "nothing-of-that-name"], "there is no run"),
-        (["status", "--", "x"], "runs no program"),
-    ],
-)
-def test_what_is_wrong_on_the_command_line_is_2(launch: Launch, words: list[str], part: str) -> None:
-    fails(launch(*words), 2, part)
-
-
-def test_a_model_that_is_not_there_is_3(launch: Launch, tmp_path: Path) -> None:
-    fails(launch("--model", "./nothing"), 3, "no model ./nothing")
-    fails(launch("--model", "/nowhere/at/all"), 3)
-    fails(launch("--model", "gpt"), 3, "owner/name")
-
-
-def test_a_model_folder_is_looked_at(launch: Launch, tmp_path: Path) -> None:
-    folder = tmp_path / "project" / "m"
-    folder.mkdir()
-    fails(launch("--model", "m"), 3, "no config.json")
-    (folder / "config.json").write_text("{")
-    fails(launch("--model", "m"), 3, "config.json")
-    (folder / "config.json").write_text('{"model_type": "qwen2"}')
-    fails(launch("--model", "m"), 3, "no *.safetensors")
-    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    whole = len(header).to_bytes(8, "little") + header + bytes(8)
-    (folder / "model.safetensors").write_bytes(whole[:-1])
-    fails(launch("--model", "m"), 3, "cut short")
-    (folder / "model.safetensors").write_bytes(b"no")
-    fails(launch("--model", "m"), 3, "not a safetensors file")
-    (folder / "model.safetensors").write_bytes(whole)
-    fails(launch("--model", "m"), 3, "no tokenizer")
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "tokenizer_config.json").write_text("{}")
-    fails(launch("--model", "m"), 3, "no chat template")
-
-
-def test_a_taken_port_is_3(launch: Launch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        fails(launch("--port", str(port)), 3, f"port {port} is taken")
-
-
-def test_an_unknown_key_in_launch_toml_is_3(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "project" / "launch.toml").write_text("lerning_rate = 1")
-    fails(launch(), 3, "launch.toml: lerning_rate", "train.learning_rate")
-
-
-def test_a_home_that_cannot_be_written_is_3(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    fails(launch("--", sys.executable, LAUNCH_HOME=str(tmp_path / "file" / "home")), 3, "cannot write under")
-
-
-def test_wandb_online_without_an_account_is_3(launch: Launch, tmp_path: Path) -> None:
-    fails(launch("--wandb", "online", HOME=str(tmp_path), WANDB_API_KEY=""), 3, "launch --wandb offline")
 
 
 def test_an_error_as_json_is_one_object(launch: Launch) -> None:

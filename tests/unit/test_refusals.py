@@ -1,0 +1,494 @@
+"""Bad input, refused before anything starts: what was typed or done → exit code, and the three lines that say
+what, why, and what to do. The tables read like the documentation; each line goes through the real entry.
+"""
+
+# ruff: noqa: E501 - tables: a line is a case
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher import environments, preflight
+from launcher.cli import unsupported
+from launcher.home import Home
+from launcher.safety.records import RecordStore
+from tests.support.typed import Typed
+
+
+class Place:
+    """A project folder and a home, and what a user may have put there."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder = root / "project"
+        self.home = root / "home"
+        self.typed = Typed(self.folder, self.home)
+        self.patch = patch
+
+    def write(self, name: str, text: str, mode: int = 0o600) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+
+    def user_config(self, text: str) -> None:
+        self.home.mkdir(exist_ok=True)
+        (self.home / "config.toml").write_text(text)
+
+    def model(self, **changes: bytes | str | None) -> None:
+        """A whole model folder `m`, each change a file's content instead (None: no such file)."""
+        files: dict[str, bytes | str | None] = {
+            "config.json": '{"model_type": "qwen2"}',
+            "model.safetensors": safetensors(),
+            "tokenizer.json": "{}",
+            "tokenizer_config.json": '{"chat_template": "{{ messages }}"}',
+        }
+        folder = self.folder / "m"
+        folder.mkdir()
+        for name, content in {**files, **changes}.items():
+            if content is not None:
+                (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def live_run(self, name: str) -> None:
+        RecordStore(Home.find({"LAUNCH_HOME": str(self.home)})).create(name=name)
+
+    def everything(self) -> set[Path]:
+        """All that lies in the home."""
+        return set(self.home.rglob("*"))
+
+
+def safetensors(missing_bytes: int = 0) -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(8 - missing_bytes)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One line of a table: `done` is what the user did before, `typed` the words behind `launch`."""
+
+    typed: str
+    code: int
+    what: str
+    why: str
+    hint: str
+    done: Callable[[Place], None] = lambda place: None
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.typed
+
+
+def check(refused: Refused, place: Place) -> None:
+    refused.done(place)
+    before, children = place.everything(), set(psutil.Process().children())
+    done = place.typed(*refused.typed.split(), **refused.environ)
+    assert done.returncode == refused.code, done.stderr
+    assert done.stdout == ""
+    what, why, hint = done.stderr.splitlines()
+    assert what.startswith("Error: ") and refused.what in what
+    assert why.startswith("  ") and refused.why in why
+    assert hint.startswith("Hint: ") and refused.hint in hint
+    assert place.everything() == before, "no record, no folder"
+    assert set(psutil.Process().children()) <= children, "no process"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    # Whatever is typed here is refused before the network would be asked.
+    monkeypatch.setattr(environments, "unreachable", lambda variant: pytest.fail("asked the network"))
+    return Place(tmp_path, monkeypatch)
+
+
+# typed | exit code | what | why | hint
+COMMAND_LINE = [
+    Refused("--modle x", 2, "no such option: --modle", "did you mean --model?", "launch --help"),
+    Refused("statsu", 2, "statsu is not a verb", "did you mean status?", "launch status"),
+    Refused("status --jsn", 2, "no such option: --jsn", "did you mean --json?", "launch status --help"),
+    Refused("--max 4", 2, "--max: '4' does not fit", "a number with its unit: 90s, 15m, 4h", "launch --help"),
+    Refused("--max 0", 2, "--max: '0' does not fit", "a number with its unit", "launch --help"),
+    Refused("--max 0s", 2, "--max: '0s' does not fit", "longer than zero", "launch --help"),
+    Refused("--max 9999d", 2, "--max: '9999d' does not fit", "at most a year", "launch --help"),
+    Refused("--budget -1", 2, "--budget: '-1' does not fit", "more than zero", "launch --help"),
+    Refused("--budget much", 2, "--budget: 'much' does not fit", "US dollars: 40", "launch --help"),
+    Refused("--lease soon", 2, "--lease: 'soon' does not fit", "90s, 15m, 4h", "launch --help"),
+    Refused("--lease 1s", 2, "--lease: '1s' does not fit", "the least is 15 s", "launch --help"),
+    Refused("--port 80", 2, "--port: '80' does not fit", "from 1024 to 65535", "launch --help"),
+    Refused("--wandb maybe", 2, "--wandb: 'maybe' does not fit", "disabled, offline, online", "launch --help"),
+    Refused("--set", 2, "--set", "could not be read", "launch --help"),
+    Refused("--set train.seed", 2, "--set train.seed: no value", "KEY=VALUE", "launch --set train.seed=VALUE"),
+    Refused("--set zebra=1", 2, "--set zebra: no such setting", "`launch config` lists every key", "launch config"),
+    Refused("--set train.sed=1", 2, "no such setting", "the nearest is train.seed", "--set train.seed=1"),
+    Refused("--set lease=4m", 2, "this has an option of its own", "--lease", "launch --lease 4m"),
+    Refused("--set state_dir=/x", 2, "launch sets this itself", "follows from the options", "launch config"),
+    Refused("--set train.lora.rank=0", 2, "'0' does not fit", "a whole number from 1 to 256", "launch config"),
+    Refused("--set train.lora.rank=x", 2, "'x' does not fit", "a whole number from 1 to 256", "launch config"),
+    Refused("--set train.seed=1.5", 2, "'1.5' does not fit", "expected a whole number", "launch config"),
+    Refused("--set train.learning_rate=-1", 2, "'-1' does not fit", "a number above 0", "launch config"),
+    Refused("--set train.learning_rate=nan", 2, "'nan' does not fit", "a number above 0", "launch config"),
+    Refused("--set train.keep_checkpoints=1", 2, "'1' does not fit", "a whole number of 2 or more", "launch config"),
+    Refused("--set train.scale_rewards=2", 2, "'2' does not fit", "true or false", "launch config"),
+    Refused("--set train.loss=magic", 2, "'magic' does not fit", "expected one of grpo", "launch config"),
+    Refused("--name Not_A_Name", 2, "'Not_A_Name' cannot be a run's name", "1 to 40 of a-z", "--name my-run"),
+    Refused("--name slip-0123abcd", 2, "cannot be a run's name", "not of an id's form", "--name my-run"),
+    Refused("--name ../../x", 2, "'../../x' cannot be a run's name", "a-z, 0-9 and -", "--name my-run"),
+    Refused("--name dev", 2, "a run named dev is live", "its state: created", "launch status dev",
+            done=lambda place: place.live_run("dev")),
+    Refused("--gpus H100:4", 2, "renting GPUs is not in this version", "this computer", "without --gpus"),
+    Refused("--infra lambda", 2, "renting GPUs is not in this version", "this computer", "without --infra"),
+    Refused("--max 4h status", 2, "--max does not go with status", "an option of a run", "launch status --help"),
+    Refused("status -- x", 2, "launch status runs no program", "goes with no verb", "launch -- PROGRAM"),
+    Refused("logs", 2, "NAME", "could not be read", "launch logs --help"),
+    Refused("gc --older-than 3", 2, "--older-than: '3' does not fit", "90s, 15m", "launch gc --older-than 7d"),
+    Refused("status nothing", 2, "there is no run 'nothing'", "0 runs are recorded", "launch status"),
+    Refused("status dve", 2, "there is no run 'dve'", "did you mean dev?", "launch status dev",
+            done=lambda place: place.live_run("dev")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refused", COMMAND_LINE, ids=str)
+def test_what_is_wrong_on_the_command_line_is_2(refused: Refused, place: Place) -> None:
+    check(refused, place)
+
+
+PROGRAMS = [
+    Refused("--", 2, "no program behind --", "followed by the program", "launch -- python my.py"),
+    Refused("-- no-such-program", 3, "cannot run no-such-program", "no such program on PATH", "which no-such"),
+    Refused("-- ./none", 3, "cannot run ./none", "no such file", "ls ."),
+    Refused("-- lib", 3, "cannot run lib", "it is a folder", "ls lib",
+            done=lambda place: place.write("lib/x.py", "")),
+    Refused("-- x.py --steps 3", 3, "cannot run x.py", "in this folder, but not on PATH",
+            "launch -- python x.py --steps 3", done=lambda place: place.write("x.py", "")),
+    Refused("-- ./x.py", 3, "cannot run ./x.py", "may not be run", "launch -- python ./x.py",
+            done=lambda place: place.write("x.py", "")),
+    Refused("-- ./x.sh", 3, "cannot run ./x.sh", "may not be run", "chmod +x ./x.sh",
+            done=lambda place: place.write("x.sh", "#!/bin/sh\n")),
+    Refused("-- ./x", 3, "cannot run ./x", "asks for /no/perl, which is not there", "head -1",
+            done=lambda place: place.write("x", "#!/no/perl -w\n", 0o700)),
+    Refused("-- python3 train.py", 3, "cannot run train.py", "no such file in", "ls *.py"),
+    Refused("python x.py --steps 3", 2, "python is not a verb", "behind --", "launch -- python x.py --steps 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refused", PROGRAMS, ids=str)
+def test_a_program_that_cannot_run_is_found_first(refused: Refused, place: Place) -> None:
+    check(refused, place)
+
+
+def test_an_empty_word_is_no_program(place: Place) -> None:
+    done = place.typed("--", "")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0] == "Error: cannot run an empty command"
+
+
+FILES = [
+    Refused("", 3, "launch.toml: lerning_rate: no such", "the nearest is train.learning_rate", "launch.toml: train",
+            done=lambda place: place.write("launch.toml", "lerning_rate = 1")),
+    Refused("", 3, "launch.toml: 'no' does not fit", "90s, 15m, 4h", "launch --help",
+            done=lambda place: place.write("launch.toml", "max = 'no'")),
+    Refused("", 3, "launch.toml: train.lora.rank: 'many' does not fit", "a whole number from 1", "launch config",
+            done=lambda place: place.write("launch.toml", "[train.lora]\nrank = 'many'")),
+    Refused("", 3, "launch.toml cannot be read", "Invalid value", "correct",
+            done=lambda place: place.write("launch.toml", "model = ")),
+    Refused("", 3, "launch.toml cannot be read", "Is a directory", "ls -l",
+            done=lambda place: (place.folder / "launch.toml").mkdir()),
+    Refused("", 3, "config.toml: modle: no such setting", "the nearest is model", "config.toml: model",
+            done=lambda place: place.user_config("modle = 'x'")),
+    Refused("", 3, "LAUNCH_BUDGET: 'lots' does not fit", "US dollars", "launch --help",
+            environ={"LAUNCH_BUDGET": "lots"}),
+    Refused("", 3, "LAUNCH_MODELS in the environment: no such setting", "LAUNCH_MODEL", "export LAUNCH_MODEL=",
+            environ={"LAUNCH_MODELS": "x"}),
+    Refused("", 3, ".env: line 3 cannot be read", "NAME=value", "sed -n 3p",
+            done=lambda place: place.write(".env", "A=1\n\nHF_TOKEN hf_not_to_be_shown\n")),
+    Refused("", 3, ".env: line 1 cannot be read", "NAME=value", "sed -n 1p",
+            done=lambda place: place.write(".env", "HF_TOKEN\n")),
+    Refused("", 3, ".env: line 2 cannot be read", "NAME=value", "sed -n 2p",
+            done=lambda place: place.write(".env", "A=1\nHF_TOKEN='no end\n")),
+    Refused("", 3, ".env: LAUNCH_LEASE: '1' does not fit", "90s, 15m, 4h", "launch --help",
+            done=lambda place: place.write(".env", "LAUNCH_LEASE=1\n")),
+    Refused("--env-file none", 3, "no file none", "named by --env-file", "ls -l none"),
+    Refused("--env-file .", 3, ". cannot be read", "Is a directory", "ls -ld"),
+    Refused("", 3, "cannot write under", "is no folder", "LAUNCH_HOME=",
+            done=lambda place: place.home.write_text("")),
+    Refused("", 3, "config.toml cannot be read", "name too long", "ls -l", environ={"LAUNCH_HOME": "/tmp/" + "x" * 300}),
+    Refused("", 3, "cannot write under", "read-only disk", "LAUNCH_HOME=",
+            done=lambda place: place.patch.setattr(os, "ST_RDONLY", ~0)),
+    Refused("--wandb online", 3, "--wandb online: no account", "WANDB_API_KEY", "launch --wandb offline",
+            environ={"HOME": "/nowhere", "WANDB_API_KEY": "", "NETRC": ""}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refused", FILES, ids=lambda refused: refused.what)
+def test_what_is_wrong_in_a_file_or_the_environment_is_3(refused: Refused, place: Place) -> None:
+    check(refused, place)
+    assert "not_to_be_shown" not in place.typed(*refused.typed.split(), **refused.environ).stderr
+
+
+INDEX = "model.safetensors.index.json"
+MODELS = [
+    Refused("--model ./nothing", 3, "no model ./nothing", "no such folder", "launch --model Qwen/"),
+    Refused("--model /nowhere/at/all", 3, "no model /nowhere/at/all", "no such folder", "launch --model Qwen/"),
+    Refused("--model gpt", 3, "no model gpt", "not a hub name (owner/name)", "launch --model Qwen/"),
+    Refused("--model f", 3, "no model f", "it is a file, not a folder", "launch --model",
+            done=lambda place: place.write("f", "")),
+    Refused("--model m", 3, "the model m cannot be used", "no config.json", "ls -l",
+            done=lambda place: place.model(**{"config.json": None})),
+    Refused("--model m", 3, "the model m cannot be used", "config.json is damaged", "download the model again",
+            done=lambda place: place.model(**{"config.json": "{"})),
+    Refused("--model m", 3, "the model m cannot be used", "config.json is damaged: no JSON object", "again",
+            done=lambda place: place.model(**{"config.json": "[]"})),
+    Refused("--model m", 3, "the model m cannot be used", "architecture 'mamba' is not supported", "--model Qwen/",
+            done=lambda place: place.model(**{"config.json": '{"model_type": "mamba"}'})),
+    Refused("--model m", 3, "the model m cannot be used", "no *.safetensors", "ls -l",
+            done=lambda place: place.model(**{"model.safetensors": None, "model.bin": "x"})),
+    Refused("--model m", 3, "the model m cannot be used", "cut short: ", "download the model again",
+            done=lambda place: place.model(**{"model.safetensors": safetensors(1)})),
+    Refused("--model m", 3, "the model m cannot be used", "not a safetensors file, or cut short", "again",
+            done=lambda place: place.model(**{"model.safetensors": b"no"})),
+    Refused("--model m", 3, "the model m cannot be used", "its header is damaged", "download the model again",
+            done=lambda place: place.model(**{"model.safetensors": b"\2" + bytes(7) + b"xx"})),
+    Refused("--model m", 3, "the model m cannot be used", "2.safetensors: named in the index, but not there", "again",
+            done=lambda place: place.model(**{INDEX: '{"weight_map": {"w": "2.safetensors"}}'})),
+    Refused("--model m", 3, "the model m cannot be used", "no weight_map", "download the model again",
+            done=lambda place: place.model(**{INDEX: "{}"})),
+    Refused("--model m", 3, "the model m cannot be used", "names files outside its folder", "ls -l",
+            done=lambda place: place.model(**{INDEX: '{"weight_map": {"w": "../x.safetensors"}}'})),
+    Refused("--model m", 3, "the model m cannot be used", "no tokenizer", "ls -l",
+            done=lambda place: place.model(**{"tokenizer.json": None})),
+    Refused("--model m", 3, "the model m cannot be used", "tokenizer.json is damaged", "download the model again",
+            done=lambda place: place.model(**{"tokenizer.json": "{"})),
+    Refused("--model m", 3, "the model m cannot be used", "no chat template", "an instruct model",
+            done=lambda place: place.model(**{"tokenizer_config.json": "{}"})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refused", MODELS, ids=lambda refused: refused.why)
+def test_a_model_that_cannot_be_served_or_trained_is_3(refused: Refused, place: Place) -> None:
+    check(refused, place)
+
+
+# ------------------------------------------------------------------ this computer
+
+
+def test_a_taken_port_is_3_and_says_who_holds_it(place: Place) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        holder = f"(pid {os.getpid()}) listens there"
+        check(Refused(f"--port {port}", 3, f"port {port} is taken", holder, "without --port"), place)
+        place.live_run("dev")
+        store = RecordStore(Home.find({"LAUNCH_HOME": str(place.home)}))
+        store.update(store.load("dev").id, url=f"http://127.0.0.1:{port}")
+        check(Refused(f"--port {port}", 3, "is taken", "the run dev listens there", "without --port"), place)
+
+
+def test_a_disk_too_full_for_the_environment_is_3(place: Place) -> None:
+    place.patch.setattr(preflight, "free_bytes", lambda folder: 3 * 10**9)
+    check(
+        Refused("", 3, "the runtime's environment needs 8.0 GB of disk", "3.0 GB are free at", "LAUNCH_HOME"),
+        place,
+    )
+
+
+def test_a_disk_too_full_for_the_checkpoints_is_3(place: Place) -> None:
+    """Checkpoints of the chosen rank, times those that are kept."""
+    place.patch.setattr(preflight, "free_bytes", lambda folder: 10**9)
+    small = Refused("--set train.lora.rank=8", 3, "environment needs", "1.0 GB are free", "free some space")
+    check(small, place)
+    typed = "--set train.lora.rank=256 --set train.keep_checkpoints=30"
+    check(Refused(typed, 3, "a run with 30 checkpoints needs 1.", "1.0 GB are free", "LAUNCH_HOME"), place)
+
+
+def test_the_size_of_a_checkpoint_is_that_of_a_real_one() -> None:
+    """A rank-16 step of Qwen2.5-0.5B: 8.8 M adapter weights, each with two moments, in float32."""
+    from launcher.model_folder import shape
+
+    found = shape(
+        {
+            "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2,
+            "intermediate_size": 4864, "num_hidden_layers": 24,
+        }
+    )  # fmt: skip
+    assert found is not None
+    assert found.checkpoint_bytes(16) == 8_798_208 * 12
+
+
+def test_no_network_is_3_while_the_environment_is_not_built(place: Place, tmp_path: Path) -> None:
+    place.patch.undo()
+    place.patch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen: a connection is refused at once
+        for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+            place.patch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}/simple")
+        for name in ("PIP_FIND_LINKS", "UV_FIND_LINKS", "UV_INDEX", "UV_EXTRA_INDEX_URL"):
+            place.patch.delenv(name, raising=False)
+        place.patch.setenv("UV_NO_CONFIG", "1")
+        what = "the runtime's environment is not built, and its packages cannot be had"
+        check(Refused("", 3, what, "fetch", "once the environment is built, launch works offline"), place)
+
+
+@pytest.mark.parametrize(
+    ("python", "platform", "what", "hint"),
+    [
+        (
+            (3, 10),
+            "linux",
+            "launch needs Python 3.11 or newer, this is 3.10",
+            "uv tool install --python 3.12",
+        ),
+        ((3, 12), "win32", "launch does not run on Windows", "wsl --install"),
+    ],
+)
+def test_a_computer_that_cannot_run_launch_is_told(python, platform, what: str, hint: str) -> None:
+    refusal = unsupported(python, platform)
+    assert refusal is not None and refusal.exit_code == 3
+    assert refusal.message == what
+    assert hint in (refusal.hint or "")
+    assert unsupported((3, 11), "linux") is None and unsupported((3, 14), "darwin") is None
+
+
+def test_an_old_python_gets_as_far_as_the_refusal() -> None:
+    """What is imported before it must be readable for Pythons before 3.11."""
+    import ast
+
+    import launcher.cli
+    import launcher.errors
+
+    for module in (launcher, launcher.cli, launcher.errors):
+        ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 8))
+
+
+def test_a_run_here_needs_linux_and_the_verbs_do_not(place: Place) -> None:
+    place.patch.setattr(sys, "platform", "darwin")
+    check(Refused("", 3, "needs Linux, this is macOS", "when launch is killed", "container"), place)
+    assert place.typed("status").returncode == 0
+
+
+def test_a_long_home_is_fine_because_sockets_lie_elsewhere(place: Place) -> None:
+    from launcher.machines.local import LocalMachine
+
+    home = Home.find({"LAUNCH_HOME": str(place.home / ("long" * 30))})
+    preflight.check_folders(home)
+    machine = LocalMachine("slip-01234567", home.run_folder("slip-01234567") / "machine", home.environments)
+    assert len(f"{machine.socket_dir}/engine-00.sock") < 104
+
+
+def test_an_env_file_that_others_can_read_is_a_warning_and_no_error(place: Place) -> None:
+    from launcher.config import load
+
+    for text, mode, warned in [
+        ("HF_TOKEN=hf_0123456789\n", 0o644, True),
+        ("HF_TOKEN=hf_0123456789\n", 0o600, False),
+        ("LAUNCH_LEASE=5m\nHF_TOKEN=\n", 0o644, False),
+    ]:
+        place.write(".env", text, mode)
+        home = Home.find({"LAUNCH_HOME": str(place.home)})
+        warnings = load({}, environ={}, folder=place.folder, home=home).warnings
+        assert warnings == (
+            (f".env holds secrets and others may read it: chmod 600 {place.folder}/.env",) if warned else ()
+        )
+
+
+# ------------------------------------------------------------------ the hub
+
+
+@dataclass
+class Hub:
+    """A model hub on loopback; answers every question alike and remembers who asked."""
+
+    status: int = 200
+    body: bytes = b'{"model_type": "qwen2"}'
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    url: str = ""
+
+
+@pytest.fixture
+def hub(place: Place) -> Iterator[Hub]:
+    hub = Hub()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            hub.asked.append((self.path, self.headers.get("Authorization")))
+            self.send_response(hub.status)
+            self.send_header("Content-Length", str(len(hub.body)))
+            self.end_headers()
+            self.wfile.write(hub.body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY"):
+        place.patch.delenv(name, raising=False)
+    place.patch.setenv("HF_ENDPOINT", hub.url)
+    place.patch.setenv("HF_HOME", str(place.folder / "hf"))
+    yield hub
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "token", "what", "why"),
+    [
+        (404, b"", None, "no model some/model", "no such model"),
+        (401, b"", None, "cannot be downloaded", "it is gated and HF_TOKEN is not set"),
+        (403, b"", "hf_0123456789", "cannot be downloaded", "the account of HF_TOKEN has no access"),
+        (500, b"", None, "cannot be looked up", "answered 500"),
+        (200, b"<html>", None, "cannot be used", "its config.json is no JSON"),
+        (200, b'{"model_type": "gpt2"}', None, "cannot be used", "architecture 'gpt2' is not supported"),
+    ],
+)
+def test_a_model_of_the_hub_is_looked_at(hub: Hub, place: Place, status, body, token, what, why) -> None:
+    hub.status, hub.body = status, body
+    if token:
+        place.write(".env", f"HF_TOKEN={token}\n")
+    check(Refused("--model some/model", 3, what, why, ""), place)
+    assert hub.asked == [("/some/model/resolve/main/config.json", token and f"Bearer {token}")]
+
+
+def test_a_hub_that_does_not_answer_is_3(hub: Hub, place: Place) -> None:
+    place.patch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    what = "the model some/model is not on this computer and cannot be looked up"
+    check(Refused("--model some/model", 3, what, "refused", "or --model FOLDER"), place)
+    place.patch.setenv("HF_HUB_OFFLINE", "1")
+    check(
+        Refused("--model some/model", 3, "not on this computer", "HF_HUB_OFFLINE is set", "--model FOLDER"),
+        place,
+    )
+
+
+def test_a_downloaded_model_is_looked_at_without_the_network(hub: Hub, place: Place) -> None:
+    snapshot = place.folder / "hf" / "hub" / "models--some--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"model_type": "qwen2"}')
+    assert preflight.find_model("some/model") == "some/model"
+    assert hub.asked == []
+
+
+# ------------------------------------------------------------------ a process of its own
+
+
+@pytest.mark.parametrize("words", [["--modle", "x"], ["--", "no-such-program"]])
+def test_the_same_from_a_process_of_its_own(words: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", *words],
+        env={**os.environ, "LAUNCH_HOME": str(tmp_path / "home")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (2, 3)
+    assert [line.split()[0] for line in done.stderr.splitlines()][::2] == ["Error:", "Hint:"]
+    assert done.stdout == "" and not (tmp_path / "home").exists()
