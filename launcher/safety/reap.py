@@ -208,9 +208,14 @@ def _name(pid: int) -> str:
 # ------------------------------------------------------------------ files
 
 
+def socket_parents() -> list[Path]:
+    """Where runs of this user may have their socket folders (`machines/local.py`)."""
+    return list(dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))))
+
+
 def _stale_sockets(records: dict[str, RunRecord], unreadable: set[str], carried: set[str]) -> Iterator[Find]:
     """Socket folders of runs that are over, or that nobody knows and nobody runs."""
-    for parent in dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))):
+    for parent in socket_parents():
         for folder in sorted(parent.glob("slip-*")):
             run_id = folder.name
             record = records.get(run_id)
