@@ -48,7 +48,7 @@ def answer(typed: Typed, home: Home, monkeypatch: pytest.MonkeyPatch) -> Callabl
     monkeypatch.chdir(typed.folder)
     for name in ("LAUNCH_HOME", "LAUNCH_LEASE"):
         monkeypatch.delenv(name, raising=False)
-    return lambda name: next(check for check in ask_all(home, None) if check.name == name)
+    return lambda name: next(check for check in ask_all(home, None, 30.0) if check.name == name)
 
 
 def build(home: Home, leave_out: str = "") -> Path:
