@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime import failpoints
 from runtime.schema import Group, Member, StepRequest, StepStatus
 from runtime.serving.samples import SampleStore
 from runtime.training.batch import read_batch
@@ -24,6 +26,7 @@ from runtime.training.step_errors import (
     NothingToTrainError,
     NotPublishedError,
     QueueFullError,
+    RewoundError,
     UnknownCheckpointError,
     UnknownStepError,
 )
@@ -75,14 +78,15 @@ class Run:
         state = {
             "counts": batch.meta.get("counts", {}),
             "metrics": {"loss": 0.5},
-            "client_state": batch.meta["client_state"],
+            **{name: batch.meta[name] for name in ("client_state", "key", "request_sha256", "kind")},
         }
 
-        def write(folder: Path) -> None:
-            (folder / ADAPTER_WEIGHTS).parent.mkdir()
-            (folder / ADAPTER_WEIGHTS).write_bytes(b"weights")
+        self.checkpoints.commit(step, step, state, write_weights)
 
-        self.checkpoints.commit(step, step, state, write)
+
+def write_weights(folder: Path) -> None:
+    (folder / ADAPTER_WEIGHTS).parent.mkdir()
+    (folder / ADAPTER_WEIGHTS).write_bytes(b"weights")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -337,6 +341,138 @@ def test_a_programs_state_has_a_bound(tmp_path: Path) -> None:
         with pytest.raises(ClientStateTooLargeError, match="at most 65536"):
             await queue.submit(run.request("k", "a", client_state={"text": "x" * 70_000}))
         assert (await queue.submit(run.request("k", "b", client_state={"text": "x" * 60_000}))).id == 1
+
+    drive(work, tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["the folder", "an entry", "an outcome", "a bit"])
+def test_c40_a_queue_that_is_lost_is_made_again_from_batches_and_checkpoints(
+    tmp_path: Path, lost: str
+) -> None:
+    async def work(run: Run) -> None:
+        requests = []
+        async with Running(run.queue(max_lag=9)) as queue:
+            for number in (1, 2, 3):
+                requests.append(
+                    run.request(f"k{number}", f"a{number}", f"b{number}", client_state={"at": number})
+                )
+                await queue.submit(requests[-1])
+                if number == 2:
+                    await until(lambda: run.batch_folder(2).exists())
+                    (run.batch_folder(2) / "failed.json").write_text('{"error": "out of memory"}')
+                else:
+                    await run.commit(number)
+                await queue.wait(number, 10)
+            await queue.submit(run.request("k4", "a4", "b4"))
+            await until(lambda: run.batch_folder(4).exists())
+            before = queue.list()[:3]
+        entries = sorted((run.folder / "steps" / "queue").iterdir())
+        if lost == "the folder":
+            shutil.rmtree(entries[0].parent)
+        elif lost == "a bit":
+            for path in entries:
+                path.write_bytes(b"\xff" + path.read_bytes()[1:])
+        else:
+            (
+                run.folder / "steps" / "queue" / ("000001.json" if "entry" in lost else "000001.outcome.json")
+            ).unlink()
+        async with Running(run.queue(max_lag=9)) as queue:
+            await run.commit(4)
+            assert (await queue.wait(4, 10)).state == "published"
+            for old in before:
+                again = (await queue.wait(old.id, 10)).model_dump(exclude={"publication", "counts"})
+                assert again == old.model_dump(exclude={"publication", "counts"})
+            assert (await queue.submit(requests[0])).id == 1, "its key is known"
+            with pytest.raises(KeyReusedError):
+                await queue.submit(requests[2].model_copy(update={"client_state": None}))
+            with pytest.raises(NothingToTrainError, match="2 already trained"):
+                await queue.submit(StepRequest(key="k5", groups=requests[2].groups))
+            assert (await queue.submit(StepRequest(key="k5", groups=requests[1].groups))).id == 5
+        assert run.published[-1] == 4 and run.published.count(1) == 1
+
+    drive(work, tmp_path)
+
+
+def test_a_checkpoint_brought_from_elsewhere_is_a_step_whose_key_is_known(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            request = run.request("k1", "a", "b", client_state={"at": 1})
+            await queue.submit(request)
+            await run.commit(1)
+            done = await queue.wait(1, 10)
+        elsewhere = Run(run.folder / "elsewhere")
+        shutil.copytree(run.folder / "checkpoints", elsewhere.folder / "checkpoints")
+        async with Running(elsewhere.queue()) as queue:
+            again = await queue.wait((await queue.submit(request)).id, 10)
+            assert again == done and elsewhere.published == [1]
+            assert queue.client_state == {"at": 1}
+
+    drive(work, tmp_path)
+
+
+def test_a_rewound_run_tells_a_program_that_rewards_what_was_lost(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        rewound = {"to_step": 1, "time": 0.0, "client_state": {"at": 1}}
+        await asyncio.to_thread((run.folder / "rewound.json").write_text, json.dumps(rewound))
+        queue = run.queue()
+        await run_one(run, queue)
+        queue = run.queue()
+
+        def step(key: str, *rollouts: str, reward: float | None = 1.0) -> StepRequest:
+            members = [Member(rollout=rollout, reward=reward) for rollout in rollouts]
+            return StepRequest(key=key, groups=[Group(id="g", members=members)])
+
+        for rollout in "abc":
+            sampled(run.samples, rollout)
+        for late in (step("k2", "lost"), step("k2", "a", "lost")):
+            with pytest.raises(RewoundError, match="went back to step 1") as refused:
+                await queue.submit(late)
+            assert (refused.value.step, refused.value.client_state) == (1, {"at": 1})
+        with pytest.raises(RewoundError):
+            await queue.wait(2, 0)
+        with pytest.raises(NothingToTrainError):  # no reward: nothing was lost with it
+            await queue.submit(step("k2", "lost", reward=None))
+        assert (await queue.submit(step("k2", "a"))).id == 2
+        # The program has gone back: a rollout that never got an answer is no reason to send it back again.
+        mixed = await queue.submit(step("k3", "b", "unanswered"))
+        assert mixed.counts.dropped == {"no sample": 1}
+        with pytest.raises(RewoundError):
+            await queue.submit(step("k4", "lost", "lost too"))
+
+    async def run_one(run: Run, queue: StepQueue) -> None:
+        """The step the run went back to, committed and published."""
+        async with Running(queue):
+            run.samples = SampleStore(run.folder / "samples")
+            state = {
+                "counts": {},
+                "metrics": {},
+                "client_state": {"at": 1},
+                "key": "k1",
+                "request_sha256": "x",
+            }
+            await asyncio.to_thread(run.checkpoints.commit, 1, 1, state, write_weights)
+
+    drive(work, tmp_path)
+
+
+def test_a_disk_that_is_full_makes_steps_wait_and_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.training.steps.DISK_SECONDS", 0.01)
+
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            request = run.request("k1", "a", "b")
+            for instant in ("gateway.queued", "gateway.giving", "gateway.given", "gateway.ending"):
+                monkeypatch.setattr(failpoints, "_ours", failpoints.Failpoints(f"{instant}:full"))
+                if instant == "gateway.queued":
+                    with pytest.raises(OSError, match="No space left"):
+                        await queue.submit(request)
+                    await queue.submit(request)
+                elif instant == "gateway.ending":
+                    await run.commit(1)
+                    assert (await queue.wait(1, 10)).state == "published"
+            assert queue.queued == 0 and run.published == [1]
 
     drive(work, tmp_path)
 

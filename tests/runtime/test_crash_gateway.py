@@ -1,0 +1,183 @@
+"""The gateway, killed at named instants of a step: one sample per request, one step per key, one version.
+
+The gateway and the trainer are the real ones (the trainer on a model of two layers); the engine's answers are
+made up (pretend_engine.py). What kills a real engine is in test_crash_engine.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from runtime import failpoints
+from runtime.training.steps import MOST_QUEUED
+from tests.runtime.gateway_process import Gateway
+from tests.runtime.pretend_engine import PretendEngine
+from tests.runtime.trainers import Run, Trainers, arm, instants, until
+
+pytestmark = pytest.mark.slow
+
+
+class Served:
+    """A run with its gateway and trainer; a gateway that died is started again, as the supervisor would."""
+
+    def __init__(self, folder: Path, trainers: Trainers, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run = Run(folder, trainers)
+        self.armed = folder / "armed"
+        monkeypatch.setenv(failpoints.VARIABLE, f"file:{self.armed}")
+        self._sockets = Path(tempfile.mkdtemp(prefix="slip-"))
+        self.engine = PretendEngine(self._sockets / "e.sock")
+        self.gateway = Gateway(folder, self.engine.socket, folder, max_staleness=MOST_QUEUED)
+        self.gateway.until_ready()
+        self.trainer: int | None = None
+        self.restarts = 0
+
+    def start_trainer(self) -> None:
+        self.trainer = self.run.start(follow=True)
+
+    def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """One request, sent again until it is answered: what the relay does, with the same id."""
+        end = time.monotonic() + 60
+        while True:
+            try:
+                return self.gateway.http.request(method, path, **request)
+            except httpx.TransportError:
+                assert time.monotonic() < end
+                self.gateway.process.wait(10)
+                self.gateway.http.close()
+                self.gateway.start()
+                self.gateway.until_ready()
+                self.restarts += 1
+
+    def sample(self, rollout: str) -> dict[str, Any]:
+        body = {"model": "policy", "messages": [{"role": "user", "content": rollout}]}
+        headers = {"x-slipway-request": f"request-{rollout}"}
+        answer = self.ask("POST", f"/rollouts/{rollout}/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def request(self, key: str) -> dict[str, Any]:
+        """A step's body over four rollouts sampled now."""
+        rollouts = [f"{key}-{number}" for number in range(4)]
+        for rollout in rollouts:
+            self.sample(rollout)
+        members = [{"rollout": name, "reward": float(index)} for index, name in enumerate(rollouts)]
+        return {"key": key, "groups": [{"id": "g", "members": members}], "client_state": {"key": key}}
+
+    def finished(self, step: int) -> dict[str, Any]:
+        def ended() -> dict[str, Any] | None:
+            said = self.ask("GET", f"/slipway/steps/{step}", params={"wait": 5}).json()
+            return said if said["state"] in ("published", "failed") else None
+
+        return until(ended, 60)
+
+    def step(self, key: str) -> dict[str, Any]:
+        posted = self.ask("POST", "/slipway/steps", json=self.request(key))
+        assert posted.status_code == 202, posted.text
+        return self.finished(posted.json()["id"])
+
+    def close(self) -> None:
+        self.gateway.stop()
+        if self.trainer is not None:
+            os.kill(self.trainer, signal.SIGTERM)
+            assert self.run.trainers.wait(self.trainer) == 0, self.run.log
+        self.engine.close()
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Trainers]:
+    server = Trainers()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def served(
+    trainers: Trainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Served]]:
+    started: list[Served] = []
+
+    def start() -> Served:
+        started.append(Served(tmp_path, trainers, monkeypatch))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_c40_g18_killed_at_every_named_instant_a_gateway_ends_with_one_step_and_one_version(served) -> None:
+    it: Served = served()
+    it.start_trainer()
+    names = sorted(instants("gateway"))
+    assert len(names) >= 8
+    for number, name in enumerate(names, start=1):
+        arm(it.armed, f"{name}:kill9")
+        done = it.step(f"key-{number}")
+        assert not it.armed.exists() and it.restarts == number, f"{name} was not passed"
+        assert (done["id"], done["state"], done["version"]) == (number, "published", number), (name, done)
+        assert done["counts"]["trained"] == done["counts"]["samples"] == 4, (name, done)
+        serving = json.loads((it.run.folder / "serving.json").read_text())
+        status = it.gateway.status()
+        assert serving["version"] == status["version"] == it.run.step == number, name
+        assert it.sample(f"after-{number}")["model"] == f"policy@v{number}", name
+        assert status["client_state"] == {"key": f"key-{number}"} and status["steps_queued"] == 0
+    assert set(it.engine.asked.values()) == {1}, "a request the engine answered twice was sampled twice"
+    assert len(it.gateway.recorded()) == len(it.engine.asked)
+    assert it.run.logged == list(range(1, len(names) + 1))
+    rows = it.ask("GET", "/slipway/metrics").json()
+    assert [row["step"] for row in rows] == it.run.logged
+
+
+def test_g18_a_step_whose_answer_was_lost_is_sent_again_by_many_at_once_and_trained_once(served) -> None:
+    it: Served = served()
+    request = it.request("key")
+    arm(it.armed, "gateway.queued:kill9")
+    first = it.ask("POST", "/slipway/steps", json=request)  # its answer is lost; this is that of the second
+    assert it.restarts == 1 and first.json()["id"] == 1
+    with ThreadPoolExecutor(4) as pool:
+        again = [pool.submit(it.gateway.http.post, "/slipway/steps", json=request) for _ in range(4)]
+    it.start_trainer()
+    assert {answer.result().json()["id"] for answer in again} == {1}
+    assert it.finished(1)["version"] == 1
+    other = it.ask("POST", "/slipway/steps", json=request | {"client_state": {"key": "other"}})
+    assert other.status_code == 409 and other.json()["error"]["code"] == "key_reused"
+    assert len(it.ask("GET", "/slipway/steps").json()) == 1 and it.run.logged == [1]
+
+
+def test_c45_a_full_queue_answers_429_and_every_step_it_took_is_trained(served) -> None:
+    it: Served = served()
+    requests = [it.request(f"key-{number}") for number in range(MOST_QUEUED + 1)]
+    answers = [it.ask("POST", "/slipway/steps", json=request) for request in requests]
+    assert [answer.status_code for answer in answers] == [202] * MOST_QUEUED + [429]
+    assert answers[-1].json()["error"]["code"] == "queue_full" and int(answers[-1].headers["retry-after"]) > 0
+    assert it.ask("POST", "/slipway/steps", json=requests[0]).json()["id"] == 1, "known: it is not one more"
+    it.start_trainer()
+    last = it.finished(MOST_QUEUED)
+    assert last["version"] == MOST_QUEUED and it.run.logged == list(range(1, MOST_QUEUED + 1))
+    assert it.ask("POST", "/slipway/steps", json=requests[-1]).status_code == 202
+    assert it.finished(MOST_QUEUED + 1)["counts"]["trained"] == 4
+
+
+def test_a_program_that_went_back_with_its_run_is_told_so_on_the_wire(served, tmp_path: Path) -> None:
+    rewound = {"to_step": 3, "time": time.time(), "client_state": {"at": 3}}
+    (tmp_path / "rewound.json").write_text(json.dumps(rewound))
+    it: Served = served()
+    member = {"rollout": f"lost-{uuid.uuid4()}", "reward": 1.0}
+    body = {"key": "late", "groups": [{"id": "g", "members": [member]}]}
+    for answer in (it.ask("POST", "/slipway/steps", json=body), it.ask("GET", "/slipway/steps/4")):
+        assert answer.status_code == 409
+        error = answer.json()["error"]
+        assert (error["code"], error["step"], error["client_state"]) == ("rewound", 3, {"at": 3})
+    assert it.ask("GET", "/slipway/steps/2").status_code == 404
