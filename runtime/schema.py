@@ -200,16 +200,28 @@ class RuntimeConfig(Body):
 class Member(Body):
     """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
 
-    `predictor` and `call` narrow the reward to those samples of the rollout; without them it
-    holds for every sample the rollout made. `reward` None excludes the member and counts
+    What it sampled is named in one of three ways: by `rollout`, the tag of its requests; by `messages` and
+    `completion`, the question as it was asked and the text of the answer, for clients that cannot tag; by
+    `sample`, the id of one sample. `predictor` and `call` narrow the reward to those samples of the rollout;
+    without them it holds for every sample the rollout made. `reward` None excludes the member and counts
     `failure` (C22): an excluded reward is not a zero.
     """
 
-    rollout: str = Field(min_length=1, max_length=128)
+    rollout: str = Field(default="", max_length=128)
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    completion: str | None = None
+    sample: str | None = Field(default=None, min_length=1, max_length=256)
     predictor: str | None = None
     call: int | None = Field(default=None, ge=0)
     reward: float | None = None
     failure: str | None = None
+
+    @model_validator(mode="after")
+    def _is_about_one_thing(self) -> Self:
+        named = [bool(self.rollout), self.messages is not None, self.sample is not None]
+        if sum(named) != 1 or (self.messages is None) != (self.completion is None):
+            raise ValueError("a member names a rollout, or messages and their completion, or a sample")
+        return self
 
 
 class Group(Body):
@@ -242,7 +254,12 @@ class StepCounts(Answer):
     samples: int = 0
     trained: int = 0
     sampled_tokens: int = 0
+    # Given as text that no answer matched: trained on the engine's ids of that text, not on what was sampled.
     retokenised: int = 0
+    # Samples that go on from an earlier turn id for id, and are trained in one sequence with it.
+    turns_joined: int = 0
+    # How often a rollout's next sample did not go on from the last, and began a sequence of its own.
+    sealed: int = 0
     groups_without_variance: int = 0
     dropped: dict[str, int] = {}
 

@@ -6,13 +6,16 @@ comes in (whole, streamed); both fill the same `Choice`s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from runtime.serving import content
 from runtime.serving.admission import Asked
+from runtime.serving.engine_client import UNKNOWN, EngineFacts
 from runtime.serving.journal import Sample
 from runtime.serving.openai_errors import ApiError
 from runtime.serving.samples import unscorable
@@ -32,6 +35,8 @@ class Choice:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     finish_reason: str | None = None
+    text: str = ""
+    called_tools: bool = False
 
     def take(self, asked: Asked, choice: dict[str, Any]) -> None:
         """Add what one (part of a) choice carries."""
@@ -39,6 +44,10 @@ class Choice:
         self.completion_ids += choice.get("token_ids") or ()
         self.logprobs += _logprobs(asked, choice)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if asked.tags.rollout is None:  # only what has no tag is ever asked for by its text
+            message = choice.get("message") or choice.get("delta") or {}
+            self.text += message.get("content") or ""
+            self.called_tools |= bool(message.get("tool_calls"))
 
 
 def _logprobs(asked: Asked, choice: dict[str, Any]) -> list[float | None]:
@@ -50,7 +59,9 @@ def _logprobs(asked: Asked, choice: dict[str, Any]) -> list[float | None]:
     return list(given.get("token_logprobs") or ())
 
 
-def samples(asked: Asked, choices: dict[int, Choice]) -> tuple[list[list[int]], list[Sample]]:
+def samples(
+    asked: Asked, choices: dict[int, Choice], engine: EngineFacts = UNKNOWN
+) -> tuple[list[list[int]], list[Sample]]:
     """Prompts (each once) and samples of a finished answer, in the order of the choices."""
     prompts: list[list[int]] = []
     found: list[Sample] = []
@@ -58,19 +69,51 @@ def samples(asked: Asked, choices: dict[int, Choice]) -> tuple[list[list[int]], 
         if not prompts or prompts[-1] != choice.prompt_ids:
             prompts.append(choice.prompt_ids)
         why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
-        if why_not is None and not choice.prompt_ids:
-            why_not = "prompt ids missing"
+        if why_not is None:
+            why_not = _unfit_prompt(choice.prompt_ids, engine)
         found.append(
             Sample(
                 id=f"{asked.id}:{index}",
                 prompt=len(prompts) - 1,
                 completion_ids=choice.completion_ids,
                 logprobs=choice.logprobs,
-                finish_reason=choice.finish_reason,
+                finish_reason=_finish_reason(asked, choice, engine),
                 unscorable=why_not,
+                content=_content(asked, choice),
             )
         )
     return prompts, found
+
+
+def _unfit_prompt(prompt_ids: list[int], engine: EngineFacts) -> str | None:
+    """Why a prompt must not be learned from; None when it may.
+
+    A template that writes the first token and a tokenizer that adds it give two: the policy would learn to
+    answer prompts it never meets elsewhere (C3).
+    """
+    if not prompt_ids:
+        return "prompt ids missing"
+    doubled = engine.first_token is not None and prompt_ids[:2] == [engine.first_token] * 2
+    return "doubled BOS" if doubled else None
+
+
+def _finish_reason(asked: Asked, choice: Choice, engine: EngineFacts) -> str | None:
+    """How it ended. vLLM says "tool_calls" of an answer that made a call and was then cut off,
+    too; one that ended by itself at the very limit is taken for cut off.
+    """
+    if choice.finish_reason != "tool_calls":
+        return choice.finish_reason
+    limit = asked.body.get("max_completion_tokens") or asked.body.get("max_tokens") or math.inf
+    if engine.context_length is not None:
+        limit = min(limit, engine.context_length - len(choice.prompt_ids))
+    return "length" if len(choice.completion_ids) >= limit else choice.finish_reason
+
+
+def _content(asked: Asked, choice: Choice) -> str | None:
+    """The name by content of what has no tag; calls of tools are more than the text a client could name."""
+    if asked.kind != "chat" or asked.tags.rollout is not None or choice.called_tools:
+        return None
+    return content.key(asked.body["messages"], choice.text)
 
 
 def _strip(asked: Asked, body: dict[str, Any], model: str) -> None:
@@ -93,10 +136,10 @@ def _strip(asked: Asked, body: dict[str, Any], model: str) -> None:
 class Whole:
     """A whole (not streamed) answer."""
 
-    def __init__(self, asked: Asked, model: str, content: bytes) -> None:
+    def __init__(self, asked: Asked, model: str, answer: bytes) -> None:
         """Raises ApiError(502) when the engine's 200 holds no answer."""
         try:
-            body = msgspec.json.decode(content)
+            body = msgspec.json.decode(answer)
             given = body["choices"]
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise ApiError(502, "the engine's answer is not a completion") from error

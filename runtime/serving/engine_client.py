@@ -67,6 +67,21 @@ class AdapterReport:
         return self.modules == self.expected > 0 and not self.mismatched
 
 
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine says of itself once. None: it did not say.
+
+    `context_length`: the longest sequence it takes, in tokens; `first_token`: what its tokenizer puts before
+    every text by itself (BOS), if anything.
+    """
+
+    context_length: int | None = None
+    first_token: int | None = None
+
+
+UNKNOWN = EngineFacts()
+
+
 class EngineClient:
     """One engine. Use it from one event loop; `close` when done."""
 
@@ -76,6 +91,7 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
         self._mode_is_right = False
         self._context_length: int | None = None
+        self.facts = UNKNOWN
 
     async def close(self) -> None:
         """Drop the connections."""
@@ -102,6 +118,7 @@ class EngineClient:
             return False
         if not self._mode_is_right:
             self._mode_is_right = await self._has_the_right_mode()
+            self.facts = await self._learn_facts()
         return self._mode_is_right
 
     async def load_adapter(self, name: str, path: Path) -> None:
@@ -151,6 +168,21 @@ class EngineClient:
             row[str(token)]["logprob"] for row, token in zip(rows[1:], token_ids[1:], strict=True)
         ]
 
+    async def tokenize(
+        self,
+        text: str | list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """The ids of a text, or of messages in the model's own chat template. Raises EngineError."""
+        body: dict[str, Any] = {"model": BASE_NAME, "add_special_tokens": add_special_tokens}
+        if isinstance(text, str):
+            body["prompt"] = text
+        else:
+            body |= {"messages": text, "add_generation_prompt": add_generation_prompt}
+        return (await self._json("POST", "/tokenize", body))["tokens"]
+
     async def context_length(self) -> int:
         """The longest sequence it takes, prompt and answer together, in tokens."""
         length = self._context_length
@@ -159,6 +191,16 @@ class EngineClient:
             length = int(next(model["max_model_len"] for model in listed if model["id"] == BASE_NAME))
             self._context_length = length
         return length
+
+    async def _learn_facts(self) -> EngineFacts:
+        """An engine that does not say them is used all the same: without them less is noticed."""
+        try:
+            bare, whole = [await self.tokenize("a", add_special_tokens=special) for special in (False, True)]
+            begins = whole[0] if whole[-len(bare) :] == bare and len(whole) > len(bare) else None
+            return EngineFacts(await self.context_length(), begins)
+        except (EngineError, LookupError, ValueError) as error:
+            log.warning("%s: it does not say what it adds to a prompt: %s", self.name, error)
+            return UNKNOWN
 
     async def _has_the_right_mode(self) -> bool:
         try:

@@ -33,6 +33,7 @@ from runtime.serving.admission import Kind
 from runtime.serving.auth import BearerAuth
 from runtime.serving.engine_client import EngineClient
 from runtime.serving.fleet import Fleet
+from runtime.serving.from_text import TextMembers
 from runtime.serving.openai_errors import ApiError
 from runtime.serving.promotion import Promotion
 from runtime.serving.proxy import Completions
@@ -93,6 +94,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         promotion.publish,
         trainer_failure=trainer_failure,
         max_lag=config.max_staleness,
+        resolve=TextMembers(samples, fleet, versions).resolve,
     )
     return Parts(
         clients=clients,

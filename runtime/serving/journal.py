@@ -31,6 +31,10 @@ class Sample:
     finish_reason: str | None
     # Why it can never be trained on; None: it can.
     unscorable: str | None = None
+    # Its name by content (content.py), where its request had no tag.
+    content: str | None = None
+    # Nobody sampled it: a client gave the text, and the engine these ids and logprobs of it.
+    retokenised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class SampleHead:
 
     id: str
     unscorable: str | None = None
+    content: str | None = None
+    retokenised: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,17 +114,22 @@ class Completions:
                 if response.status != 200:
                     raise await _refusal(engine, response, served)
                 if asked.streamed:
-                    await self._stream(response, asked, served, flight)
+                    await self._stream(response, asked, served, flight, engine)
                 else:
                     whole = Whole(asked, served.name, await response.read())
-                    self._record(asked, served, whole.choices, flight, msgspec.Raw(whole.body))
+                    self._record(asked, served, whole.choices, flight, msgspec.Raw(whole.body), engine)
                     flight.begin(200, _headers(b"application/json", served, len(whole.body)))
                     flight.write(whole.body)
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise EngineGoneError(type(error).__name__) from error
 
     async def _stream(
-        self, response: aiohttp.ClientResponse, asked: Asked, served: Served, flight: Flight
+        self,
+        response: aiohttp.ClientResponse,
+        asked: Asked,
+        served: Served,
+        flight: Flight,
+        engine: Engine,
     ) -> None:
         stream = Streamed(asked, served.name)
         text: list[bytes] = []
@@ -141,14 +146,20 @@ class Completions:
         if not stream.done:
             raise EngineGoneError("the stream ended early")
         whole = msgspec.json.encode(b"".join(text).decode())
-        self._record(asked, served, stream.choices, flight, msgspec.Raw(whole))
+        self._record(asked, served, stream.choices, flight, msgspec.Raw(whole), engine)
         flight.write(b"data: [DONE]\n\n")
 
     def _record(
-        self, asked: Asked, served: Served, choices: dict[int, Choice], flight: Flight, answer: msgspec.Raw
+        self,
+        asked: Asked,
+        served: Served,
+        choices: dict[int, Choice],
+        flight: Flight,
+        answer: msgspec.Raw,
+        engine: Engine,
     ) -> None:
         """Before the client has the answer: what it has is always recorded."""
-        prompts, found = samples(asked, choices)
+        prompts, found = samples(asked, choices, engine.client.facts)
         self._store.record(
             Exchange(
                 request=asked.id,

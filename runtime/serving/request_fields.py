@@ -131,7 +131,10 @@ CHAT: dict[str, Rule] = SAMPLING | {
     "chat_template_kwargs": _PASS,
     "documents": _PASS,
     "reasoning_effort": _PASS,
-    "include_reasoning": _PASS,
+    "include_reasoning": Rule(
+        "drop",
+        "no reasoning is told apart here, and vLLM would hide the ids and logprobs of the whole answer",
+    ),
     "return_prompt_text": _PASS,
     "echo": Rule("refuse", "puts the prompt into the answer", neutral=(False,)),
     "chat_template": Rule("refuse", "the model's own template is what is trained"),

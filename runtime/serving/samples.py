@@ -33,6 +33,8 @@ class SampleRef:
     request: str
     place: Place
     position: int
+    # The client gave the text of it; see journal.Sample.
+    retokenised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class SampleStore:
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder)
         self._by_rollout: defaultdict[str, list[SampleRef]] = defaultdict(list)
+        self._by_content: defaultdict[str, list[SampleRef]] = defaultdict(list)
+        # Of the samples above only: those of a rollout are found by it.
+        self._by_id: dict[str, SampleRef] = {}
         self._requests: OrderedDict[str, Stored] = OrderedDict()
         self._undelivered: set[str] = set()
         self.count = 0
@@ -65,8 +70,16 @@ class SampleStore:
 
     def of_rollout(self, rollout: str) -> list[SampleRef]:
         """Every sample of a rollout that reached its client, in the order of the answers."""
-        found = self._by_rollout.get(rollout, [])
-        return [ref for ref in found if ref.request not in self._undelivered]
+        return self._delivered(self._by_rollout.get(rollout, []))
+
+    def of_content(self, content: str) -> list[SampleRef]:
+        """Every sample of an untagged request with this name by content, in the order of the answers."""
+        return self._delivered(self._by_content.get(content, []))
+
+    def of_sample(self, sample: str) -> list[SampleRef]:
+        """The sample of an untagged request with this id, or none."""
+        ref = self._by_id.get(sample)
+        return [] if ref is None else self._delivered([ref])
 
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
         """The tokens behind a name."""
@@ -92,14 +105,25 @@ class SampleStore:
         if not line.delivered:
             self._undelivered.add(line.request)
         self.count += len(line.samples)
-        if line.tags.rollout is None:
-            return
         for position, sample in enumerate(line.samples):
-            self._by_rollout[line.tags.rollout].append(
-                SampleRef(
-                    sample.id, line.tags, line.version, sample.unscorable, line.request, place, position
-                )
+            ref = SampleRef(
+                sample.id,
+                line.tags,
+                line.version,
+                sample.unscorable,
+                line.request,
+                place,
+                position,
+                sample.retokenised,
             )
+            if line.tags.rollout is not None:
+                self._by_rollout[line.tags.rollout].append(ref)
+            elif sample.content is not None:
+                self._by_content[sample.content].append(ref)
+                self._by_id[sample.id] = ref
+
+    def _delivered(self, refs: list[SampleRef]) -> list[SampleRef]:
+        return [ref for ref in refs if ref.request not in self._undelivered]
 
     def _claim(self, request: str) -> None:
         self._undelivered.discard(request)

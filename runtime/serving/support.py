@@ -2,6 +2,9 @@
 
 A behaviour logprob is comparable with the trainer's only if every token could have been sampled, at a known
 temperature. Settings that cut or bend the distribution make a sample unscorable, with the setting as reason.
+What only ends an answer (stop strings, stop tokens, a length, repetition noticed) or only changes its text
+leaves the distribution as it is. Every field that passes the gateway was tried against the engine's own
+scores (tests/runtime/test_recorded_answers.py).
 Neighbours: samples.py asks once per request. Pure.
 """
 
@@ -41,9 +44,6 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "vllm_xargs": _absent,
     "thinking_token_budget": lambda value: False,
     "response_format": lambda value: value.get("type") == "text" if isinstance(value, Mapping) else False,
-    # "required" and a named tool are grammars.
-    "tool_choice": _is("auto", "none"),  # type: ignore[arg-type]
-    "tools": lambda tools: not any((tool.get("function") or {}).get("strict") for tool in tools),
 }
 
 
@@ -61,4 +61,21 @@ def cut_by(settings: Mapping[str, Any]) -> str | None:
         value = settings.get(name)
         if value is not None and not neutral(value):
             return name
-    return None
+    return _cut_by_tools(settings)
+
+
+def _cut_by_tools(settings: Mapping[str, Any]) -> str | None:
+    """The first setting by which vLLM holds a call of a tool to a grammar.
+
+    With "auto" it does so where a tool is strict, and where the calls are limited to one: the limit is kept
+    by a grammar for the whole call. With "none" the tools are only shown to the model.
+    """
+    choice = settings.get("tool_choice")
+    if choice == "none":
+        return None
+    if choice not in (None, "auto"):
+        return "tool_choice"
+    tools = settings.get("tools") or ()
+    if any((tool.get("function") or {}).get("strict") for tool in tools):
+        return "tools"
+    return "parallel_tool_calls" if tools and settings.get("parallel_tool_calls") is False else None

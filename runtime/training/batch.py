@@ -3,11 +3,13 @@
 Neighbours: the gateway writes one folder per step (`steps.py`), the recipe reads them in order.
 numpy and safetensors only; knows nothing of torch, models or advantages.
 
-Names carry dimensions: N tokens of all samples end to end, S samples, M members (rollouts in a group).
+Names carry dimensions: N tokens of all sequences end to end, S sequences, M members (rollouts in a group). A
+sequence is one sample or, where turns went on from one another id for id, several (turns.py).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -44,7 +46,7 @@ class BatchError(Exception):
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's samples. A "restore" step has `meta` and empty arrays.
+    """One step's sequences. A "restore" step has `meta` and empty arrays.
 
     `sampled` is 1 where the engine sampled the token (loss goes there and nowhere else) and `logprobs`
     holds the engine's own logprob of it, at the temperature it sampled with; 0 elsewhere.
@@ -76,6 +78,26 @@ class Batch:
     def kind(self) -> str:
         """ "train" or "restore"."""
         return str(self.meta.get("kind", "train"))
+
+    @functools.cached_property
+    def turns(self) -> NDArray[np.int64]:
+        """How many samples each sequence joins [S]: what is counted is samples."""
+        listed = self.meta.get("samples") or [{}] * self.samples
+        return np.asarray([len(one.get("turns") or (1,)) for one in listed], np.int64)
+
+    @functools.cached_property
+    def answers(self) -> NDArray[np.int64]:
+        """Which answer each token was sampled in [N], of all sequences' turns in their order; -1: in none."""
+        found = np.full(len(self.tokens), -1, np.int64)
+        listed = self.meta.get("samples") or [{}] * self.samples
+        answer = 0
+        for row, one in enumerate(listed):
+            inside, sampled = found[self.span(row)], self.sampled[self.span(row)].astype(bool)
+            for turn in one.get("turns") or ({"start": 0, "end": len(inside)},):
+                part = slice(turn["start"], turn["end"])
+                inside[part][sampled[part]] = answer
+                answer += 1
+        return found
 
     def span(self, sample: int) -> slice:
         """Where sample s lies among the N tokens."""
@@ -164,6 +186,10 @@ def _check_samples(batch: Batch, name: str) -> None:
     ):
         if ((index < 0) | (index >= bound)).any():
             raise BatchError(f"{name}: a {what} index is out of range")
+    if len(batch.turns) != batch.samples:
+        raise BatchError(f"{name}: {len(batch.turns)} sequences are described, {batch.samples} are there")
+    if not np.array_equal(batch.answers >= 0, batch.sampled.astype(bool)):
+        raise BatchError(f"{name}: the turns described are not what was sampled")
     if batch.sampled[batch.offsets[:-1]].any():
         raise BatchError(f"{name}: a sample begins with a sampled token; it needs a prompt")
     if (batch.tokens < 0).any():

@@ -41,7 +41,10 @@ class Rewind:
         not be sent back for ever.
         """
         rewarded = {
-            member.rollout for group in groups for member in group.members if member.reward is not None
+            member.rollout
+            for group in groups
+            for member in group.members
+            if member.reward is not None and member.rollout
         }
         lost = {rollout for rollout in rewarded if not is_known(rollout)}
         if lost and (lost == rewarded or not gone_on):

@@ -1,13 +1,15 @@
 """Which samples a step trains, and what becomes of the rest: everything named is trained or counted.
 
 Neighbours: steps.py asks when a step is taken in and again when it is taken out; samples come from the
-gateway's store; the result is a `Batch`. Computes no advantage and tokenises nothing (C1).
+gateway's store; turns.py says which of them are one sequence; the result is a `Batch`. Computes no advantage
+and tokenises nothing (C1).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,23 +18,27 @@ import numpy as np
 from runtime.schema import Group, Member, StepCounts
 from runtime.serving.samples import SampleRef, SampleStore
 from runtime.training.batch import Batch
+from runtime.training.turns import Turn, join, load_turn
 
 # A reason becomes a key in counts, metrics and terminals.
 _REASON_CHARACTERS = 80
-# How a completion ends when the policy itself ended it; "length" and the like cut it.
-_WHOLE = ("stop", "tool_calls")
 
 
 @dataclass
 class Selection:
-    """The samples to train, each with the member that rewards it, and the counts of everything named."""
+    """The sequences to train, each with the member that rewards it, and the counts of everything named."""
 
     groups: list[Group] = field(default_factory=list)
     # (index into groups, the member), for members with at least one sample to train.
     members: list[tuple[int, Member]] = field(default_factory=list)
-    # (sample, index into members).
-    samples: list[tuple[SampleRef, int]] = field(default_factory=list)
+    # (the samples that are its turns, index into members).
+    sequences: list[tuple[list[SampleRef], int]] = field(default_factory=list)
     counts: StepCounts = field(default_factory=StepCounts)
+
+    @property
+    def samples(self) -> list[tuple[SampleRef, int]]:
+        """Every sample to train, with the index of its member."""
+        return [(ref, member) for turns, member in self.sequences for ref in turns]
 
     @property
     def ids(self) -> list[str]:
@@ -49,76 +55,101 @@ def select(
 ) -> Selection:
     """Sort every sample the groups name into trained or dropped, with the reason.
 
-    `taken(sample id)`: another step has it. `lag(version)`: steps committed since that version (C39).
+    `taken(sample id)`: another step has it. `lag(version)`: steps committed since that version; a sequence is
+    as old as its oldest turn (C39).
     """
-    result = Selection()
-    dropped: dict[str, int] = {}
-    named: set[str] = set()
+    sorting = _Sorting(store, taken, lag, max_lag)
+    for group in groups:
+        sorting.result.groups.append(group)
+        for member in group.members:
+            sorting.take(group, member)
+    return sorting.counted()
 
-    def why_not(ref: SampleRef) -> str | None:
+
+@dataclass
+class _Sorting:
+    """One selection while it is made."""
+
+    store: SampleStore
+    taken: Callable[[str], bool]
+    lag: Callable[[int], int]
+    max_lag: int
+    result: Selection = field(default_factory=Selection)
+    dropped: Counter[str] = field(default_factory=Counter)
+    named: set[str] = field(default_factory=set)
+    members = found = sealed = 0
+
+    def take(self, group: Group, member: Member) -> None:
+        """Sort one member's samples."""
+        refs = _refs(group, member, self.store)
+        self.members += 1
+        self.found += len(refs)
+        refused = _refused(member) or (None if refs else "no sample")
+        if refused is not None:
+            self.dropped[refused] += max(1, len(refs))
+            return
+        sequences = [turns for turns in self._sequences(refs) if self._is_fresh(turns)]
+        if sequences:
+            self.result.members.append((len(self.result.groups) - 1, member))
+            index = len(self.result.members) - 1
+            self.result.sequences += [(turns, index) for turns in sequences]
+
+    def counted(self) -> Selection:
+        """The selection, with its counts."""
+        trained = self.result.samples
+        self.result.counts = StepCounts(
+            groups=len(self.result.groups),
+            members=self.members,
+            samples=self.found,
+            trained=len(trained),
+            retokenised=sum(ref.retokenised for ref, _ in trained),
+            turns_joined=len(trained) - len(self.result.sequences),
+            sealed=self.sealed,
+            groups_without_variance=_groups_without_variance(self.result),
+            dropped=dict(self.dropped),
+        )
+        return self.result
+
+    def _sequences(self, refs: list[SampleRef]) -> Iterator[list[SampleRef]]:
+        """What of a member can be trained at all, as sequences of turns."""
+        for part in _by_predictor([ref for ref in refs if self._is_usable(ref)]):
+            sequences, sealed = join(part, self.store.load)
+            self.sealed += sealed
+            yield from sequences
+
+    def _is_usable(self, ref: SampleRef) -> bool:
+        reason = self._why_not(ref)
+        self.named.add(ref.id)
+        if reason is not None:
+            self.dropped[reason] += 1
+        return reason is None
+
+    def _why_not(self, ref: SampleRef) -> str | None:
         if ref.tags.purpose != "train":
             return "evaluation"  # C48
-        if ref.id in named:
+        if ref.id in self.named:
             return "named twice"
-        if taken(ref.id):
+        if self.taken(ref.id):
             return "already trained"
-        if ref.unscorable is not None:
-            return ref.unscorable
-        return "stale" if lag(ref.version) > max_lag else None
+        return ref.unscorable
 
-    found_in_all = members_in_all = 0
-    for group in groups:
-        group_index = len(result.groups)
-        result.groups.append(group)
-        for member in group.members:
-            members_in_all += 1
-            refs = _refs(group, member, store)
-            found_in_all += len(refs)
-            refused = _refused(member) or (None if refs else "no sample")
-            if refused is not None:
-                _add(dropped, refused, max(1, len(refs)))
-                continue
-            member_index = len(result.members)
-            for ref in refs:
-                reason = why_not(ref)
-                named.add(ref.id)
-                if reason is not None:
-                    _add(dropped, reason, 1)
-                    continue
-                if len(result.members) == member_index:
-                    result.members.append((group_index, member))
-                result.samples.append((ref, member_index))
-    result.counts = StepCounts(
-        groups=len(result.groups),
-        members=members_in_all,
-        samples=found_in_all,
-        trained=len(result.samples),
-        groups_without_variance=_groups_without_variance(result),
-        dropped=dropped,
-    )
-    return result
+    def _is_fresh(self, turns: list[SampleRef]) -> bool:
+        fresh = self.lag(min(ref.version for ref in turns)) <= self.max_lag
+        if not fresh:
+            self.dropped["stale"] += len(turns)
+        return fresh
 
 
 def build(selection: Selection, store: SampleStore, meta: dict[str, Any]) -> Batch:
     """The batch of a selection: the engine's own ids and logprobs, copied. `meta` is added to its JSON."""
-    tokens: list[np.ndarray] = []
-    sampled: list[np.ndarray] = []
-    logprobs: list[np.ndarray] = []
-    temperature: list[float] = []
-    truncated: list[int] = []
-    for ref, _ in selection.samples:
-        exchange, sample = store.load(ref)
-        prompt = exchange.prompts[sample.prompt]
-        ids = np.asarray(prompt + sample.completion_ids, np.int32)
-        mask = np.zeros(len(ids), np.uint8)
-        mask[len(prompt) :] = 1
-        behaviour = np.zeros(len(ids), np.float32)
-        behaviour[len(prompt) :] = np.asarray(sample.logprobs, np.float32)
-        tokens.append(ids)
-        sampled.append(mask)
-        logprobs.append(behaviour)
-        temperature.append(exchange.temperature)
-        truncated.append(sample.finish_reason not in _WHOLE)
+    rows = [[load_turn(ref, store.load) for ref in turns] for turns, _ in selection.sequences]
+    tokens = [np.asarray(row[-1].prompt + row[-1].completion, np.int32) for row in rows]
+    sampled = [np.zeros(len(ids), np.uint8) for ids in tokens]
+    logprobs = [np.zeros(len(ids), np.float32) for ids in tokens]
+    for row, mask, behaviour in zip(rows, sampled, logprobs, strict=True):
+        for turn in row:
+            mask[len(turn.prompt) : turn.end] = 1
+            behaviour[len(turn.prompt) : turn.end] = np.asarray(turn.logprobs, np.float32)
     sampled_all = np.concatenate(sampled)
     counts = selection.counts.model_copy(update={"sampled_tokens": int(sampled_all.sum())})
     return Batch(
@@ -126,17 +157,17 @@ def build(selection: Selection, store: SampleStore, meta: dict[str, Any]) -> Bat
         sampled=sampled_all,
         logprobs=np.concatenate(logprobs),
         offsets=np.cumsum([0, *(len(ids) for ids in tokens)], dtype=np.int64),
-        temperature=np.asarray(temperature, np.float32),
-        version=np.asarray([ref.version for ref, _ in selection.samples], np.int64),
-        truncated=np.asarray(truncated, np.uint8),
-        member=np.asarray([member for _, member in selection.samples], np.int64),
+        temperature=np.asarray([row[-1].temperature for row in rows], np.float32),
+        version=np.asarray([min(turn.ref.version for turn in row) for row in rows], np.int64),
+        truncated=np.asarray([row[-1].cut_off for row in rows], np.uint8),
+        member=np.asarray([member for _, member in selection.sequences], np.int64),
         reward=np.asarray([member.reward for _, member in selection.members], np.float32),
         group=np.asarray([group for group, _ in selection.members], np.int64),
-        meta=meta | _meta(selection, counts),
+        meta=meta | _meta(selection, rows, counts),
     )
 
 
-def _meta(selection: Selection, counts: StepCounts) -> dict[str, Any]:
+def _meta(selection: Selection, rows: list[list[Turn]], counts: StepCounts) -> dict[str, Any]:
     return {
         "groups": [{"id": group.id, "predictor": group.predictor} for group in selection.groups],
         "members": [
@@ -145,19 +176,33 @@ def _meta(selection: Selection, counts: StepCounts) -> dict[str, Any]:
         ],
         "samples": [
             {
-                "id": ref.id,
-                "rollout": ref.tags.rollout,
-                "predictor": ref.tags.predictor,
-                "call": ref.tags.call,
+                "id": row[0].ref.id,
+                "rollout": row[0].ref.tags.rollout,
+                "predictor": row[0].ref.tags.predictor,
+                "call": row[0].ref.tags.call,
+                "turns": [_segment(turn) for turn in row],
             }
-            for ref, _ in selection.samples
+            for row in rows
         ],
         "counts": counts.model_dump(),
     }
 
 
+def _segment(turn: Turn) -> dict[str, Any]:
+    """Where a turn's sampled tokens lie in its sequence, and which policy version sampled them (C38)."""
+    return {
+        "id": turn.ref.id,
+        "call": turn.ref.tags.call,
+        "version": turn.ref.version,
+        "start": len(turn.prompt),
+        "end": turn.end,
+    }
+
+
 def _refs(group: Group, member: Member, store: SampleStore) -> list[SampleRef]:
     """The samples a member's reward is about."""
+    if member.sample is not None:
+        return store.of_sample(member.sample)
     predictor = member.predictor if member.predictor is not None else group.predictor
     return [
         ref
@@ -167,15 +212,17 @@ def _refs(group: Group, member: Member, store: SampleStore) -> list[SampleRef]:
     ]
 
 
+def _by_predictor(refs: list[SampleRef]) -> Iterator[list[SampleRef]]:
+    """Samples apart by the predictor that asked, each in their order."""
+    for predictor in dict.fromkeys(ref.tags.predictor for ref in refs):
+        yield [ref for ref in refs if ref.tags.predictor == predictor]
+
+
 def _refused(member: Member) -> str | None:
     """Why a member has no reward to train with (C22); None when it has one."""
     if member.reward is None:
         return (member.failure or "no reward")[:_REASON_CHARACTERS]
     return None if math.isfinite(member.reward) else "reward not finite"
-
-
-def _add(dropped: dict[str, int], reason: str, count: int) -> None:
-    dropped[reason] = dropped.get(reason, 0) + count
 
 
 def _groups_without_variance(selection: Selection) -> int:

@@ -45,6 +45,8 @@ DISK_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
 
 Publish = Callable[[Checkpoint], Awaitable[dict[str, Any]]]
+# Makes members given by content into members given by sample; the second argument: whether a step has it.
+Resolve = Callable[[list[Group], Callable[[str], bool]], Awaitable[list[Group]]]
 
 
 class StepQueue:
@@ -59,11 +61,13 @@ class StepQueue:
         *,
         trainer_failure: Callable[[], str | None],
         max_lag: int,
+        resolve: Resolve | None = None,
     ) -> None:
         self.checkpoints = checkpoints
         self._samples = samples
         self._folder = StepFolder(state_dir / "steps")
         self._publish = publish
+        self._resolve = resolve
         self._trainer_failure = trainer_failure
         self._max_lag = max_lag
         self._rewind = Rewind.read(state_dir)
@@ -101,11 +105,16 @@ class StepQueue:
                 lambda rollout: bool(self._samples.of_rollout(rollout)),
                 gone_on=self._next_id() > self._rewind.to_step + 1,
             )
-        selection = self._select(request.groups, None)
+        groups = list(request.groups)
+        if self._resolve is not None:
+            groups = await self._resolve(groups, self._owners.__contains__)
+            if known := self._known(request.key, digest):  # taken in while texts were looked up
+                return known.status
+        selection = self._select(groups, None)
         if not selection.samples:
             raise NothingToTrainError(selection.counts)
         step = Step(
-            self._next_id(), request.key, digest, "train", list(request.groups), request.client_state,
+            self._next_id(), request.key, digest, "train", groups, request.client_state,
             counts=selection.counts, samples=selection.ids,
         )  # fmt: skip
         return self._take_in(step)

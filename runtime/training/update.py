@@ -75,13 +75,14 @@ class Trained:
 class Selected:
     """The samples with something to learn from, their advantage, and the reasons of the others.
 
-    `weight_S`: what a sampled token of each counts in the step's loss, by the normaliser; 0 where the sample
-    is not trained. `tokens`: how many tokens of the trained samples were sampled.
+    `weight_A`: what a sampled token of each answer counts in the step's loss, by the normaliser; 0 where it
+    is not trained. Turns joined in one sequence are an answer each, so that joining changes no loss.
+    `tokens`: how many tokens of the trained samples were sampled.
     """
 
     samples: list[int]
     tokens: int
-    weight_S: Tensor
+    weight_A: Tensor
     advantage_S: Tensor
     dropped: Counter[str]
     flat_groups: int
@@ -101,28 +102,33 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
     member_S = torch.from_numpy(batch.member)
     reasons = [_unusable(batch, sample, settings) for sample in range(batch.samples)]
     usable = {int(batch.member[sample]) for sample, reason in enumerate(reasons) if reason is None}
-    length_S = _sampled_lengths(batch)
-    penalty_M = _overlong_penalties(batch, length_S, settings)
+    row_A, length_A = _answers(batch)
+    penalty_M = _overlong_penalties(batch, member_S[row_A], length_A, settings)
     reward_M = torch.from_numpy(batch.reward).double() + penalty_M
     reward_M[[member for member in range(len(reward_M)) if member not in usable]] = float("nan")
     found = grpo.advantages(reward_M, torch.from_numpy(batch.group), scale=settings.scale_rewards)
-    dropped = Counter(reason for reason in reasons if reason is not None)
-    keep_flat = settings.kl_beta > 0 and settings.loss != "dapo"
+    turns_S = batch.turns
+    dropped = Counter[str]()
+    for sample, reason in enumerate(reasons):
+        if reason is not None:
+            dropped[reason] += int(turns_S[sample])
     samples = []
+    keep_flat = settings.kl_beta > 0 and settings.loss != "dapo"
     for sample in (sample for sample, reason in enumerate(reasons) if reason is None):
         if found.flat_M[member_S[sample]] and not keep_flat:
-            dropped["no variance in its group"] += 1
+            dropped["no variance in its group"] += int(turns_S[sample])
         else:
             samples.append(sample)
-    weight_S = torch.zeros(batch.samples)
+    weight_A = torch.zeros(len(row_A))
+    trained_A = torch.isin(row_A, torch.tensor(samples))
     if samples:
-        weight_S[samples] = grpo.token_weights(
-            length_S[samples], settings.normaliser, settings.constant_tokens
+        weight_A[trained_A] = grpo.token_weights(
+            length_A[trained_A], settings.normaliser, settings.constant_tokens
         )
     return Selected(
         samples=samples,
-        tokens=int(length_S[samples].sum()),
-        weight_S=weight_S,
+        tokens=int(length_A[trained_A].sum()),
+        weight_A=weight_A,
         advantage_S=found.value_M[member_S],
         dropped=dropped,
         flat_groups=found.flat_groups,
@@ -130,20 +136,22 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
     )
 
 
-def _sampled_lengths(batch: Batch) -> Tensor:
-    """How many tokens of each sample were sampled [S]."""
-    return torch.tensor([int(batch.sampled[batch.span(sample)].sum()) for sample in range(batch.samples)])
+def _answers(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The sequence of each answer, and how many of its tokens were sampled [A]."""
+    answer_N = torch.from_numpy(batch.answers)
+    row_A = torch.arange(batch.samples).repeat_interleave(torch.from_numpy(batch.turns))
+    return row_A, answer_N[answer_N >= 0].bincount(minlength=len(row_A))
 
 
-def _overlong_penalties(batch: Batch, length_S: Tensor, settings: UpdateSettings) -> Tensor:
+def _overlong_penalties(batch: Batch, member_A: Tensor, length_A: Tensor, settings: UpdateSettings) -> Tensor:
     """What each member is charged for its longest answer [M], 0 to -1; 0 unless `overlong` is soft."""
     penalty_M = torch.zeros(len(batch.reward), dtype=torch.float64)
     if settings.overlong != "soft":
         return penalty_M
     assert settings.overlong_tokens is not None
     assert settings.overlong_buffer is not None
-    penalty_S = grpo.overlong_penalty(length_S.double(), settings.overlong_tokens, settings.overlong_buffer)
-    return penalty_M.scatter_reduce(0, torch.from_numpy(batch.member), penalty_S, "amin")
+    penalty_A = grpo.overlong_penalty(length_A.double(), settings.overlong_tokens, settings.overlong_buffer)
+    return penalty_M.scatter_reduce(0, member_A, penalty_A, "amin")
 
 
 def _unusable(batch: Batch, sample: int, settings: UpdateSettings) -> str | None:
@@ -216,6 +224,7 @@ def _pack_loss(
 ) -> tuple[grpo.LossTerms, Tensor]:
     device = policy.device
     behaviour_N, temperature_S = torch.from_numpy(batch.logprobs), torch.from_numpy(batch.temperature)
+    answer_T = torch.from_numpy(batch.answers)[one.source_T]
     found = _forward(policy, one, temperature_S[one.sample_T].to(device))
     reference_T = None
     if settings.kl_beta > 0:
@@ -225,8 +234,8 @@ def _pack_loss(
         found.logprob_T,
         behaviour_N[one.source_T].to(device),
         selected.advantage_S[one.sample_T].to(device),
-        selected.weight_S[one.sample_T].to(device),
-        one.sample_T.to(device),
+        selected.weight_A[answer_T].to(device),
+        answer_T.to(device),
         loss=settings.loss,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
@@ -300,7 +309,7 @@ def _counts(batch: Batch, selected: Selected) -> dict[str, Any]:
     counts: dict[str, Any] = dict(batch.meta.get("counts") or {"samples": batch.samples})
     dropped = Counter[str](counts.get("dropped") or {}) + selected.dropped
     return counts | {
-        "trained": len(selected.samples),
+        "trained": int(batch.turns[selected.samples].sum()),
         "sampled_tokens": selected.tokens,
         "dropped": dict(dropped),
         "groups_without_variance": selected.flat_groups,

@@ -11,6 +11,7 @@ import msgspec
 from runtime.serving import admission, support
 from runtime.serving.admission import Asked
 from runtime.serving.answers import Choice, Whole, samples
+from runtime.serving.engine_client import UNKNOWN, EngineFacts
 from runtime.serving.journal import Exchange
 from runtime.serving.samples import SampleStore
 
@@ -46,11 +47,16 @@ def answer(prompt: list[int], *choices: dict[str, Any]) -> bytes:
 
 
 def record(
-    store: SampleStore, request: Asked, content: bytes, version: int = 0, delivered: bool = True
+    store: SampleStore,
+    request: Asked,
+    content: bytes,
+    version: int = 0,
+    delivered: bool = True,
+    engine: EngineFacts = UNKNOWN,
 ) -> list[str]:
     """Record an answer as proxy.py does; the samples' ids."""
     whole = Whole(request, f"policy@v{version}", content)
-    return record_choices(store, request, whole.choices, msgspec.Raw(whole.body), version, delivered)
+    return record_choices(store, request, whole.choices, msgspec.Raw(whole.body), version, delivered, engine)
 
 
 def record_choices(
@@ -60,8 +66,9 @@ def record_choices(
     body: msgspec.Raw,
     version: int,
     delivered: bool,
+    engine: EngineFacts = UNKNOWN,
 ) -> list[str]:
-    prompts, found = samples(request, choices)
+    prompts, found = samples(request, choices, engine)
     exchange = Exchange(
         request=request.id,
         digest=request.digest,

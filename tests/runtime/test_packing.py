@@ -211,7 +211,7 @@ def test_c19_no_answer_is_left_out_for_being_long() -> None:
     ):
         selected = select(batch, settings)
         assert selected.samples == list(range(batch.samples)) and not selected.dropped
-        assert bool((selected.weight_S > 0).all())
+        assert bool((selected.weight_A > 0).all())
         packs = pack(sequences(batch), selected.samples, settings.pack_tokens)
         trained = torch.cat([one.source_T for one in packs]).sort().values
         assert torch.equal(trained, torch.from_numpy(np.flatnonzero(batch.sampled)))

@@ -99,6 +99,7 @@ def test_a_sample_without_a_logprob_for_each_token_is_dropped_and_counted(tmp_pa
     assert pick(store, "short", "nothing").counts.dropped == {"logprobs missing": 1, "empty completion": 1}
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 CUTTING = [
     ({"temperature": 0}, "greedy"),
     ({"temperature": 0.001}, "greedy"),
@@ -115,13 +116,18 @@ CUTTING = [
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": False},
+        "parallel_tool_calls",
+    ),
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
 ]
 KEEPING = {
     "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0,
     "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}, "min_tokens": 0,
     "response_format": {"type": "text"},
-    "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto", "max_tokens": 5,
+    "tools": [TOOL], "tool_choice": "auto", "max_tokens": 5,
     "stop": ["x"], "n": 2,
 }  # fmt: skip
 
@@ -138,6 +144,9 @@ def test_c09_a_setting_that_changes_the_support_is_refused_by_name(
 
 def test_settings_at_their_neutral_values_leave_the_support_whole() -> None:
     assert support.cut_by(KEEPING) is None
+    assert support.cut_by({"parallel_tool_calls": False}) is None
+    strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    assert support.cut_by({"tools": strict, "tool_choice": "none", "parallel_tool_calls": False}) is None
     assert support.cut_by(dict.fromkeys(KEEPING)) is None
 
 

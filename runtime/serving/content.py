@@ -1,0 +1,34 @@
+"""The name of an exchange by what was said in it, for clients that cannot tag their requests.
+
+Neighbours: answers.py names what was answered, from_text.py what a member of a group claims was. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+_KEY_BYTES = 16
+
+
+def key(messages: Iterable[Any], answer: str) -> str:
+    """One name for a question as it was asked and the text of an answer to it.
+
+    White space around the answer does not count: clients that parse an answer and write it again strip it.
+    """
+    said = [[_plain(message) for message in messages], answer.strip()]
+    return hashlib.blake2b(msgspec.json.encode(said, order="sorted"), digest_size=_KEY_BYTES).hexdigest()
+
+
+def _plain(message: Any) -> Any:
+    """A message without what is not there, its parts as the one text they are."""
+    if not isinstance(message, Mapping):
+        return message
+    kept = {name: value for name, value in message.items() if value is not None}
+    content = kept.get("content")
+    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
+        kept["content"] = "".join(str(part["text"]) for part in content)
+    return kept
