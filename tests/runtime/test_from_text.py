@@ -91,10 +91,11 @@ def test_a_text_nobody_sampled_is_trained_on_the_engines_ids_of_it_and_counted(g
     (line,) = [line for line in gateway.recorded() if line["samples"][0].get("retokenised")]
     assert made[0] == line["prompts"][0] + line["samples"][0]["completion_ids"]
     assert made[0][-1] == 2  # what ends an answer in this template
+    # The same question, rendered as for an answer.
     texts = [line for line in gateway.recorded() if not line["samples"][0].get("retokenised")]
     assert [one["prompts"] for one in texts] == [
         line["prompts"]
-    ]  # the same question, rendered as for an answer
+    ]
     assert all(value < 0 for value in line["samples"][0]["logprobs"])
     # The next process of the gateway knows it too, and the step is the same step.
     gateway.kill()
