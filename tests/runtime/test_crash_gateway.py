@@ -22,9 +22,10 @@ import pytest
 
 from runtime import failpoints
 from runtime.training.steps import MOST_QUEUED
+from tests.runtime.failpoints import arm, instants
 from tests.runtime.gateway_process import Gateway
 from tests.runtime.pretend_engine import PretendEngine
-from tests.runtime.trainers import Run, Trainers, arm, instants, until
+from tests.runtime.trainers import Run, Trainers, until
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,8 @@ import pytest
 
 from runtime.training.batch import empty_batch, step_folder, write_batch
 from runtime.training.checkpoint import CheckpointStore
-from tests.runtime.trainers import Run, Trainers, arm, instants, same_tensors, until
+from tests.runtime.failpoints import arm, instants
+from tests.runtime.trainers import Run, Trainers, same_tensors, until
 
 pytestmark = pytest.mark.slow
 

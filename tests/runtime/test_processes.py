@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from runtime import processes, tether
+from runtime import failpoints, processes, tether
+from tests.runtime.failpoints import arm, instants
 
 SLEEP = ["sleep", "1000"]
 # A child that ignores SIGTERM, with a child of its own in another session: what vLLM's processes are like.
@@ -33,9 +34,11 @@ def wait_for(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
 class Family:
     """A keeper over a supervisor over `children`; every process of it carries a mark in its environment."""
 
-    def __init__(self, folder: Path, children: dict[str, list[str]], **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, children: dict[str, list[str]], failpoint: str = "", **settings: Any
+    ) -> None:
         self.state = folder
-        (folder / "logs").mkdir()
+        (folder / "logs").mkdir(exist_ok=True)
         (folder / "lease").touch()
         config = {
             "state_dir": str(folder), "children": children, "lease_seconds": 30.0, "deadline_seconds": None,
@@ -46,7 +49,7 @@ class Family:
         self.keeper = subprocess.Popen(
             [sys.executable, "-m", "tests.runtime.family", "keeper", "--config", folder / "runtime.json"],
             stdin=subprocess.PIPE,
-            env={**os.environ, "FAMILY": self.mark.partition("=")[2]},
+            env={**os.environ, "FAMILY": self.mark.partition("=")[2], failpoints.VARIABLE: failpoint},
         )
         assert self.keeper.stdin
         self.keeper.stdin.write(b"the-token\n")
@@ -159,6 +162,36 @@ def test_keeper_and_supervisor_killed_together_leave_nothing(family) -> None:
     it = family().until_ready()
     it.kill(it.supervisor_pid, it.keeper.pid)
     it.gone()
+
+
+# What brings a supervisor there: a child's death, or its own end; the others it passes on its way up.
+REACHED_BY = {
+    "supervisor.noticed": "death",
+    "supervisor.restarting": "death",
+    "supervisor.stopping": "end",
+    "supervisor.stopped": "end",
+}
+
+
+@pytest.mark.parametrize("instant", sorted(instants("supervisor")))
+def test_a_supervisor_killed_at_a_named_instant_leaves_nothing_and_the_next_one_starts(
+    family, instant: str, tmp_path: Path
+) -> None:
+    armed = tmp_path / "armed"
+    reached_by = REACHED_BY.get(instant)
+    if reached_by is None:
+        arm(armed, f"{instant}@2:kill9")
+    it = family(failpoint=f"file:{armed}")
+    if reached_by is not None:
+        it.until_ready()
+        arm(armed, f"{instant}:kill9")
+        it.kill(it.child("calm")["pid"]) if reached_by == "death" else it.keeper.terminate()
+    it.gone()
+    assert not armed.exists(), f"{instant} was not passed"
+    assert it.said("keeper")["state"] == "ended" and it.said("keeper")["left"] == []
+    assert it.said("keeper")["reason"] == ("signal" if reached_by == "end" else "supervisor exited")
+    again = family().until_ready()
+    assert {child["state"] for child in again.said("supervisor")["children"]} == {"ready"}
 
 
 def test_a_frozen_supervisor_is_ended_when_the_grace_is_over(family) -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime import failpoints
 from runtime.schema import LoraConfig, RuntimeConfig, TrainConfig
 from runtime.training.batch import Batch, step_folder, write_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore
@@ -165,15 +164,6 @@ def same_tensors(found: Checkpoint, expected: Checkpoint) -> bool:
     return described[0] == described[1] and found.state["counters"] == expected.state["counters"]
 
 
-def instants(*folders: str) -> set[str]:
-    """Every failpoint that stands in the runtime's code and begins with one of the words."""
-    names: set[str] = set()
-    for path in sorted((REPOSITORY / "runtime").rglob("*.py")):
-        for part in path.read_text().split('failpoints.passing("')[1:]:
-            names.add(part.partition('"')[0])
-    return {name for name in names if name.partition(".")[0] in folders}
-
-
 def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     """Poll until the condition holds; its value."""
     end = time.monotonic() + seconds
@@ -181,15 +171,6 @@ def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.01)
     return value
-
-
-def arm(file: Path, text: str) -> str:
-    """Arm an instant of processes that run already; the value of the variable they were started with."""
-    failpoints.parse(text)
-    partial = file.with_suffix(".partial")
-    partial.write_text(text)
-    partial.rename(file)
-    return f"file:{file}"
 
 
 def _ended(pid: int) -> bool:
