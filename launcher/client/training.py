@@ -139,6 +139,7 @@ class Training:
         """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
         if under_way is not None:
             self._finish(*under_way)
+        self._validate(self.place.step)
         self._restore_best()
         raise TrainingFailed(
             f"Training stopped after {self.place.step} of {self.plan.steps} steps on an alarm",
@@ -307,7 +308,11 @@ class Training:
         return step in (0, self.plan.steps) or step % self.plan.steps_for_validation == 0
 
     def _validate_if_due(self, step: int) -> None:
-        if not self.valset or not self._due(step) or self.place.validated(step):
+        if self._due(step):
+            self._validate(step)
+
+    def _validate(self, step: int) -> None:
+        if not self.valset or self.place.validated(step):
             return
         began = time.monotonic()
         evaluation = self._evaluate(self.valset)

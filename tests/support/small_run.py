@@ -128,7 +128,11 @@ class SmallRun:
             "object": "chat.completion",
             "model": name,
             "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-            "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
+            "usage": {
+                "prompt_tokens": 7,
+                "completion_tokens": len(text.split()),
+                "total_tokens": 7 + len(text.split()),
+            },
         }
         return 200, body, {"x-slipway-policy-version": str(version)}
 

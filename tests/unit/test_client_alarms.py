@@ -1,0 +1,185 @@
+"""Alarms: each way a training goes wrong while every step succeeds is said once, and can end it (C47)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+from launcher.client import GRPO, TrainingFailed
+from launcher.client.alarms import Alarms, Observed, Thresholds, repeated_share
+from tests.support.abuses import Asked, answering, length, member, predict
+from tests.support.small_run import CUT_OFF, TOKEN, SmallRun
+
+STEPS = 12
+
+
+def healthy(step: int) -> dict[str, Any]:
+    """A step of a training that goes well; rewards rise a little, as they should."""
+    return {
+        "rewards": [0.1 * step, 1 + 0.1 * step],
+        "flat_groups": 0.1,
+        "length": 20.0,
+        "repetition": 0.05,
+        "truncation": 0.02,
+        "entropy": 0.8,
+        "kl_behaviour": 1e-4,
+        "kl_reference": 0.1,
+    }
+
+
+def raised(changes: Callable[[int], dict[str, Any]], held_out: Callable[[int], float] = float) -> Alarms:
+    """A training of STEPS steps with a validation before the first and after each third."""
+    alarms = Alarms()
+    alarms.validated(0, held_out(0))
+    for step in range(1, STEPS + 1):
+        alarms.observe(Observed(step, **{**healthy(step), **changes(step)}))
+        if step % 3 == 0:
+            alarms.validated(step, held_out(step))
+    return alarms
+
+
+def test_a_training_that_goes_well_raises_none() -> None:
+    assert raised(lambda step: {}).raised == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("flat_groups", lambda step: {"flat_groups": 0.95}, "in 95% of the groups all rewards are the same"),
+        ("length", lambda step: {"length": 20.0 * 1.1**step}, "2.1 times as long as at the start (24 -> 52 tok"),
+        ("repetition", lambda step: {"repetition": 0.6}, "60% of their four-word sequences"),
+        ("entropy", lambda step: {"entropy": 0.8 * 0.7**step}, "entropy 0.409 -> 0.034 nats a token"),
+        ("truncation", lambda step: {"truncation": 0.3}, "30% of the runs have an answer cut off"),
+        ("kl_behaviour", lambda step: {"kl_behaviour": 0.06}, "0.060 nats a token away from the policy that"),
+        ("kl_reference", lambda step: {"kl_reference": 1.5}, "1.500 nats a token away from the model before"),
+    ],
+)
+def test_c47_each_way_to_go_wrong_is_raised_once_and_by_name(
+    name: str, changes: Callable[[int], dict[str, Any]], says: str
+) -> None:
+    found = raised(changes).raised
+    assert [it.name for it in found] == [name]
+    assert says in found[0].text
+
+
+def test_c47_a_reward_that_rises_while_the_held_out_score_does_not_is_raised() -> None:
+    def steep(step: int) -> dict[str, Any]:
+        return {"rewards": [0.2 * step, 1 + 0.2 * step]}
+
+    assert raised(steep, held_out=float).raised == []  # both rise
+    (alarm,) = raised(steep, held_out=lambda step: 0.5).raised
+    assert (alarm.name, alarm.step) == ("held_out", 9)
+    assert "the held-out score does not (0.500 -> 0.500 over 3 validations)" in alarm.text
+    assert raised(lambda step: {"rewards": [0.0, 1.0]}, held_out=lambda step: 0.5).raised == []  # neither does
+
+
+def test_what_was_not_measured_raises_nothing() -> None:
+    alarms = Alarms()
+    for step in range(5):
+        assert alarms.observe(Observed(step, entropy=float("nan"))) == []
+    assert alarms.validated(5, float("nan")) == []
+
+
+def test_a_single_odd_step_is_no_alarm() -> None:
+    assert raised(lambda step: {"length": 60.0, "truncation": 0.7} if step == 5 else {}).raised == []
+
+
+def test_a_threshold_is_moved_by_name() -> None:
+    alarms = Alarms(Thresholds.of({"length": 1.2, "window": 1}))
+    alarms.observe(Observed(1, length=10.0))
+    assert [it.name for it in alarms.observe(Observed(2, length=13.0))] == ["length"]
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("", 0.0),
+        ("le chat noir", 0.0),
+        ("one two three four five six", 0.0),
+        ("a b c d a b c d a b c d", 1 - 4 / 9),
+        ("no " * 100, 1 - 1 / 97),
+    ],
+)
+def test_repetition_is_the_share_of_four_word_sequences_said_before(text: str, share: float) -> None:
+    assert repeated_share(text) == pytest.approx(share)
+
+
+# ----------------------------------------------------------------- in a training
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
+    small = SmallRun()
+    monkeypatch.setenv("LAUNCH_BASE_URL", small.base_url)
+    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
+    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
+    yield small
+    small.close()
+
+
+def train(**changes: Any) -> GRPO:
+    settings: dict[str, Any] = {
+        "num_train_steps": 6,
+        "num_dspy_examples_per_grpo_step": 1,
+        "num_rollouts_per_grpo_step": 4,
+        "num_steps_for_val": 2,
+    }
+    optimizer = GRPO(length, **{**settings, **changes})
+    data = [dspy.Example(english=f"word {i}", french="mot").with_inputs("english") for i in range(2)]
+    try:
+        optimizer.compile(predict(), trainset=data, valset=data)
+    except TrainingFailed as error:
+        optimizer.summary["error"] = str(error)
+    return optimizer
+
+
+def cut_off(asked: Asked) -> str:
+    text = answering(french="mot" + "x" * member(asked))(asked)
+    return text.partition("\n\n")[0] + CUT_OFF if member(asked) else text
+
+
+def test_c47_an_alarm_is_said_once_in_the_terminal_and_in_every_record(
+    run: SmallRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.answer = cut_off
+    optimizer = train()
+    said = [line for line in capfd.readouterr().err.splitlines() if "ALARM" in line]
+    assert said == [
+        "grpo: ALARM truncation after 3 steps: 75% of the runs have an answer cut off at its length limit"
+    ]
+    written = [json.loads(line) for line in (tmp_path / "grpo.jsonl").read_text().splitlines()]
+    assert [it["name"] for it in written if it["kind"] == "alarm"] == ["truncation"]
+    assert [it["kind"] for it in written] == [it["kind"] for it in optimizer.history]
+    assert optimizer.report.alarms == optimizer.summary["report"]["alarms"] == ["truncation"]
+    assert optimizer.summary["steps"] == 6
+
+
+def test_c47_on_alarm_stop_ends_the_training_with_the_best_policy_served(run: SmallRun) -> None:
+    run.answer = lambda asked: best_at_first(asked) if asked.tag("purpose") else cut_off(asked)
+
+    def best_at_first(asked: Asked) -> str:
+        return answering(french="mot" * (3 if run.version == 2 else 1))(asked)
+
+    optimizer = train(on_alarm="stop")
+    assert "Training stopped after 3 of 6 steps on an alarm\ntruncation: 75%" in optimizer.summary["error"]
+    assert len(run.requests) == 3
+    assert (run.pinned[-1], run.restored) == ("step-000002", ["step-000002"])
+
+
+def test_c47_repetition_and_length_are_measured_on_the_answers(run: SmallRun) -> None:
+    def rambling(asked: Asked) -> str:
+        return answering(french="et puis " * (4 * run.version + member(asked)) + "fin")(asked)
+
+    run.answer = rambling
+    assert set(train().report.alarms) == {"repetition", "length"}
+
+
+def test_c47_what_the_trainer_measures_is_looked_at_too(run: SmallRun) -> None:
+    run.metrics = {"kl_behaviour": 0.2, "kl_reference": 0.0, "entropy": 0.5}
+    run.answer = lambda asked: answering(french="mot" + "x" * member(asked))(asked)
+    assert train().report.alarms == ["kl_behaviour"]
