@@ -51,7 +51,11 @@ def test_a_training_that_goes_well_raises_none() -> None:
     ("name", "changes", "says"),
     [
         ("flat_groups", lambda step: {"flat_groups": 0.95}, "in 95% of the groups all rewards are the same"),
-        ("length", lambda step: {"length": 20.0 * 1.1**step}, "2.1 times as long as at the start (24 -> 52 tok"),
+        (
+            "length",
+            lambda step: {"length": 20.0 * 1.1**step},
+            "2.1 times as long as at the start (24 -> 52 tok",
+        ),
         ("repetition", lambda step: {"repetition": 0.6}, "60% of their four-word sequences"),
         ("entropy", lambda step: {"entropy": 0.8 * 0.7**step}, "entropy 0.409 -> 0.034 nats a token"),
         ("truncation", lambda step: {"truncation": 0.3}, "30% of the runs have an answer cut off"),
@@ -75,7 +79,9 @@ def test_c47_a_reward_that_rises_while_the_held_out_score_does_not_is_raised() -
     (alarm,) = raised(steep, held_out=lambda step: 0.5).raised
     assert (alarm.name, alarm.step) == ("held_out", 9)
     assert "the held-out score does not (0.500 -> 0.500 over 3 validations)" in alarm.text
-    assert raised(lambda step: {"rewards": [0.0, 1.0]}, held_out=lambda step: 0.5).raised == []  # neither does
+    assert (
+        raised(lambda step: {"rewards": [0.0, 1.0]}, held_out=lambda step: 0.5).raised == []
+    )  # neither does
 
 
 def test_what_was_not_measured_raises_nothing() -> None:
