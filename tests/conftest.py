@@ -26,6 +26,12 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     return None
 
 
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Both environments work at once where their tests allow it."""
+    if not session.config.option.collectonly:
+        remote_items.start_early(session)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave no child behind."""
     remote_items.end_child(config)

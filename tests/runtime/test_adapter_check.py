@@ -42,6 +42,7 @@ def held_by_an_engine(folder: Path, dtype: torch.dtype = torch.float32) -> dict[
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.slow
 def test_a_rightly_loaded_adapter_is_exact(adapter: Path, dtype: torch.dtype) -> None:
     report = compare(held_by_an_engine(adapter, dtype), adapter)
     assert report["mismatched"] == []

@@ -93,9 +93,7 @@ def test_a_text_nobody_sampled_is_trained_on_the_engines_ids_of_it_and_counted(g
     assert made[0][-1] == 2  # what ends an answer in this template
     # The same question, rendered as for an answer.
     texts = [line for line in gateway.recorded() if not line["samples"][0].get("retokenised")]
-    assert [one["prompts"] for one in texts] == [
-        line["prompts"]
-    ]
+    assert [one["prompts"] for one in texts] == [line["prompts"]]
     assert all(value < 0 for value in line["samples"][0]["logprobs"])
     # The next process of the gateway knows it too, and the step is the same step.
     gateway.kill()

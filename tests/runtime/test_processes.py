@@ -119,6 +119,7 @@ def test_a_signal_to_the_keeper_ends_everything_in_order(family) -> None:
     assert {child["state"] for child in it.said("supervisor")["children"]} == {"stopped"}
 
 
+@pytest.mark.slow
 def test_a_lease_nobody_renews_ends_everything(family) -> None:
     it = family(lease_seconds=2.0).until_ready()
     for _ in range(10):  # renewed for longer than it lasts
@@ -194,6 +195,7 @@ def test_a_supervisor_killed_at_a_named_instant_leaves_nothing_and_the_next_one_
     assert {child["state"] for child in again.said("supervisor")["children"]} == {"ready"}
 
 
+@pytest.mark.slow
 def test_a_frozen_supervisor_is_ended_when_the_grace_is_over(family) -> None:
     it = family(grace_seconds=1.0).until_ready()
     os.kill(it.supervisor_pid, signal.SIGSTOP)

@@ -57,11 +57,7 @@ class RemoteItem(pytest.Item):
     """One test function of the runtime."""
 
     def runtest(self) -> None:
-        child = self.config.stash.get(_CHILD, None)
-        if child is None:
-            selected = [item.nodeid for item in self.session.items if isinstance(item, RemoteItem)]
-            child = self.config.stash[_CHILD] = RemoteSession(selected)
-        reports = child.wait_for(self.nodeid)
+        reports = _child(self.session).wait_for(self.nodeid)
         failed = [
             f"{report['nodeid']} ({report['when']})\n{report['text']}"
             for report in reports
@@ -138,6 +134,22 @@ class RemoteSession:
 
 
 _CHILD = pytest.StashKey[RemoteSession]()
+
+
+def _child(session: pytest.Session) -> RemoteSession:
+    """The child that runs all selected items; started by the first who asks."""
+    child = session.config.stash.get(_CHILD, None)
+    if child is None:
+        selected = [item.nodeid for item in session.items if isinstance(item, RemoteItem)]
+        child = session.config.stash[_CHILD] = RemoteSession(selected)
+    return child
+
+
+def start_early(session: pytest.Session) -> None:
+    """Run the fast items of the runtime beside those here; slow ones want the machine to themselves."""
+    slow = any(item.get_closest_marker("slow") for item in session.items)
+    if not slow and any(isinstance(item, RemoteItem) for item in session.items):
+        _child(session)
 
 
 def end_child(config: pytest.Config) -> None:

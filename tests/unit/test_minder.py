@@ -121,7 +121,10 @@ for _ in range(3):
 time.sleep(0.4)
 states = []
 for pid in filter(str.isdigit, os.listdir("/proc")):
-    state, parent = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[:2]
+    try:
+        state, parent = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        continue  # a stranger that has just ended
     if parent == str(os.getppid()):
         states.append(state)
 open("states", "w").write(str(states))
