@@ -1,8 +1,8 @@
 """A run's checkpoints as files: which there are, and a copy of one that is whole or is not made.
 
 Neighbours: `sync.py` brings adapters home, `durable.py` whole checkpoints, both ways. The layout is that of
-`runtime/training/checkpoint.py`. What is read here was written on a machine that may be broken, or not ours
-any more: a name that leads out of its folder and a symbolic link are refused. Reads no tensors.
+`runtime/training/checkpoint.py` and `manifest.py`. What is read was written on a machine that may be broken,
+or not ours any more: a name that leads out of its folder and a symbolic link are refused. Reads no tensors.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise NotWholeError("it has no manifest") from None
     try:
         said = json.loads(text)
+        if text != _text_of(said):
+            raise NotWholeError("its manifest is not what was written")
         files: dict[str, dict[str, Any]] = said["files"]
         for name, expected in files.items():
             _check_name(name)
@@ -88,6 +90,17 @@ def read_manifest(checkpoint: Path) -> Manifest:
     if step != step_of(checkpoint.name):
         raise NotWholeError(f"its manifest is of step {step}")
     return Manifest(step, files, text)
+
+
+def _text_of(said: dict[str, Any]) -> bytes:
+    """The one text a manifest of this value has; its own hash covers all the rest."""
+    rest = {name: value for name, value in said.items() if name != "sha256"}
+    own = hashlib.sha256(_compact(rest)).hexdigest()
+    return _compact(rest | {"sha256": own})
+
+
+def _compact(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def commit(state_dir: Path, step: int, weights: bytes = b"") -> Path:
@@ -30,8 +31,18 @@ def write_manifest(folder: Path, step: int) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "manifest.json"
     }
-    said = {"schema": 1, "step": step, "version": step, "files": files}
-    (folder / "manifest.json").write_text(json.dumps(said))
+    write_said(folder, {"schema": 1, "step": step, "version": step, "created": 0.0, "files": files})
+
+
+def write_said(folder: Path, said: dict[str, Any]) -> None:
+    """A manifest that says this, and is sound in itself."""
+    rest = {name: value for name, value in said.items() if name != "sha256"}
+    own = hashlib.sha256(_compact(rest).encode()).hexdigest()
+    (folder / "manifest.json").write_text(_compact(rest | {"sha256": own}))
+
+
+def _compact(value: dict[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def pin(state_dir: Path, *steps: int) -> None:

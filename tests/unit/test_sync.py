@@ -12,7 +12,7 @@ import pytest
 from launcher import durable
 from launcher.errors import NotPulled
 from launcher.sync import pull
-from tests.support.committed import commit, pin
+from tests.support.committed import commit, pin, write_said
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_the_newest_pinned_one_is_the_best(state_dir: Path, tmp_path: Path) -> N
     assert json.loads((tmp_path / "results" / "best" / "state.json").read_text())["step"] == 2
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest", "no manifest"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest", "a digit of it", "no manifest"])
 def test_g20_a_checkpoint_that_is_not_whole_is_passed_over_and_said(
     state_dir: Path, tmp_path: Path, damage: str
 ) -> None:
@@ -63,6 +63,9 @@ def test_g20_a_checkpoint_that_is_not_whole_is_passed_over_and_said(
         weights.unlink()
     elif damage == "manifest":
         (broken / "manifest.json").write_text("{")
+    elif damage == "a digit of it":
+        text = (broken / "manifest.json").read_text()
+        (broken / "manifest.json").write_text(text.replace('"bytes":5000', '"bytes":5001'))
     else:
         (broken / "manifest.json").unlink()
     report = pull(state_dir, tmp_path / "results")
@@ -133,7 +136,7 @@ def test_g24_a_name_that_leads_out_of_its_folder_is_refused(
     evil = commit(state_dir, 2)
     said = json.loads((evil / "manifest.json").read_text())
     said["files"][name] = said["files"].pop("optimizer.safetensors")
-    (evil / "manifest.json").write_text(json.dumps(said))
+    write_said(evil, said)
     report = pull(state_dir, tmp_path / "results")
 
     assert report.step == 1

@@ -1,0 +1,211 @@
+"""`launch` killed at each of its named instants: nothing is left, what was committed stays, the run goes on.
+
+One run is taken up again and again and killed each time somewhere else. Launcher, relay, guardian, minder,
+keeper and checkpoints are the real ones; the runtime has no engine (`tests/support/small_runtime.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from launcher import failpoints
+from launcher.safety.processes import ProcessId
+from tests.e2e.conftest import free_port
+from tests.support.launched import Launched, processes_of, wait_until
+
+LEASE_SECONDS = 20
+# The heart's own requests come first: this one is the program's.
+COUNTS = {"relay.read": 5, "relay.forwarded": 5, "relay.answered": 5}
+
+
+@dataclass
+class SmallRun:
+    """One run named dev, through all its lives."""
+
+    home: Path
+    lives: list[Launched] = field(default_factory=list)
+
+    def launch(self, *words: str, **environ: str) -> Launched:
+        """One more life. `--resume dev` is the caller's."""
+        options = ["--port", str(free_port()), "--lease", f"{LEASE_SECONDS}s"]
+        command = [sys.executable, "-m", "tests.support.small_launch"]
+        self.lives.append(Launched(self.home, [*options, *words], executable=command, environ=environ))
+        return self.lives[-1]
+
+    def begin(self, steps: int) -> Launched:
+        return self.launch("--name", "dev", "--", *program(steps))
+
+    @property
+    def folder(self) -> Path:
+        return self.lives[-1].run_dir
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return json.loads((self.folder / "record.json").read_text())
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the committed steps, in their order; the small runtime keeps them all."""
+        states = sorted((self.folder / "machine" / "checkpoints").glob("step-*/state.json"))
+        return [json.loads(state.read_text())["key"] for state in states]
+
+    @property
+    def words(self) -> list[str]:
+        """What the program was answered in all lives, as far as it wrote it down."""
+        lines = (self.folder / "results" / "words.jsonl").read_text().splitlines()
+        return [word for line in lines for word in json.loads(line)["words"]]
+
+    def wait_for_nothing(self) -> None:
+        """No process, no socket, no open door, within the lease."""
+        run_id = self.lives[-1].run_id
+        wait_until(lambda: not processes_of(run_id), LEASE_SECONDS, f"{processes_of(run_id)} to be gone")
+        wait_until(lambda: not _attended(self.record), LEASE_SECONDS, "the guardian to be done")
+        described = self.record["machine"]
+        assert not described or not Path(described["socket_dir"]).exists()
+        assert not (self.folder / "token").exists()
+        if self.record["url"]:
+            with socket.socket() as door:
+                assert door.connect_ex(("127.0.0.1", urlsplit(self.record["url"]).port or 0)) != 0
+
+    def end(self) -> None:
+        for life in self.lives:
+            life.kill_tree()
+
+
+def program(steps: int) -> list[str]:
+    return [sys.executable, "-m", "tests.support.small_program", str(steps)]
+
+
+def _attended(record: dict[str, Any]) -> bool:
+    named = [record[name] for name in ("launch", "guardian", "minder")]
+    return any(ProcessId(**it).alive() for it in named if it)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallRun]:
+    run = SmallRun(tmp_path_factory.mktemp("killed"))
+    first = run.begin(1)
+    try:
+        assert first.wait(60) == 0, first.stderr
+        yield run
+    finally:
+        run.end()
+
+
+@pytest.mark.parametrize("name", failpoints.NAMES)
+def test_g01_g21_killed_at_this_instant_nothing_is_left_and_the_run_goes_on(run: SmallRun, name: str) -> None:
+    before = run.keys
+    killed = run.launch("--resume", "dev", LAUNCH_FAILPOINT=f"{name}@{COUNTS.get(name, 1)}:kill9")
+    assert killed.wait(60) == -signal.SIGKILL, killed.stderr
+    run.wait_for_nothing()
+
+    assert f"resuming after step {len(before)}" in killed.stderr or name == "cli.recorded"
+    assert run.keys[: len(before)] == before, "what was committed is kept"
+    assert len(run.keys) - len(before) <= 1
+    assert len(set(run.keys)) == len(run.keys), "no step is made twice"
+    assert run.record["state"] == ("created" if name == "cli.recorded" else "verified")
+    assert len(set(run.words)) == len(run.words), "no answer is given to two requests"
+
+
+def test_g21_after_all_of_that_it_ends_well(run: SmallRun) -> None:
+    before = len(run.keys)
+    last = run.launch("--resume", "dev")
+    assert last.wait(60) == 0, last.stderr
+    assert run.keys == [f"step-{number}" for number in range(1, before + 2)]
+    assert run.record["ended_by"] == "launch"
+
+
+@pytest.mark.parametrize(
+    ("armed", "code", "ended_by"),
+    [
+        ("cli.guarded:raise", 1, "launch"),
+        ("cli.armed:int", 130, "launch"),
+        ("cli.served:term", 143, "launch"),
+        ("cli.started:raise", 1, "launch"),
+        ("cli.pulled:raise", 1, "guardian"),
+        ("cli.downed:segv", -signal.SIGSEGV, "guardian"),
+    ],
+)
+def test_g01_broken_off_in_other_ways_nothing_is_left_either(
+    run: SmallRun, armed: str, code: int, ended_by: str
+) -> None:
+    before = run.keys
+    broken = run.launch("--resume", "dev", LAUNCH_FAILPOINT=armed)
+    assert broken.wait(60) == code, broken.stderr
+    run.wait_for_nothing()
+    assert run.keys[: len(before)] == before
+    assert (run.record["state"], run.record["ended_by"]) == ("verified", ended_by)
+
+
+def test_g01_launch_and_guardian_killed_together_the_lease_ends_it_and_it_is_resumed(tmp_path: Path) -> None:
+    run = SmallRun(tmp_path)
+    try:
+        first = run.launch("--lease", "3s", "--name", "dev", "--", *program(0))
+        wait_until(lambda: (first.home / "runs").exists() and len(run.keys) >= 2, 60, "two steps")
+        for process in (psutil.Process(run.record["guardian"]["pid"]), first.process):
+            os.kill(process.pid, signal.SIGKILL)
+        first.process.wait()
+        wait_until(lambda: not processes_of(first.run_id), 3 + 15, "the lease has ended it")
+        before = run.keys
+        again = run.launch("--resume", "dev", "--", *program(1))
+        assert again.wait(60) == 0, again.stderr
+        assert run.keys == [f"step-{number}" for number in range(1, len(before) + 2)]
+    finally:
+        run.end()
+
+
+def test_g21_a_lost_machine_is_begun_again_from_the_durable_step_at_most_one_behind(tmp_path: Path) -> None:
+    run = SmallRun(tmp_path)
+    try:
+        first = run.begin(0)
+        wait_until(lambda: (first.home / "runs").exists() and len(run.keys) >= 3, 60, "three steps")
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        run.wait_for_nothing()
+        committed = run.keys
+        (run.folder / "machine").rename(tmp_path / "lost")
+        again = run.launch("--resume", "dev", "--json", "--", *program(2))
+        assert again.wait(60) == 0, again.stderr
+        begun = again.events[0]
+        assert begun["rewound"] and len(committed) - begun["resumed_after"] in (0, 1)
+        durable = begun["resumed_after"]
+        assert run.keys == [f"step-{number}" for number in range(durable, durable + 3)]
+        said = json.loads((run.folder / "machine" / "rewound.json").read_text())
+        assert (said["to_step"], said["client_state"]) == (durable, {"done": durable})
+        steps = [json.loads(line)["step"] for line in (run.folder / "results" / "metrics.jsonl").open()]
+        assert steps == list(range(1, durable + 3)), "the history of what went before is not lost"
+    finally:
+        run.end()
+
+
+def test_g05_a_gateway_frozen_for_less_than_the_lease_costs_nothing(tmp_path: Path) -> None:
+    run = SmallRun(tmp_path)
+    try:
+        launched = run.begin(0)
+        wait_until(lambda: (launched.home / "runs").exists() and len(run.keys) >= 2, 60, "two steps")
+        (gateway,) = [process for process in processes_of(launched.run_id) if "gateway" in process.cmdline()]
+        gateway.suspend()
+        frozen = run.keys
+        wait_until(lambda: "no answer for" in launched.stderr, 20, "the silence is said")
+        assert run.keys == frozen
+        gateway.resume()
+        wait_until(lambda: len(run.keys) > len(frozen) + 2, 20, "it goes on")
+        launched.interrupt()
+        assert launched.wait(60) == 130
+        assert run.keys == [f"step-{number}" for number in range(1, len(run.keys) + 1)]
+        assert len(set(run.words)) == len(run.words)
+        assert "Error" not in launched.stderr and "Traceback" not in launched.stderr.partition("Ctrl-C")[0]
+    finally:
+        run.end()

@@ -1,0 +1,195 @@
+"""launcher/resume.py: which run is taken up, from which step, as what it was begun; and what is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import resume, sync
+from launcher.config import load
+from launcher.errors import PreflightError, UsageError
+from launcher.home import Home
+from launcher.machines.local import LocalMachine
+from launcher.safety.processes import ProcessId
+from launcher.safety.records import RecordStore, RunRecord
+from launcher.settings import Settings
+from tests.support.committed import commit
+from tests.support.launched import wait_until
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home", tmp_path / "config", tmp_path / "cache")
+
+
+@pytest.fixture
+def store(home: Home) -> RecordStore:
+    return RecordStore(home)
+
+
+@pytest.fixture
+def settings(home: Home, tmp_path: Path) -> Callable[..., Settings]:
+    def load_here(*sets: str, environ: dict[str, str] | None = None, **flags: Any) -> Settings:
+        return load(flags, sets, environ=environ or {}, folder=tmp_path, home=home)
+
+    return load_here
+
+
+def ended(store: RecordStore, begun: Settings | None = None, **fields: Any) -> RunRecord:
+    """A run that is over; with the settings it was begun with."""
+    details = resume.details(begun, "/models/mine") if begun else {}
+    record = store.create(name="dev", command=("python", "x.py"), details=details)
+    return store.update(record.id, state="verified", launch=None, **fields)
+
+
+def find(store: RecordStore, word: str = "dev", said: list[str] | None = None) -> resume.Resumed:
+    def machine(record: RunRecord) -> LocalMachine:
+        return LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
+
+    return resume.find(store, word, machine, (said if said is not None else []).append)
+
+
+# ----------------------------------------------------------------- which run, which step
+
+
+def test_a_run_goes_on_after_the_newest_step_its_machine_has_whole(store: RecordStore) -> None:
+    record = ended(store)
+    machine = store.folder(record.id) / "machine"
+    for step in (1, 2, 3):
+        commit(machine, step)
+    (machine / "checkpoints" / "step-000003" / "optimizer.safetensors").write_bytes(b"cut")
+    found = find(store, record.id)
+    assert (found.record.id, found.step, found.rewinds) == (record.id, 2, False)
+    assert found.describe() == "resuming after step 2"
+
+
+def test_where_the_machine_is_gone_it_is_rewound_to_the_durable_step(store: RecordStore) -> None:
+    record = ended(store)
+    folder = store.folder(record.id)
+    commit(folder / "machine", 7)
+    sync.secure(folder / "machine", folder / "results")
+    shutil.rmtree(folder / "machine")
+    found = find(store)
+    assert (found.step, found.rewinds) == (7, True)
+    assert found.describe() == "resuming after step 7, the last durable one: what the machine had is gone"
+
+
+def test_a_run_without_a_step_has_nothing_to_resume(store: RecordStore) -> None:
+    ended(store)
+    with pytest.raises(UsageError, match="nothing to resume") as refused:
+        find(store)
+    assert refused.value.exit_code == 2
+    assert "launch -- python x.py" in str(refused.value.hint)
+
+
+def test_a_run_that_lives_is_refused(store: RecordStore) -> None:
+    store.create(name="dev")  # its launcher is this process
+    with pytest.raises(UsageError, match="dev is live") as refused:
+        find(store)
+    assert refused.value.exit_code == 2
+    assert "launch down dev" in str(refused.value.hint)
+
+
+def test_a_guardian_that_is_at_work_is_waited_for(store: RecordStore) -> None:
+    record = ended(store)
+    commit(store.folder(record.id) / "machine", 1)
+    code = f"import sys; sys.path.insert(0, {str(Path.cwd())!r}); sys.stdin.readline()"
+    guardian = subprocess.Popen(["python3", "-c", code], stdin=subprocess.PIPE)
+    process = ProcessId.of(guardian.pid)
+    store.update(record.id, state="down", guardian=process)
+    said: list[str] = []
+
+    def finish(line: str) -> None:
+        said.append(line)
+        store.update(record.id, state="verified")
+        assert guardian.stdin is not None
+        guardian.stdin.close()
+        wait_until(lambda: guardian.poll() is not None, 10, "it has ended")
+
+    def machine(record: RunRecord) -> LocalMachine:
+        return LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
+
+    assert resume.find(store, "dev", machine, finish).step == 1
+    assert said == ["dev: its guardian is still taking it down"]
+
+
+def test_what_nobody_looks_after_is_ended_first(store: RecordStore) -> None:
+    record = ended(store)
+    machine = LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
+    machine.arm()
+    commit(store.folder(record.id) / "machine", 1)
+    straggler = subprocess.Popen(["sleep", "60"], env={**os.environ, "SLIPWAY_RUN_ID": record.id})
+    store.update(record.id, state="work", machine=machine.describe())
+    assert find(store).record.state == "verified"
+    assert straggler.wait(timeout=5) != 0
+    assert store.load(record.id).ended_by == "resume"
+    assert not Path(machine.socket_dir).exists()
+
+
+# ----------------------------------------------------------------- as what it was begun
+
+
+def test_the_recorded_settings_hold_whatever_files_and_variables_say_now(
+    store: RecordStore, settings: Callable[..., Settings]
+) -> None:
+    begun = settings("train.learning_rate=3e-3", "train.pack_tokens=512", max="2h", model="/models/mine")
+    record = ended(store, begun)
+    again = resume.settings(
+        settings(environ={"LAUNCH_MODEL": "tiny", "LAUNCH_TRAIN__LEARNING_RATE": "1"}), record
+    )
+    assert (again.model, again.max_seconds, again.name) == ("/models/mine", 7200.0, "dev")
+    assert (again.runtime["train.learning_rate"], again.runtime["train.pack_tokens"]) == ("3e-3", "512")
+    assert again.values["train.pack_tokens"].source == "the record of dev"
+
+
+def test_what_is_given_anew_wins(store: RecordStore, settings: Callable[..., Settings]) -> None:
+    record = ended(store, settings("train.learning_rate=3e-3", lease="5m"))
+    again = resume.settings(settings("train.learning_rate=1e-3", lease="30s"), record)
+    assert again.runtime["train.learning_rate"] == "1e-3"
+    assert again.lease_seconds == 30.0
+
+
+@pytest.mark.parametrize("given", ["train.lora.rank=8", "train.lora.alpha=7", "dtype=bfloat16"])
+def test_what_would_train_another_policy_is_refused_with_why(
+    store: RecordStore, settings: Callable[..., Settings], given: str
+) -> None:
+    record = ended(store, settings())
+    with pytest.raises(UsageError, match="cannot be resumed with") as refused:
+        resume.settings(settings(given), record)
+    assert "its checkpoints hold another policy" in str(refused.value.why)
+
+
+def test_the_same_value_in_other_words_is_no_change(
+    store: RecordStore, settings: Callable[..., Settings]
+) -> None:
+    record = ended(store, settings("train.lora.rank=16", "train.lora.alpha=16"))
+    assert resume.settings(settings("train.lora.rank=16", "train.lora.alpha=16.0"), record)
+
+
+def test_a_run_keeps_its_name(store: RecordStore, settings: Callable[..., Settings]) -> None:
+    record = ended(store, settings())
+    with pytest.raises(UsageError, match="keeps its name"):
+        resume.settings(settings(name="other"), record)
+    assert resume.settings(settings(name="dev"), record).name == "dev"
+
+
+def test_its_program_runs_in_the_folder_it_ran_in(
+    store: RecordStore, settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "project"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    record = ended(store, settings())
+    monkeypatch.chdir(tmp_path)
+    resumed = resume.Resumed(record, 1, rewinds=False)
+    assert (resumed.command, resumed.folder) == (("python", "x.py"), there)
+    there.rmdir()
+    with pytest.raises(PreflightError, match="ran its program in") as refused:
+        _ = resumed.folder
+    assert "--resume dev -- COMMAND" in str(refused.value.hint)
