@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from launcher import failpoints
 from launcher.safety.processes import ProcessId
 from tests.e2e.conftest import free_port
 from tests.support.launched import Launched, processes_of, wait_until
+
+pytestmark = pytest.mark.slow
 
 LEASE_SECONDS = 20
 # The heart's own requests come first: this one is the program's.
@@ -66,6 +67,18 @@ class SmallRun:
         """What the program was answered in all lives, as far as it wrote it down."""
         lines = (self.folder / "results" / "words.jsonl").read_text().splitlines()
         return [word for line in lines for word in json.loads(line)["words"]]
+
+    def wait_for_steps(self, steps: int) -> None:
+        """Until so many are committed; ends early when launch does."""
+        life = self.lives[-1]
+        wait_until(
+            lambda: (
+                life.process.poll() is not None or ((self.home / "runs").exists() and len(self.keys) >= steps)
+            ),
+            60,
+            f"{steps} steps",
+        )
+        assert life.process.poll() is None, life.stderr
 
     def wait_for_nothing(self) -> None:
         """No process, no socket, no open door, within the lease."""
@@ -149,19 +162,19 @@ def test_g01_broken_off_in_other_ways_nothing_is_left_either(
     assert (run.record["state"], run.record["ended_by"]) == ("verified", ended_by)
 
 
-def test_g01_launch_and_guardian_killed_together_the_lease_ends_it_and_it_is_resumed(tmp_path: Path) -> None:
+def test_g01_g21_with_its_guardian_killed_as_well_what_is_left_is_ended_first(tmp_path: Path) -> None:
     run = SmallRun(tmp_path)
     try:
-        first = run.launch("--lease", "3s", "--name", "dev", "--", *program(0))
-        wait_until(lambda: (first.home / "runs").exists() and len(run.keys) >= 2, 60, "two steps")
-        for process in (psutil.Process(run.record["guardian"]["pid"]), first.process):
-            os.kill(process.pid, signal.SIGKILL)
+        first = run.begin(0)
+        run.wait_for_steps(2)
+        for pid in (run.record["guardian"]["pid"], first.process.pid):
+            os.kill(pid, signal.SIGKILL)
         first.process.wait()
-        wait_until(lambda: not processes_of(first.run_id), 3 + 15, "the lease has ended it")
-        before = run.keys
         again = run.launch("--resume", "dev", "--", *program(1))
         assert again.wait(60) == 0, again.stderr
-        assert run.keys == [f"step-{number}" for number in range(1, len(before) + 2)]
+        run.wait_for_nothing()
+        assert run.keys == [f"step-{number}" for number in range(1, len(run.keys) + 1)]
+        assert len(set(run.words)) == len(run.words)
     finally:
         run.end()
 
@@ -170,7 +183,7 @@ def test_g21_a_lost_machine_is_begun_again_from_the_durable_step_at_most_one_beh
     run = SmallRun(tmp_path)
     try:
         first = run.begin(0)
-        wait_until(lambda: (first.home / "runs").exists() and len(run.keys) >= 3, 60, "three steps")
+        run.wait_for_steps(3)
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
         run.wait_for_nothing()
@@ -194,7 +207,7 @@ def test_g05_a_gateway_frozen_for_less_than_the_lease_costs_nothing(tmp_path: Pa
     run = SmallRun(tmp_path)
     try:
         launched = run.begin(0)
-        wait_until(lambda: (launched.home / "runs").exists() and len(run.keys) >= 2, 60, "two steps")
+        run.wait_for_steps(2)
         (gateway,) = [process for process in processes_of(launched.run_id) if "gateway" in process.cmdline()]
         gateway.suspend()
         frozen = run.keys
