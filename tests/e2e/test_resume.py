@@ -1,6 +1,6 @@
 """A real training killed in its middle and taken up again: the same steps, nothing trained twice.
 
-Three lives of one run: killed in mid-step; taken up where the machine's folder is still here, to its end; taken
+Three lives of one run: killed in mid-step; taken up where the machine is still here, to its end; taken
 up on a machine that was lost, where what it knew of rollouts is answered with the way back.
 """
 
