@@ -12,7 +12,6 @@ already is replaced only by what is whole, so both may be repeated, killed, or r
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -27,8 +26,11 @@ from launcher.durable import Standing
 from launcher.errors import NotPulled
 from launcher.failpoints import passing
 from launcher.machines.base import PullReport
+from launcher.safety import locks
 
 _ADAPTER = "adapter/"
+# Another pull of the same run is waited for so long.
+_PULL_SECONDS = 300.0
 
 
 @dataclass
@@ -92,7 +94,7 @@ def _receiving(state_dir: Path, into: Path) -> Iterator[Path]:
 def _only_pull(into: Path) -> Iterator[None]:
     descriptor = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        locks.hold(descriptor, into, _PULL_SECONDS)
         for debris in into.glob(".incoming-*"):
             shutil.rmtree(debris)
         yield

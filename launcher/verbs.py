@@ -55,7 +55,8 @@ def logs(output: Output, name: str, which: str, follow: bool) -> int:
     path = _log_file(store.folder(record.id), name, which)
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:
-            lives = store.load(record.id).live
+            now = store.load(record.id)
+            lives = now.live and now.attended
             while piece := file.read(65536):
                 output.raw(piece)
             if not (follow and lives):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from typing import Any, Self
 
 from launcher.errors import LaunchError, UsageError, suggestion
 from launcher.home import Home
+from launcher.safety import locks
 from launcher.safety.processes import ProcessId
 
 SCHEMA = 1
@@ -266,7 +266,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a folder; the system frees it when the holder dies."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        locks.hold(descriptor, path)
         yield
     finally:
         os.close(descriptor)

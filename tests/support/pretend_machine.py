@@ -151,6 +151,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif self.headers.get("Authorization") != f"Bearer {self.server.machine.token}":
             self._answer(401, {})
         elif self.path == "/slipway/status":
+            self.server.machine.acts.get("status", lambda: None)()
             self._answer(200, self.server.machine.status().model_dump())
         else:
             self._answer(404, {})

@@ -210,3 +210,10 @@ def test_a_reader_that_goes_away_is_no_error(launch: Launch, tmp_path: Path) -> 
     command = f"{sys.executable} -m launcher.cli config | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=tmp_path)
     assert done.stderr == ""
+
+
+def test_g23_logs_does_not_follow_a_run_that_nobody_looks_after(launch: Launch, store: RecordStore) -> None:
+    record = store.create(name="dev")
+    (store.folder(record.id) / "launch.log").write_text("the story\n")
+    store.update(record.id, launch=None)
+    assert launch("logs", "dev", "-f").stdout == "the story\n"

@@ -149,6 +149,12 @@ COMMAND_LINE = [
     Refused("status -- x", 2, "launch status runs no program", "goes with no verb", "launch -- PROGRAM"),
     Refused("logs", 2, "NAME", "could not be read", "launch logs --help"),
     Refused("gc --older-than 3", 2, "--older-than: '3' does not fit", "90s, 15m", "launch gc --older-than 7d"),
+    Refused("down ../../x", 2, "there is no run '../../x'", "0 runs are recorded", "launch status"),
+    Refused("pull /etc", 2, "there is no run '/etc'", "0 runs are recorded", "launch status"),
+    Refused("logs dev --which ../../../etc/passwd", 2, "dev has no log ../../../etc/passwd", "it has launch", "launch logs dev --which launch",
+            done=lambda place: place.live_run("dev")),
+    Refused("logs dev --which record.json", 2, "dev has no log record.json", "it has launch", "--which",
+            done=lambda place: place.live_run("dev")),
     Refused("status nothing", 2, "there is no run 'nothing'", "0 runs are recorded", "launch status"),
     Refused("status dve", 2, "there is no run 'dve'", "did you mean dev?", "launch status dev",
             done=lambda place: place.live_run("dev")),
@@ -156,7 +162,7 @@ COMMAND_LINE = [
 
 
 @pytest.mark.parametrize("refused", COMMAND_LINE, ids=str)
-def test_what_is_wrong_on_the_command_line_is_2(refused: Refused, place: Place) -> None:
+def test_g24_what_is_wrong_on_the_command_line_is_2_path_escapes_too(refused: Refused, place: Place) -> None:
     check(refused, place)
 
 

@@ -241,7 +241,19 @@ def test_a_client_that_hangs_up_frees_the_gateway(
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:7453", "127.0.0.1.evil.example", "169.254.169.254", ""]
+    "host",
+    [
+        "evil.example",
+        "evil.example:7453",
+        "127.0.0.1.evil.example",
+        "169.254.169.254",
+        "",
+        "0.0.0.0",
+        "127.0.0.1@evil.example",
+        "evil.example#127.0.0.1",
+        "[::1",
+        "[::ffff:127.0.0.1].evil.example",
+    ],
 )
 def test_g13_another_host_is_refused(client: httpx.Client, upstream: Upstream, host: str) -> None:
     answer = client.post(CHAT, json=BODY, headers={"Host": host})
@@ -250,7 +262,15 @@ def test_g13_another_host_is_refused(client: httpx.Client, upstream: Upstream, h
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://localhost.evil.example:7453", "file://"]
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://localhost.evil.example:7453",
+        "file://",
+        "http://[",
+        "localhost",
+    ],
 )
 def test_g13_a_page_of_another_site_is_refused(client: httpx.Client, upstream: Upstream, origin: str) -> None:
     assert client.post(CHAT, json=BODY, headers={"Origin": origin}).status_code == 403

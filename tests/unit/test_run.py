@@ -362,3 +362,23 @@ def test_a_name_that_lives_is_refused_before_anything_starts(live) -> None:
     live(flags={"name": "dev"}, acts={"push": again})
     assert refused[0].exit_code == 2
     assert "dev" in refused[0].message
+
+
+def test_g23_a_runtime_that_freezes_is_said_and_ends_the_run(live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers once, then accepts questions and says nothing. The bounds are shortened."""
+    monkeypatch.setattr("launcher.pulse._ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("launcher.work._SILENT_AT_MOST_SECONDS", 2.0)
+    asked: list[float] = []
+    over = threading.Event()
+
+    def freeze() -> None:
+        asked.append(time.monotonic())
+        if len(asked) > 1:
+            over.wait(30)
+
+    lived = live((sys.executable, "-c", "import time; time.sleep(600)"), acts={"status": freeze})
+    over.set()
+    assert lived.code == 6
+    assert "the runtime does not answer any more" in lived.stderr
+    troubles = [item["trouble"] for item in lived.objects if item["event"] == "status" and item["trouble"]]
+    assert troubles and troubles[0].startswith("no answer for")

@@ -1,0 +1,28 @@
+"""Locks between processes that nobody waits for for ever: their holder may be stopped (Ctrl-Z) or hang.
+
+Neighbours: `records.py` and `sync.py` hold these. The system frees them when the holder dies.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import time
+
+HOLD_SECONDS = 20.0
+_POLL_SECONDS = 0.02
+
+
+def hold(descriptor: int, path: object, bound_seconds: float | None = None) -> None:
+    """Lock an open file or folder for this process alone. Raises TimeoutError, an OSError, past the bound."""
+    bound = HOLD_SECONDS if bound_seconds is None else bound_seconds
+    end = time.monotonic() + bound
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                text = f"another process has held the lock for {bound:.0f} s: is a launch stopped (Ctrl-Z)?"
+                raise TimeoutError(errno.ETIMEDOUT, text, str(path)) from None
+        time.sleep(_POLL_SECONDS)
