@@ -18,7 +18,7 @@ from launcher.safety.records import RecordStore
 from launcher.settings import SECRETS
 from runtime.__main__ import children
 from runtime.schema import RuntimeConfig
-from tests.support.canaries import spellings
+from tests.support.canaries import in_files, spellings
 from tests.support.typed import Typed
 
 CANARY = "canary+of/a=secret-0123456789"
@@ -122,3 +122,11 @@ def test_g14_a_command_that_crashes_shows_no_secret(
     assert "Traceback" in done.stderr and "a library quotes" in done.stderr
     assert CANARY not in done.stdout + done.stderr
     assert not any(spelling in (done.stdout + done.stderr).encode() for spelling in spellings(CANARY))
+
+
+@pytest.mark.parametrize("spelling", sorted(spellings(CANARY)))
+def test_what_looks_for_canaries_finds_them(spelling: bytes, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").write_bytes(b"\0before" + spelling + b"after")
+    (tmp_path / "deep" / "other").write_bytes(b"nothing")
+    assert set(in_files([tmp_path], [CANARY, "unseen-secret"])) == {(tmp_path / "deep" / "file", CANARY)}
