@@ -45,6 +45,9 @@ class SmallRun:
         self.lives.append(Launched(self.home, [*options, *words], executable=command, environ=environ))
         return self.lives[-1]
 
+    def launch_verb(self, *words: str) -> Launched:
+        return Launched(self.home, list(words))
+
     def begin(self, steps: int) -> Launched:
         return self.launch("--name", "dev", "--", *program(steps))
 
@@ -220,5 +223,23 @@ def test_g05_a_gateway_frozen_for_less_than_the_lease_costs_nothing(tmp_path: Pa
         assert run.keys == [f"step-{number}" for number in range(1, len(run.keys) + 1)]
         assert len(set(run.words)) == len(run.words)
         assert "Error" not in launched.stderr and "Traceback" not in launched.stderr.partition("Ctrl-C")[0]
+    finally:
+        run.end()
+
+
+def test_g22_results_that_cannot_come_home_stay_where_they_are_with_exit_8(tmp_path: Path) -> None:
+    run = SmallRun(tmp_path)
+    program = (
+        "import os; open(os.environ['LAUNCH_RUN_DIR'] + '/logs', 'w')"  # in the way
+    )
+    try:
+        launched = run.launch("--name", "dev", "--", sys.executable, "-c", program)
+        assert launched.wait(60) == 8, launched.stderr
+        assert f"they are still in {run.folder / 'machine'}" in launched.stderr
+        assert "down: verified" in launched.stderr
+        assert (run.folder / "machine" / "logs" / "keeper.log").exists()
+        (run.folder / "results" / "logs").unlink()
+        assert run.launch_verb("pull", "dev").wait(60) == 0
+        assert (run.folder / "results" / "logs" / "keeper.log").exists()
     finally:
         run.end()

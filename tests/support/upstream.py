@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -37,6 +38,10 @@ class Upstream:
         """Go away as a killed gateway does: connections reset, no socket."""
         self._wait(self._stop())
         self.socket.unlink(missing_ok=True)
+
+    def freeze(self, seconds: float) -> None:
+        """Stand still, as a stopped process does: connections stay open, nothing is read."""
+        self._loop.call_soon_threadsafe(time.sleep, seconds)
 
     def close(self) -> None:
         """For good."""

@@ -391,3 +391,113 @@ def test_its_health_is_an_http_answer(upstream: Upstream, door: Relay) -> None:
     wait_until(lambda: door.stats().connected, 5, "the gateway answers")
     stats: Any = door.stats()
     assert 0 < stats.latency_ms < 1000
+
+
+# ----------------------------------------------------------------- lost at each instant
+
+LOSSES = ("head", "body", "sampled", "answer begun", "half the answer", "whole answer", "told to wait")
+
+
+def losing(upstream: Upstream, instant: str) -> Any:
+    """A gateway that loses each request's first connection at this instant, and samples once for an id."""
+    hit: set[str] = set()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        request_id = request.headers["x-slipway-request"]
+        first = request_id not in hit
+        hit.add(request_id)
+
+        def lose() -> None:
+            assert request.transport is not None
+            request.transport.abort()
+
+        if first and instant == "head":
+            lose()
+        await request.read()
+        if first and instant == "body":
+            lose()
+            return web.Response()
+        word = upstream.sampled.get(request_id) or f"word {len(upstream.sampled)}"
+        upstream.sampled[request_id] = word
+        if first and instant == "sampled":
+            lose()
+        if first and instant == "told to wait":
+            return web.Response(status=503, headers={"Retry-After": "0"})
+        response = web.StreamResponse(headers={"Content-Length": str(len(word))})
+        await response.prepare(request)
+        if first and instant == "answer begun":
+            lose()
+        await response.write(word[:3].encode())
+        if first and instant == "half the answer":
+            lose()
+        await response.write(word[3:].encode())
+        if first and instant == "whole answer":
+            lose()
+        return response
+
+    return answer
+
+
+@pytest.mark.parametrize("instant", LOSSES)
+def test_g18_a_connection_lost_at_any_instant_makes_one_sample_and_no_error(
+    upstream: Upstream, door: Relay, client: httpx.Client, instant: str
+) -> None:
+    upstream.handlers[CHAT] = losing(upstream, instant)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(client.post, CHAT, json={**BODY, "at": at}) for at in range(20)]
+        answers = [it.result(timeout=20) for it in asked]
+
+    assert [it.status_code for it in answers] == [200] * 20
+    words = [it.text for it in answers]
+    assert len(set(words)) == 20, "no answer for two"
+    assert sorted(words) == sorted(upstream.sampled.values()), "no sample without its answer, none twice"
+    # A whole answer may have arrived before its connection broke.
+    assert door.stats().replays == 20 or instant in ("whole answer", "head")
+    assert door.stats().given_up == 0 and door.stats().active == 0
+
+
+def test_g17_a_gateway_that_is_killed_again_and_again_during_200_rollouts_is_invisible(
+    upstream: Upstream, door: Relay, client: httpx.Client
+) -> None:
+    async def slow(request: web.Request) -> web.Response:
+        request_id = request.headers["x-slipway-request"]
+        if request_id not in upstream.sampled:
+            upstream.sampled[request_id] = f"word {len(upstream.sampled)}"
+            await asyncio.sleep(0.03)
+        return web.json_response({"word": upstream.sampled[request_id]})
+
+    upstream.handlers[CHAT] = slow
+    over = threading.Event()
+    kills = []
+
+    def kill() -> None:
+        while not over.wait(0.25):
+            upstream.stop()
+            over.wait(0.05)
+            upstream.start()
+            kills.append(time.monotonic())
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda at: client.post(CHAT, json={**BODY, "at": at}), range(200)))
+    finally:
+        over.set()
+        killer.join()
+    words = [it.json()["word"] for it in answers]
+    assert len(words) == len(set(words)) == len(upstream.sampled) == 200
+    assert kills and door.stats().given_up == 0
+
+
+def test_g05_a_gateway_that_stands_still_for_a_while_costs_nothing(
+    upstream: Upstream, door: Relay, client: httpx.Client
+) -> None:
+    upstream.freeze(2.0)
+    begun = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda at: client.post(CHAT, json={**BODY, "at": at}), range(16)))
+    assert time.monotonic() - begun >= 1.0, "it did stand still"
+    assert [it.status_code for it in answers] == [200] * 16
+    assert len(upstream.sampled) == len({it.json()["answer"] for it in answers}) == 16
+    assert door.stats().replays == door.stats().given_up == 0

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from launcher.config import load
+from launcher.durable import Standing
 from launcher.errors import CapacityError, JobFailed, LaunchError, NotPulled, PreflightError
 from launcher.home import Home
 from launcher.log import close_log
@@ -29,6 +30,7 @@ from launcher.plan import make_plan
 from launcher.request import Request
 from launcher.run import Run
 from launcher.safety.records import RecordStore, RunRecord
+from launcher.summary import Summary
 from tests.support.pretend_machine import PretendMachine
 
 IN_ORDER = ["arm", "push", "setup", "serve", "pull", "down", "proof"]
@@ -306,6 +308,42 @@ def test_results_that_stay_behind_are_exit_8(live) -> None:
     lived = live(acts={"pull": raise_(NotPulled("the disk is full"))})
     assert lived.code == 8
     assert lived.machine.calls == IN_ORDER
+
+
+def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_over(live) -> None:
+    def fall_behind(machine: PretendMachine) -> None:
+        seen: list[int] = []
+
+        def secure() -> None:
+            seen.append(1)
+            machine.standing = Standing(5, 5) if len(seen) > 3 else Standing(5, 2)
+
+        machine.acts["secure"] = secure
+
+    program = (sys.executable, "-c", "import time; time.sleep(3)")
+    lived = live(program, prepare=fall_behind)
+    warned = [item["text"] for item in lived.objects if item["event"] == "warning"]
+    assert warned == [
+        "durability falls behind: committed step 5, durable step 2 (at most 1 behind, 3 behind)"
+    ]
+    (again,) = [item for item in lived.objects if item["event"] == "durable"]
+    assert (again["committed_step"], again["durable_step"], again["durable_bound_steps"]) == (5, 5, 1)
+    assert lived.end["committed_step"] == 5
+
+
+def test_a_run_that_broke_off_says_how_it_is_taken_up(live) -> None:
+    def committed(machine: PretendMachine) -> None:
+        machine.standing = Standing(3, 3)
+
+    lived = live((sys.executable, "-c", "raise SystemExit(2)"), flags={"name": "dev"}, prepare=committed)
+    assert lived.code == 6
+    lines = io.StringIO()
+    shown = Output(plain=True, stdout=io.StringIO(), stderr=lines, environ={})
+    summary = Summary(
+        "slip-0", "dev", 1.0, 0.0, None, None, Proof(True, "nothing"), "failed", 6, 2, Standing(3, 3)
+    )
+    summary.say(shown)
+    assert "  resume   launch --resume dev" in lines.getvalue()
 
 
 def test_the_deadline_ends_a_run_with_7(live) -> None:
