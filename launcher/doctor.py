@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher import credentials, environments, preflight
+from launcher import credentials, disk, environments, preflight
 from launcher.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.home import Home
 from launcher.output import Output, columns
@@ -141,11 +141,9 @@ def _memory() -> Check:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = psutil.virtual_memory()
-    detail = (
-        f"{cores} cores, {preflight.in_units(memory.available)} of {preflight.in_units(memory.total)} free"
-    )
+    detail = f"{cores} cores, {disk.in_units(memory.available)} of {disk.in_units(memory.total)} free"
     if memory.available < _LEAST_MEMORY_BYTES:
-        least = preflight.in_units(_LEAST_MEMORY_BYTES)
+        least = disk.in_units(_LEAST_MEMORY_BYTES)
         return Check("memory", "warn", f"{detail}; a run needs about {least}", "end what else needs memory")
     if cores < _LEAST_CORES:
         return Check("memory", "warn", f"{detail}; engine and trainer share one core", "expect a slow run")
@@ -160,12 +158,12 @@ def _folders(home: Home) -> Check:
 def _disk(home: Home) -> Check:
     from runtime import bootstrap
 
-    free = preflight.free_bytes(home.environments)
-    detail = f"{preflight.in_units(free)} are free at {home.environments}"
+    free = disk.free_bytes(home.environments)
+    detail = f"{disk.in_units(free)} are free at {home.environments}"
     needed = bootstrap.NEEDED_BYTES["cpu"]
     if free < needed and not bootstrap.is_ready(home.environments):
         fix = "free some space, or set LAUNCH_HOME to a folder on a larger disk"
-        return Check("disk", "fail", f"{detail}, the environment needs {preflight.in_units(needed)}", fix)
+        return Check("disk", "fail", f"{detail}, the environment needs {disk.in_units(needed)}", fix)
     if free < 10**9:
         return Check("disk", "warn", detail, "free some space: a run writes checkpoints")
     return Check("disk", "ok", detail)

@@ -1,7 +1,7 @@
 """Looks at a model on the Hugging Face hub before a run begins: is it there, may we, can we serve it.
 
-Neighbours: `preflight.py` asks; the runtime downloads (`runtime/training/policy.py`). One small file is
-fetched; a model that was downloaded before is looked at on the disk, without the network.
+Neighbours: `preflight.py` asks; the runtime downloads (`runtime/training/policy.py`). Two small answers
+are fetched; a model that was downloaded before is looked at on the disk, without the network.
 """
 
 from __future__ import annotations
@@ -12,27 +12,24 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher import model_folder
+from launcher import disk, model_folder
 from launcher.errors import PreflightError
 from launcher.log import REDACTOR
 
 _ANSWER_SECONDS = 8.0
-_CONFIG_BYTES = 10_000_000
+_LONGEST_BYTES = 10_000_000
 
 
 def check(model: str, environ: Mapping[str, str], token: str | None) -> None:
     """Raises PreflightError when the runtime could not have or use the model."""
-    config = _cached_config(model, environ)
-    if config is not None:
-        content = config.read_bytes()
-    elif environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
+    config, token = _cached_config(model, environ), token or _login(environ)
+    if config is None and environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
         raise PreflightError(
             f"the model {model} is not on this computer",
             "HF_HUB_OFFLINE is set, so it is not downloaded",
             "env -u HF_HUB_OFFLINE launch …, or --model FOLDER",
         )
-    else:
-        content = _fetch(model, environ, token or _login(environ))
+    content = config.read_bytes() if config else _fetch(model, environ, token)
     try:
         described = json.loads(content)
         model_folder.check_config(described if isinstance(described, dict) else {})
@@ -41,14 +38,19 @@ def check(model: str, environ: Mapping[str, str], token: str | None) -> None:
         raise PreflightError(f"the model {model} cannot be used", why, "launch --model FOLDER") from None
     except model_folder.UnusableError as unusable:
         raise model_folder.unusable_model(model, unusable, "launch --model FOLDER") from None
+    if config is None:
+        _check_space(model, environ, token)
 
 
 def _cached_config(model: str, environ: Mapping[str, str]) -> Path | None:
     """The newest downloaded config.json, in the cache the hub's own library uses."""
-    cache = Path(environ.get("HF_HUB_CACHE") or _home(environ) / "hub").expanduser()
-    folder = cache / f"models--{model.replace('/', '--')}" / "snapshots"
+    folder = _cache(environ) / f"models--{model.replace('/', '--')}" / "snapshots"
     found = sorted(folder.glob("*/config.json"), key=lambda path: path.lstat().st_mtime)
     return found[-1] if found else None
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("HF_HUB_CACHE") or _home(environ) / "hub").expanduser()
 
 
 def _home(environ: Mapping[str, str]) -> Path:
@@ -66,15 +68,44 @@ def _login(environ: Mapping[str, str]) -> str | None:
     return token or None
 
 
-def _fetch(model: str, environ: Mapping[str, str], token: str | None) -> bytes:
-    endpoint = (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    request = urllib.request.Request(f"{endpoint}/{model}/resolve/main/config.json")
+def _check_space(model: str, environ: Mapping[str, str], token: str | None) -> None:
+    """The download fits on the disk; where the hub does not say how much it is, that is seen later."""
+    try:
+        described = json.loads(_get(f"{_endpoint(environ)}/api/models/{model}?blobs=true", token))
+        needed = sum(int(file["size"]) for file in described["siblings"] if _is_downloaded(file["rfilename"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    free = disk.free_bytes(_cache(environ))
+    if free < needed:
+        raise PreflightError(
+            f"the model {model} needs {disk.in_units(needed)} of disk",
+            f"{disk.in_units(free)} are free at {_cache(environ)}",
+            "free some space, or set HF_HOME to a folder on a larger disk",
+        )
+
+
+def _is_downloaded(name: str) -> bool:
+    """What the runtime fetches of a model (`runtime/training/policy.py`)."""
+    return name.endswith((".json", ".safetensors", ".txt", ".jinja"))
+
+
+def _endpoint(environ: Mapping[str, str]) -> str:
+    return (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def _get(url: str, token: str | None) -> bytes:
+    request = urllib.request.Request(url)
     if token:
         # Unredirected: the file itself may lie on another host, which is not to have the token.
         request.add_unredirected_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
+        return answer.read(_LONGEST_BYTES)
+
+
+def _fetch(model: str, environ: Mapping[str, str], token: str | None) -> bytes:
+    endpoint = _endpoint(environ)
     try:
-        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
-            return answer.read(_CONFIG_BYTES)
+        return _get(f"{endpoint}/{model}/resolve/main/config.json", token)
     except urllib.error.HTTPError as error:
         raise _refused(model, endpoint, error.code, token) from None
     except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import runtime
-from launcher import model_folder
+from launcher import disk, model_folder
 from launcher.errors import PreflightError
 from launcher.home import Home
 from launcher.settings import TINY_MODEL, Settings
@@ -166,54 +166,23 @@ def holder_of(port: int, home: Home | None = None) -> str | None:
 def check_folders(home: Home) -> None:
     """The home can be written, and so can the folder of the runtime's sockets. Creates nothing."""
     for folder in (home.runs, home.environments):
-        if trouble := unwritable(folder):
+        if trouble := disk.unwritable(folder):
             hint = "LAUNCH_HOME=/a/folder/of/yours launch …"
             raise PreflightError(f"cannot write under {folder}", trouble, hint)
     temporary = Path(tempfile.gettempdir())
-    if trouble := unwritable(temporary):
+    if trouble := disk.unwritable(temporary):
         raise PreflightError(f"cannot write under {temporary}", trouble, "TMPDIR=/a/folder/of/yours launch …")
-
-
-def unwritable(folder: Path) -> str | None:
-    """Why nothing can be written in a folder that may not exist yet; None when it can."""
-    try:
-        existing = _existing(folder)
-    except OSError as error:
-        return error.strerror
-    if not existing.is_dir():
-        return f"{existing} is no folder"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{existing} may not be written"
-    if os.statvfs(existing).f_flag & os.ST_RDONLY:
-        return f"{existing} is on a read-only disk"
-    return None
-
-
-def _existing(folder: Path) -> Path:
-    """The nearest folder above that is there. Raises OSError for a path that cannot be."""
-    for path in (folder, *folder.parents):
-        try:
-            path.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        return path
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-
-
-def free_bytes(folder: Path) -> int:
-    """What this user may still write on the disk of a folder that may not exist yet."""
-    return shutil.disk_usage(_existing(folder)).free
 
 
 def check_disk(settings: Settings, model_path: str, home: Home) -> None:
     """Room for what the run will write: checkpoints of the chosen size, and a model still to download."""
     needed = _RUN_BYTES + checkpoints_bytes(settings, model_path)
     keep = settings.values["train.keep_checkpoints"].value
-    free = free_bytes(home.runs)
+    free = disk.free_bytes(home.runs)
     if free < needed:
         raise PreflightError(
-            f"a run with {keep} checkpoints needs {in_units(needed)} of disk",
-            f"{in_units(free)} are free at {home.runs}",
+            f"a run with {keep} checkpoints needs {disk.in_units(needed)} of disk",
+            f"{disk.in_units(free)} are free at {home.runs}",
             "free some space, or set LAUNCH_HOME to a folder on a larger disk",
         )
 
@@ -238,11 +207,11 @@ def check_environment(home: Home, variant: str = "cpu") -> None:
     if bootstrap.is_ready(home.environments, variant):
         return
     needed = bootstrap.NEEDED_BYTES[variant]
-    free = free_bytes(home.environments)
+    free = disk.free_bytes(home.environments)
     if free < needed:
         raise PreflightError(
-            f"the runtime's environment needs {in_units(needed)} of disk",
-            f"{in_units(free)} are free at {home.environments}",
+            f"the runtime's environment needs {disk.in_units(needed)} of disk",
+            f"{disk.in_units(free)} are free at {home.environments}",
             "free some space, or set LAUNCH_HOME to a folder on a larger disk",
         )
     try:
@@ -278,8 +247,3 @@ def wandb_account(secrets: Mapping[str, object], environ: Mapping[str, str]) -> 
         return netrc.netrc().authenticators("api.wandb.ai") is not None
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def in_units(size: float) -> str:
-    """Bytes for people: "8.0 GB", "312 MB"."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size, 0) / 1e6:.0f} MB"

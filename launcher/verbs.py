@@ -92,6 +92,7 @@ def down(output: Output, name: str) -> int:
     if record.live and record.launch is not None and record.launch.alive():
         output.note(f"telling launch (pid {record.launch.pid}) to end {name}")
         record.launch.send(signal.SIGTERM)
+        record.launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
         processes.wait_gone(record.launch, _ORDERLY_SECONDS)
         record = store.load(record.id)
     if record.live:

@@ -52,6 +52,7 @@ def main() -> None:
             "help_seconds": median(until_exit, [*LAUNCH, "--help"], environ),
             "status_seconds": median(until_exit, [*LAUNCH, "status"], environ),
             "config_seconds": median(until_exit, [*LAUNCH, "config"], environ),
+            "doctor_seconds": median(until_exit, [*LAUNCH, "doctor"], environ),
             # A run that is refused: what comes first is the same.
             "run_first_output_seconds": median(until_first_byte, [*LAUNCH, "--", "no-such-program"], environ),
             "bare_python_seconds": median(until_exit, [sys.executable, "-c", "pass"], environ),

@@ -132,6 +132,7 @@ def test_down_asks_the_runs_own_launch_first(launch: Launch, store: RecordStore)
     record = store.create(name="dev")
     store.update(record.id, launch=ProcessId.of(sleeper.pid))
     try:
+        os.kill(sleeper.pid, signal.SIGSTOP)  # as Ctrl-Z does
         assert launch("down", "dev").returncode == 0
         assert sleeper.wait(timeout=5) == -signal.SIGTERM
     finally:

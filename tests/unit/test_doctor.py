@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import doctor, environments, preflight
+from launcher import disk, doctor, environments
 from launcher.doctor import Check, ask_all
 from launcher.home import Home
 from launcher.safety import reap
@@ -82,7 +82,7 @@ def test_a_computer_that_can_run_is_0_and_nothing_was_changed(typed: Typed) -> N
 def test_a_computer_that_cannot_is_3_and_each_failure_has_its_fix(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "free_bytes", lambda folder: 10**9)
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 10**9)
     monkeypatch.setattr(environments, "unreachable", lambda **options: "Failed to fetch: the index")
     done = typed("doctor")
     assert done.returncode == 3

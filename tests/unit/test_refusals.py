@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher import environments, preflight
+from launcher import disk, environments, preflight
 from launcher.cli import unsupported
 from launcher.home import Home
 from launcher.safety.records import RecordStore
@@ -299,7 +299,7 @@ def test_a_taken_port_is_3_and_says_who_holds_it(place: Place) -> None:
 
 
 def test_a_disk_too_full_for_the_environment_is_3(place: Place) -> None:
-    place.patch.setattr(preflight, "free_bytes", lambda folder: 3 * 10**9)
+    place.patch.setattr(disk, "free_bytes", lambda folder: 3 * 10**9)
     check(
         Refused("", 3, "the runtime's environment needs 8.0 GB of disk", "3.0 GB are free at", "LAUNCH_HOME"),
         place,
@@ -308,7 +308,7 @@ def test_a_disk_too_full_for_the_environment_is_3(place: Place) -> None:
 
 def test_a_disk_too_full_for_the_checkpoints_is_3(place: Place) -> None:
     """Checkpoints of the chosen rank, times those that are kept."""
-    place.patch.setattr(preflight, "free_bytes", lambda folder: 10**9)
+    place.patch.setattr(disk, "free_bytes", lambda folder: 10**9)
     small = Refused("--set train.lora.rank=8", 3, "environment needs", "1.0 GB are free", "free some space")
     check(small, place)
     typed = "--set train.lora.rank=256 --set train.keep_checkpoints=30"
@@ -462,6 +462,15 @@ def test_a_model_of_the_hub_is_looked_at(hub: Hub, place: Place, status, body, t
         place.write(".env", f"HF_TOKEN={token}\n")
     check(Refused("--model some/model", 3, what, why, ""), place)
     assert hub.asked == [("/some/model/resolve/main/config.json", token and f"Bearer {token}")]
+
+
+def test_a_disk_too_full_for_the_download_is_3(hub: Hub, place: Place) -> None:
+    sizes = [("model.safetensors", 3 * 10**9), ("model.bin", 9 * 10**9), ("config.json", None)]
+    siblings = [{"rfilename": name, "size": size or 10**3} for name, size in sizes]
+    hub.body = json.dumps({"model_type": "qwen2", "siblings": siblings}).encode()
+    place.patch.setattr(disk, "free_bytes", lambda folder: 2 * 10**9)
+    what = "the model some/model needs 3.0 GB of disk"
+    check(Refused("--model some/model", 3, what, "2.0 GB are free", "HF_HOME"), place)
 
 
 def test_a_hub_that_does_not_answer_is_3(hub: Hub, place: Place) -> None:

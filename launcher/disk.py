@@ -1,0 +1,47 @@
+"""Where something can be written on this computer, and how much of it.
+
+Neighbours: `preflight.py`, `hub.py` and `doctor.py` ask. Creates nothing; a folder may not exist yet.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be written in a folder that may not exist yet; None when it can."""
+    try:
+        existing = _existing(folder)
+    except OSError as error:
+        return error.strerror
+    if not existing.is_dir():
+        return f"{existing} is no folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} may not be written"
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        return f"{existing} is on a read-only disk"
+    return None
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still write on the disk of a folder that may not exist yet."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def in_units(size: float) -> str:
+    """Bytes for people: "8.0 GB", "312 MB"."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size, 0) / 1e6:.0f} MB"
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest folder above that is there. Raises OSError for a path that cannot be."""
+    for path in (folder, *folder.parents):
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
