@@ -1,0 +1,97 @@
+"""A saved program asks the run it is loaded in, or the LM it is given: never OpenAI, and no token is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dspy
+import pytest
+
+from launcher.client import NotConnected, PolicyLM, load
+from tests.support import abuses as a
+from tests.support.small_run import TOKEN, SmallRun
+
+KEY = "sk-the-users-own-key"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallRun]:
+    small = SmallRun(answer=a.varied)
+    monkeypatch.setenv("LAUNCH_BASE_URL", small.base_url)
+    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    yield small
+    small.close()
+
+
+def saved(run: SmallRun, path: Path) -> Path:
+    program = a.Two()
+    program.first.lm = PolicyLM(run.session(), max_tokens=9, extra_body={"min_p": 0.2})
+    program.first.demos = [dspy.Example(english="cat", french="chat")]
+    program.second.lm = dspy.LM("openai/gpt-5-mini", api_key=KEY, api_base="http://127.0.0.1:1/v1")
+    program.save(path)
+    return path
+
+
+def test_a_predictor_of_the_policy_asks_this_run_with_its_settings_and_demos(
+    run: SmallRun, tmp_path: Path
+) -> None:
+    path = saved(run, tmp_path / "program.json")
+    program = a.Two()
+    assert load(program, path) is program
+    program.first(english="hello")
+    body = run.asked[0].body
+    assert (body["model"], body["max_tokens"], body["min_p"]) == ("policy", 9, 0.2)
+    assert len(body["messages"]) == 4
+    assert TOKEN not in path.read_text() and KEY not in path.read_text()
+
+
+def test_a_predictor_of_another_model_is_left_without_one(run: SmallRun, tmp_path: Path) -> None:
+    program = load(a.Two(), saved(run, tmp_path / "program.json"))
+    assert isinstance(program, a.Two) and program.second.lm is None
+    with dspy.context(lm=None), pytest.raises(ValueError, match="No LM is loaded"):
+        program.second(french="bonjour")
+
+
+def test_with_an_lm_of_its_own_it_needs_no_run(
+    run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(run, tmp_path / "program.json")
+    monkeypatch.delenv("LAUNCH_BASE_URL")
+    with pytest.raises(NotConnected, match="start it with `launch"):
+        load(a.Two(), path)
+    elsewhere = dspy.utils.DummyLM([{"french": "bonjour"}, {"english": "hi"}])
+    program = load(a.Two(), path, lm=elsewhere)
+    assert program(english="hello").back == "hi"
+
+
+def test_dspy_alone_refuses_it_rather_than_asking_somebody_else(run: SmallRun, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"launcher\.client\.lm\.PolicyLM"):
+        a.Two().load(saved(run, tmp_path / "program.json"))
+
+
+def test_a_pickled_program_has_no_token_and_asks_the_run_it_is_unpickled_in(
+    run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = dspy.Predict("english -> french")
+    program.set_lm(PolicyLM(run.session(), max_tokens=9))
+    program.save(tmp_path / "whole", save_program=True)
+    written = b"".join(file.read_bytes() for file in (tmp_path / "whole").iterdir())
+    assert TOKEN.encode() not in written and run.base_url.encode() not in written
+    other = SmallRun(answer=a.varied)
+    monkeypatch.setenv("LAUNCH_BASE_URL", other.base_url)
+    dspy.load(str(tmp_path / "whole"), allow_pickle=True)(english="hello")
+    assert (len(run.asked), other.asked[0].body["max_tokens"]) == (0, 9)
+    other.close()
+
+
+@pytest.mark.parametrize("name", ["program.pkl", "program"])
+def test_another_kind_of_file_is_refused(run: SmallRun, name: str) -> None:
+    with pytest.raises(ValueError, match=r"program.save\('program.json'\)"):
+        load(a.Two(), name)
+
+
+def test_another_program_is_refused_by_the_name_it_lacks(run: SmallRun, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no predictor 'self'"):
+        load(a.predict(), saved(run, tmp_path / "program.json"))
