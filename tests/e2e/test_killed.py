@@ -229,9 +229,7 @@ def test_g05_a_gateway_frozen_for_less_than_the_lease_costs_nothing(tmp_path: Pa
 
 def test_g22_results_that_cannot_come_home_stay_where_they_are_with_exit_8(tmp_path: Path) -> None:
     run = SmallRun(tmp_path)
-    program = (
-        "import os; open(os.environ['LAUNCH_RUN_DIR'] + '/logs', 'w')"  # in the way
-    )
+    program = "import os; open(os.environ['LAUNCH_RUN_DIR'] + '/logs', 'w')"  # in the way
     try:
         launched = run.launch("--name", "dev", "--", sys.executable, "-c", program)
         assert launched.wait(60) == 8, launched.stderr

@@ -1,4 +1,4 @@
-"""A saved program asks the run it is loaded in, or the LM it is given: never OpenAI, and no token is written."""
+"""A saved program asks the run it is loaded in, or the LM it is given: never OpenAI; no token is written."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from launcher.request import Request
 from launcher.run import Run
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.summary import Summary
+from tests.support.environment import REPOSITORY
 from tests.support.pretend_machine import PretendMachine
 
 IN_ORDER = ["arm", "push", "setup", "serve", "pull", "down", "proof"]
@@ -213,6 +214,32 @@ def test_a_program_that_fails_is_6_with_its_own_code_and_the_results_still_come_
     assert "(SIG" not in lived.stderr
     assert lived.end["program_exit_code"] == 41
     assert lived.record.exit_code == 41
+
+
+def test_g19_a_metric_that_always_raises_ends_the_run_with_6_and_its_message(live, tmp_path: Path) -> None:
+    """The program is a real one, its optimizer too; its endpoint is the small one of the client's tests."""
+    program = (
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "import dspy\n"
+        "from launcher.client import GRPO\n"
+        "from tests.support.small_run import TOKEN, SmallRun\n"
+        "run = SmallRun()\n"
+        "os.environ |= {'LAUNCH_BASE_URL': run.base_url, 'LAUNCH_API_KEY': TOKEN}\n"
+        "def metric(example, prediction, trace=None):\n"
+        "    raise KeyError('no such column')\n"
+        "data = [dspy.Example(english='hello').with_inputs('english')]\n"
+        f"sys.stderr = open({str(tmp_path / 'said')!r}, 'w')\n"
+        "try:\n"
+        "    GRPO(metric, num_train_steps=1000).compile(dspy.Predict('english -> french'), trainset=data)\n"
+        "finally:\n"
+        f"    open({str(tmp_path / 'asked')!r}, 'w').write(str(len(run.asked)))\n"
+    )
+    lived = live((sys.executable, "-c", program))
+    assert (lived.code, lived.end["program_exit_code"]) == (6, 1)
+    said = (tmp_path / "said").read_text()
+    assert "The metric gave no score 16 times in a row\nit raised KeyError: 'no such column'" in said
+    assert int((tmp_path / "asked").read_text()) <= 16 + 16
 
 
 @pytest.mark.parametrize(
