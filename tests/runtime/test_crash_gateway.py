@@ -44,8 +44,8 @@ class Served:
         self.trainer: int | None = None
         self.restarts = 0
 
-    def start_trainer(self) -> None:
-        self.trainer = self.run.start(follow=True)
+    def start_trainer(self, failpoint: str = "") -> None:
+        self.trainer = self.run.start(follow=True, failpoint=failpoint)
 
     def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         """One request, sent again until it is answered: what the relay does, with the same id."""
@@ -169,6 +169,21 @@ def test_c45_a_full_queue_answers_429_and_every_step_it_took_is_trained(served) 
     assert last["version"] == MOST_QUEUED and it.run.logged == list(range(1, MOST_QUEUED + 1))
     assert it.ask("POST", "/slipway/steps", json=requests[-1]).status_code == 202
     assert it.finished(MOST_QUEUED + 1)["counts"]["trained"] == 4
+
+
+def test_a_published_steps_metrics_are_answered_even_before_the_trainer_has_logged_them(served) -> None:
+    it: Served = served()
+    it.start_trainer("trainer.committed:hang")
+    assert it.step("key")["state"] == "published" and it.run.logged == []
+    (row,) = it.ask("GET", "/slipway/metrics").json()
+    assert row["step"] == 1 and row["counts"]["trained"] == 4 and row["metrics"]["updated"] == 1
+    assert it.ask("GET", "/slipway/metrics", params={"after": 1}).json() == []
+    assert it.trainer is not None
+    os.kill(it.trainer, signal.SIGKILL)
+    it.run.trainers.wait(it.trainer)
+    it.start_trainer()
+    until(lambda: it.run.logged == [1])
+    assert it.ask("GET", "/slipway/metrics").json() == [row]
 
 
 def test_a_program_that_went_back_with_its_run_is_told_so_on_the_wire(served, tmp_path: Path) -> None:
