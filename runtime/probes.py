@@ -122,6 +122,7 @@ class TrainerProbe:
         """Drop what the dead trainer last said of itself."""
         self._path.unlink(missing_ok=True)
         self._moved_at = time.monotonic()
+        self.note = None
 
     async def __call__(self, pid: int) -> str | None:
         try:

@@ -1,0 +1,123 @@
+"""What the supervisor says of a child that runs but is not well, and when it ends it (G23)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import files, probes
+from runtime.probes import TrainerProbe
+from runtime.supervision import ChildSpec, Restarts, Supervisor
+
+
+class Scripted:
+    """A probe that says what the test says."""
+
+    def __init__(self) -> None:
+        self.trouble: str | None = None
+        self.note: str | None = None
+
+    def reset(self) -> None:
+        self.trouble = None
+
+    async def __call__(self, pid: int) -> str | None:
+        return self.trouble
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(20):
+        while not (value := condition()):
+            await asyncio.sleep(0.02)
+        return value
+
+
+def supervised(
+    folder: Path, work: Callable[[Scripted, Callable[[], dict[str, Any]]], Awaitable[None]]
+) -> None:
+    """Run `work` beside a real supervisor over one real child that is judged by a scripted probe."""
+
+    async def run() -> None:
+        probe = Scripted()
+        spec = ChildSpec(
+            "calm", ["sleep", "1000"], folder / "calm.log", probe, word_seconds=0.5, sick_seconds=2.5,
+            stop_seconds=0.5,
+        )  # fmt: skip
+        stop = asyncio.Event()
+        running = asyncio.create_task(Supervisor(folder, [spec], Restarts(first_wait_seconds=0.01)).run(stop))
+
+        def said() -> dict[str, Any]:
+            value = json.loads((folder / "supervisor.json").read_text())
+            return value | value["children"][0] | {"whole": value["detail"]}
+
+        try:
+            await until(lambda: (folder / "supervisor.json").exists() and said()["state"] == "ready")
+            await work(probe, said)
+        finally:
+            stop.set()
+            await running
+
+    asyncio.run(run())
+
+
+def test_g23_a_child_that_is_not_well_is_said_before_it_is_ended_and_forgotten_when_it_is_well(
+    tmp_path: Path,
+) -> None:
+    async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
+        assert said()["phase"] == "ready" and said()["whole"] is None
+        first = said()["pid"]
+        probe.trouble = "/healthz: TimeoutError"
+        await until(lambda: said()["detail"])
+        assert said()["state"] == "ready" and said()["phase"] == "degraded"
+        assert "calm not well for" in said()["whole"] and "/healthz: TimeoutError" in said()["whole"]
+        probe.trouble = None
+        await until(lambda: said()["detail"] is None)
+        assert said()["phase"] == "ready" and (said()["pid"], said()["restarts"]) == (first, 0)
+        probe.trouble = "/healthz: TimeoutError"
+        await until(lambda: said()["restarts"] == 1 and said()["phase"] == "ready")
+        assert said()["pid"] != first
+
+    supervised(tmp_path, work)
+
+
+def test_what_a_child_that_is_well_has_to_say_is_said(tmp_path: Path) -> None:
+    async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
+        probe.note = "not committed yet: No space left on device"
+        await until(lambda: said()["phase"] == "degraded")
+        assert said()["whole"] == f"calm {probe.note}" and said()["restarts"] == 0
+
+    supervised(tmp_path, work)
+
+
+def test_g23_a_trainer_without_a_sign_of_life_is_not_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "STILL_SECONDS", 0.3)
+    said = tmp_path / "trainer.json"
+    probe = TrainerProbe(said)
+
+    async def work() -> None:
+        with (
+            subprocess.Popen(["sleep", "1000"]) as still,
+            subprocess.Popen(["yes"], stdout=subprocess.DEVNULL) as busy,
+        ):
+            try:
+                assert await probe(still.pid) == "loading"
+                files.write_json(said, {"state": "training", "error": "not committed yet: full"})
+                async with asyncio.timeout(20):
+                    while not (trouble := await probe(still.pid)):
+                        await asyncio.sleep(0.05)
+                assert "no sign of life" in trouble and probe.note == "not committed yet: full"
+                assert await probe(busy.pid) is None, "processor time is a sign of life"
+                probe.reset()
+                assert await probe(still.pid) == "loading"
+            finally:
+                still.kill()
+                busy.kill()
+
+    asyncio.run(work())
