@@ -202,11 +202,13 @@ def _network(home: Home, bound_seconds: float) -> Check:
     from runtime import bootstrap
 
     ready = bootstrap.is_ready(home.environments)
-    trouble = environments.unreachable(bound_seconds=bound_seconds / 2)
+    trouble = environments.unreachable(bound_seconds=bound_seconds)
     if trouble is None:
         return Check("network", "ok", "the package index answers, or all packages are in uv's cache")
     if ready:
         return Check("network", "info", f"{trouble}; the environment is built, so a run works offline")
+    if trouble.startswith(environments.SILENT):
+        return Check("network", "warn", f"{trouble}: it is slow, or out of reach", "launch doctor   (again)")
     return Check("network", "fail", trouble, "connect to the network for the first run")
 
 

@@ -28,8 +28,9 @@ from runtime.bootstrap import (
     holds_cpu_torch,
 )
 
-# How long one look at the package index may take.
-LOOK_SECONDS = 10.0
+# How long one look at the package index may take: a slow one still answers.
+LOOK_SECONDS = 20.0
+SILENT = "the package index did not answer"
 _NAME = re.compile(r"(?P<sets>.+)-py(?P<version>\d+\.\d+)-[0-9a-f]{12}")
 
 
@@ -78,7 +79,8 @@ def unreachable(
     if not any("://" in place for place in places) and not holds_cpu_torch(places, lock):
         asked += [pin for pin in _pins(lock) if pin.startswith("torch==")]
         options += ["--torch-backend", "cpu"]
-    impatient = environ | {"UV_HTTP_TIMEOUT": str(max(1, int(bound_seconds / 2))), "UV_HTTP_RETRIES": "0"}
+    # Its own patience ends after ours, so that silence has one name.
+    impatient = environ | {"UV_HTTP_TIMEOUT": str(int(bound_seconds) + 2), "UV_HTTP_RETRIES": "0"}
     trouble = _dry_run([*asked, *options], impatient, bound_seconds)
     if trouble is None:
         return None
@@ -101,7 +103,7 @@ def _dry_run(words: list[str], environ: Mapping[str, str], bound_seconds: float)
                 timeout=bound_seconds,
             )
         except subprocess.TimeoutExpired:
-            return f"the package index did not answer in {bound_seconds:.0f} s"
+            return f"{SILENT} in {bound_seconds:g} s"
     return None if done.returncode == 0 else _complaint(done.stderr)
 
 

@@ -144,6 +144,8 @@ def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_
     from launcher.config import load
 
     settings = load(flags, sets, env_file)
+    for warning in settings.warnings:
+        output.note(warning)
     rows = [["SETTING", "VALUE", "SOURCE"]]
     rows += [[key, _shown(key, value.value), value.source] for key, value in settings.values.items()]
     rows += [[name, "set", value.source] for name, value in settings.secrets.items()]

@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from launcher.home import Home
+from launcher.safety import reap
 from tests.e2e.conftest import free_port
 from tests.support.launched import Launched, processes_of, wait_until
 
@@ -108,3 +110,26 @@ def _is_guardian_of(process: psutil.Process, run_id: str) -> bool:
 def _ended(run_dir: Path) -> dict[str, Any] | None:
     record = json.loads((run_dir / "record.json").read_text())
     return record if record["ended"] else None
+
+
+def test_g08_gc_ends_a_real_runtime_whose_ledger_is_gone(home: Path) -> None:
+    """Launch and guardian are killed, the record is deleted, the lease is long: only gc is left to end it."""
+    launched = Launched(home, ["--port", str(free_port()), "--lease", "1h"])
+    try:
+        launched.wait_for_text("ready: http", 300)
+        run_id = launched.run_id
+        guardian = json.loads((launched.run_dir / "record.json").read_text())["guardian"]["pid"]
+        for pid in (guardian, launched.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        (launched.run_dir / "record.json").unlink()
+        left = {process.pid for process in processes_of(run_id)}
+        assert len(left) >= 4
+
+        # Not `gc --yes`: what else is left on this computer is none of a test's business.
+        finds = reap.look(Home.find({"LAUNCH_HOME": str(home)}), None, False, reap.IDLE_SECONDS)
+        (ours,) = [find for find in finds if find.run_id == run_id]
+        assert (ours.kind, set(ours.pids)) == ("processes", left)
+        assert ours.remove() == "ended"
+        assert processes_of(run_id) == []
+    finally:
+        launched.kill_tree()

@@ -188,6 +188,7 @@ def test_logs_follows_until_the_run_is_over(tmp_path: Path, store: RecordStore) 
 
 def test_config_shows_values_and_sources_and_no_secret(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "project" / ".env").write_text("HF_TOKEN=hf_very_secret\nLAUNCH_LEASE=5m\n")
+    (tmp_path / "project" / ".env").chmod(0o644)
     (tmp_path / "project" / "launch.toml").write_text("[train]\nlearning_rate = 1e-3\n")
     done = launch("--max", "4h", "config")
     lines = {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in done.stdout.splitlines()}
@@ -197,6 +198,7 @@ def test_config_shows_values_and_sources_and_no_secret(launch: Launch, tmp_path:
     assert lines["HF_TOKEN"] == ["set", ".env"]
     as_json = launch("config", "--json").stdout
     assert "hf_very_secret" not in done.stdout + as_json
+    assert "chmod 600" in done.stderr
     found = json.loads(as_json)
     assert set(found) == {"schema", "settings", "secrets"}
     assert found["settings"]["train.learning_rate"] == {"value": 0.001, "source": "launch.toml"}
