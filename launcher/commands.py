@@ -202,7 +202,7 @@ def root(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="End by itself when this computer was silent for so long. Default: 15m.",
+            help="End when this computer was silent for so long: 15s or more. Default: 15m.",
             rich_help_panel=_LIFETIME,
         ),
     ] = None,

@@ -282,7 +282,8 @@ def _debris(store: RecordStore, records: Iterable[RunRecord]) -> Iterator[Find]:
 def _old_runs(
     store: RecordStore, records: Iterable[RunRecord], older_than_seconds: float, unpulled: bool
 ) -> Iterator[Find]:
-    """What old runs keep beside their results: checkpoints, samples, batches. Results and record stay."""
+    """What old runs keep beside their results: checkpoints, samples, batches. Results and record stay, so
+    that a run can still be taken up after its last durable step."""
     for record in records:
         folder = store.folder(record.id) / "machine"
         age = time.time() - (record.ended or record.created)
@@ -290,7 +291,7 @@ def _old_runs(
             continue
         if not unpulled and not results_are_home(store.folder(record.id)):
             continue
-        why = f"ended {format_duration(age)} ago; its results stay, it cannot be resumed then"
+        why = f"ended {format_duration(age)} ago; its results stay, and the steps that are durable"
         what = f"checkpoints and samples of {record.name or record.id}"
         yield _folder_find("old run", what, why, folder, record.id)
 
