@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import credentials
-from launcher.errors import ConfigError, LaunchError, UsageError, suggestion
+from launcher.errors import ConfigError, LaunchError, PreflightError, UsageError, suggestion
 from launcher.home import Home
 from launcher.settings import SECRETS, SETTINGS, TINY_MODEL, Setting, Settings, Value, variable_of
 
@@ -57,7 +57,7 @@ def load(
     Raises UsageError for a flag, ConfigError for a file or the environment.
     """
     environ = os.environ if environ is None else environ
-    folder = Path.cwd() if folder is None else folder
+    folder = _this_folder() if folder is None else folder
     home = Home.find() if home is None else home
     from launcher import runtime_config  # pydantic: 0.25 s that help and status do without
 
@@ -97,6 +97,15 @@ def load(
 
 
 # ------------------------------------------------------------------ the sources
+
+
+def _this_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise PreflightError(
+            "this folder is gone", "it was removed or moved since you entered it", "cd ~"
+        ) from None
 
 
 def _flag_layer(flags: Mapping[str, Any]) -> _Layer:

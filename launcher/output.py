@@ -111,10 +111,10 @@ class Output:
                 {"event": "error", "error": error.to_dict(), "log": str(path) if path else None, **fields}
             )
         self.release_terminal()
-        lines = [self._styled(_RED + _BOLD, f"Error: {error.message}")]
+        lines = [self._styled(_RED + _BOLD, f"Error: {_one_line(error.message)}")]
         lines += [f"  {line}" for line in (error.why or "").splitlines()]
         if error.hint:
-            lines.append(f"Hint: {error.hint}")
+            lines.append(f"Hint: {_one_line(error.hint)}")
         if path:
             lines.append(self._styled(_DIM, f"Log: {path}"))
         self._print(self._stderr, REDACTOR.clean("\n".join(lines)))
@@ -275,6 +275,11 @@ class Output:
 
     def _styled(self, sequence: str, text: str) -> str:
         return f"{sequence}{text}{_PLAIN}" if self._colour else text
+
+
+def _one_line(text: str) -> str:
+    """What was typed may hold line ends and control characters, and is quoted here."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def columns(rows: list[list[str]]) -> str:

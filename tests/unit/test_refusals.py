@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from launcher import disk, environments, preflight
 from launcher.cli import unsupported
@@ -188,6 +190,30 @@ PROGRAMS = [
 @pytest.mark.parametrize("refused", PROGRAMS, ids=str)
 def test_a_program_that_cannot_run_is_found_first(refused: Refused, place: Place) -> None:
     check(refused, place)
+
+
+def test_a_folder_that_is_gone_is_said(place: Place) -> None:
+    gone = place.folder / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", f"rmdir {gone}; exec {sys.executable} -m launcher.cli -- true"],
+        cwd=gone,
+        env={
+            **os.environ,
+            "LAUNCH_HOME": str(place.home),
+            "PYTHONPATH": str(Path(preflight.__file__).parents[1]),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0] == "Error: this folder is gone"
+
+
+def test_control_characters_of_what_was_typed_are_shown_as_such(place: Place) -> None:
+    done = place.typed("--model", "a\nb\x1b[2J")
+    what, _, _ = done.stderr.splitlines()
+    assert what == r"Error: no model a\nb\x1b[2J"
 
 
 def test_an_empty_word_is_no_program(place: Place) -> None:
@@ -490,6 +516,43 @@ def test_a_downloaded_model_is_looked_at_without_the_network(hub: Hub, place: Pl
     (snapshot / "config.json").write_text('{"model_type": "qwen2"}')
     assert preflight.find_model("some/model") == "some/model"
     assert hub.asked == []
+
+
+# ------------------------------------------------------------------ anything at all
+
+WORDS = st.one_of(
+    st.sampled_from(
+        ["--model", "--name", "--set", "--port", "--max", "--lease", "--budget", "--wandb", "--env-file", "--gpus",
+         "--openai-env", "-y", "--json", "--plain", "--debug", "--version", "--", "-h", "status", "logs", "pull", "down",
+         "env", "config", "gc", "--older-than", "--which", "dev", "4h", "7d", "1e9", "train.seed=1", "true", "tiny"]
+    ),
+    st.text(max_size=12),
+    st.builds("--set={}={}".format, st.sampled_from(["train.seed", "engine.max_loras", "dtype", "x.y"]), st.text(max_size=8)),
+)  # fmt: skip
+
+
+def test_whatever_is_typed_is_never_a_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random words: the exit code is never 1, and an error is always three lines or one object."""
+    monkeypatch.setattr("launcher.run.Run.execute", lambda self: 0)
+    monkeypatch.setattr(preflight, "check_environment", lambda home: None)
+    monkeypatch.setattr("launcher.safety.reap.look", lambda *options: [])
+    monkeypatch.setattr("launcher.output.Output.claim_stdout", lambda self: None)
+    typed = Typed(tmp_path / "project", tmp_path / "home")
+    RecordStore(Home.find({"LAUNCH_HOME": str(typed.home)})).create(name="dev")
+
+    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(WORDS, max_size=5))
+    def try_words(words: list[str]) -> None:
+        if "down" in words or any("\0" in word for word in words):
+            return
+        done = typed(*words)
+        assert done.returncode in (0, 2, 3, 8), (words, done.stderr)
+        if done.returncode and "--debug" not in words:
+            lines = done.stderr.splitlines()
+            assert lines[0].startswith("Error: ") and lines[-1].startswith("Hint: "), (words, lines)
+            assert all(line.startswith("  ") for line in lines[1:-1]), (words, lines)
+
+    try_words()
 
 
 # ------------------------------------------------------------------ a process of its own
