@@ -133,7 +133,7 @@ class GRPO(Teleprompter):
         self,
         student: dspy.Module,
         trainset: Sequence[dspy.Example],
-        teacher: dspy.Module | None = None,
+        teacher: dspy.Module | list[dspy.Module] | None = None,
         valset: Sequence[dspy.Example] | None = None,
         **kwargs: Any,
     ) -> dspy.Module:
@@ -144,7 +144,8 @@ class GRPO(Teleprompter):
         """
         if kwargs:
             raise TypeError(f"GRPO.compile() does not take {', '.join(sorted(kwargs))}")
-        if teacher is not None and teacher is not student:
+        teachers = teacher if isinstance(teacher, list) else [teacher]
+        if any(it is not None and it is not student for it in teachers):
             raise ValueError("GRPO learns from the student's own rollouts; it takes no teacher")
         examples, held_out = checked("trainset", trainset), checked("valset", valset)
         if not examples:

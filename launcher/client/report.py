@@ -34,6 +34,8 @@ class Report:
     trained: int = 0
     sampled_tokens: int = 0
     retokenised: int = 0
+    turns_joined: int = 0
+    sealed: int = 0
     groups_without_variance: int = 0
     rollouts_without_calls: int = 0
     calls_outside_rollouts: int = 0
@@ -55,6 +57,8 @@ class Report:
         self.trained += counts.trained
         self.sampled_tokens += counts.sampled_tokens
         self.retokenised += counts.retokenised
+        self.turns_joined += counts.turns_joined
+        self.sealed += counts.sealed
         self.groups_without_variance += counts.groups_without_variance
 
     def add_dropped(self, counts: StepCounts) -> None:

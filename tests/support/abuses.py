@@ -280,6 +280,34 @@ def best_of_three() -> dspy.Module:
     return dspy.BestOfN(predict(), N=3, reward_fn=lambda args, pred: 0.0, threshold=1.0)
 
 
+def refined() -> dspy.Module:
+    return dspy.Refine(predict(), N=2, reward_fn=lambda args, pred: 0.0, threshold=1.0)
+
+
+def refined_answers(asked: Asked) -> str:
+    if asked.tag("predictor") != "module":
+        return answering(discussion="hm", advice='{"module": "try again"}')(asked)
+    return varied(asked)
+
+
+def bootstrapped() -> dspy.Module:
+    """Prompts first: compiled by another optimizer, on the same endpoint."""
+    data = [dspy.Example(english="cat", french="chat").with_inputs("english")]
+    with dspy.context(lm=PolicyLM()):
+        return dspy.BootstrapFewShot(metric=length, max_bootstrapped_demos=1).compile(
+            predict(), trainset=data
+        )
+
+
+def at_temperature(temperature: float) -> Callable[[], dspy.Module]:
+    def program() -> dspy.Module:
+        program = predict()
+        program.set_lm(PolicyLM(temperature=temperature))
+        return program
+
+    return program
+
+
 # ----------------------------------------------------------------- adapters
 
 

@@ -7,6 +7,7 @@ None for a rollout that is excluded and counted. `exit` is `launch`'s: 6 when th
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +19,9 @@ from typing import Any
 import dspy
 import numpy as np
 import pytest
+from dspy.teleprompt import grpo as dspys
 
-from launcher.client import GRPO, EndpointLost, StepFailed, TrainingFailed, connect
+from launcher.client import GRPO, EndpointLost, PolicyLM, StepFailed, TrainingFailed, connect
 from launcher.client.wire import Patience
 from tests.support import abuses as a
 from tests.support.small_run import CUT_OFF, TOKEN, Asked, SmallRun
@@ -308,6 +310,22 @@ PROGRAMS = [
         counts={"samples": 24, "trained": 24},
     ),
     Abuse(
+        "is wrapped in dspy.Refine: its attempts and the advice it asks for are trained",
+        a.refined,
+        answer=a.refined_answers,
+        outcomes=ALL,
+        predictors={"module", "(other)"},
+        counts={"samples": 8 * 3},
+    ),
+    Abuse(
+        "asks for three answers at once, the second of which does not parse",
+        lambda: dspy.Predict("english -> french", n=3),
+        answer=lambda asked: a.BAD if asked.tag("call") == "1" else a.varied(asked),
+        outcomes={"unparsed": 8},
+        rewards={0.0, -1.0},
+        counts={"samples": 24, "members": 24},
+    ),
+    Abuse(
         "has a part another optimizer compiled: it stays as it is, as everywhere in DSPy",
         a.WithFrozenPart,
         answer=a.frozen_answers,
@@ -423,6 +441,12 @@ PARSES = [
     Abuse(
         "was compiled with demos: they stay in the prompt that is trained",
         a.with_demos,
+        says="1 demos stay in its prompts and in what is trained",
+        outcomes=ALL,
+    ),
+    Abuse(
+        "was compiled by BootstrapFewShot on the same endpoint: prompts first, weights second",
+        a.bootstrapped,
         says="1 demos stay in its prompts and in what is trained",
         outcomes=ALL,
     ),
@@ -674,6 +698,20 @@ PARAMETERS = [
         exit=6,
     ),
     Abuse(
+        "a temperature that is not the LM's",
+        a.at_temperature(0.2),
+        asked_for={"train_kwargs": {"temperature": 0.8}},
+        says="temperature=0.8, but the program's LM has temperature=0.2",
+        error=ValueError,
+        exit=6,
+    ),
+    Abuse(
+        "no temperature, where the LM has one: the rollouts' own is said",
+        a.at_temperature(0.2),
+        says="rollouts sample at temperature 1, not the LM's 0.2",
+        outcomes=ALL,
+    ),
+    Abuse(
         "what ArborGRPO wants said of the sampling, where it is neutral",
         asked_for={
             "train_kwargs": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0},
@@ -763,6 +801,39 @@ def _check_report(row: Abuse, run: SmallRun, grpo: GRPO) -> None:
         assert {it.reward for group in groups for it in group.members} == row.rewards
     if row.predictors is not None:
         assert {group.predictor for group in groups} == row.predictors
+
+
+ARBOR = (
+    "metric train_kwargs adapter exclude_demos num_threads num_train_steps seed "
+    "num_dspy_examples_per_grpo_step num_rollouts_per_grpo_step use_train_as_val num_steps_for_val "
+    "report_train_scores failure_score format_failure_score variably_invoked_predictor_grouping_mode "
+    "variably_invoked_predictor_fill_strategy checkpoint"
+)
+
+
+def test_every_parameter_of_dspys_and_arbors_optimizers_is_known_here() -> None:
+    ours = set(inspect.signature(GRPO.__init__).parameters)
+    assert set(inspect.signature(dspys.GRPO.__init__).parameters) <= ours
+    assert set(ARBOR.split()) <= ours
+
+
+def test_the_student_may_be_named_as_its_own_teacher_and_nobody_else(run: SmallRun) -> None:
+    run.answer = a.varied
+    for teacher in (None, [], "itself", ["itself"]):
+        student = a.predict()
+        named = [student] if teacher == ["itself"] else student if teacher == "itself" else teacher
+        GRPO(a.length, **DEFAULTS).compile(student, tagged_examples(), named)
+    with pytest.raises(ValueError, match="it takes no teacher"):
+        GRPO(a.length, **DEFAULTS).compile(a.predict(), tagged_examples(), [a.predict()])
+
+
+def test_a_program_that_asks_another_run_is_refused(run: SmallRun) -> None:
+    other = SmallRun()
+    student = a.predict()
+    student.set_lm(PolicyLM(other.session()))
+    with pytest.raises(ValueError, match="but the optimizer trains the one at"):
+        GRPO(a.length, **DEFAULTS).compile(student, tagged_examples())
+    other.close()
 
 
 def test_the_table_covers_what_it_should_in_bounded_time() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -312,28 +311,6 @@ def test_an_endpoint_that_answers_nothing_fails_the_training(run: SmallRun) -> N
     run.answer = lambda asked: (500, error)
     with pytest.raises(EndpointLost, match=r"None of the step's 8 rollouts(.|\n)*engine gone"):
         optimizer().compile(program(), trainset=examples(2))
-
-
-def test_a_rollout_that_hangs_is_left_behind_and_counted(run: SmallRun) -> None:
-    never = threading.Event()
-
-    class Hangs(dspy.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ask = dspy.Predict("english -> french")
-
-        def forward(self, english: str) -> dspy.Prediction:
-            answer = self.ask(english=english)
-            if answer.french == "hang":
-                never.wait(30)
-            return answer
-
-    run.answer = lambda asked: answering(french="hang" if member_index(asked) == 0 else "bonjour")(asked)
-    grpo = optimizer(rollout_seconds=0.5)
-    grpo.compile(Hangs(), trainset=examples(2))
-    never.set()
-    assert grpo.report.outcomes == {"overdue": 2, "scored": 6}
-    assert grpo.report.dropped == {"overdue: no result within 0.5 s": 2}
 
 
 def test_steps_with_nothing_to_train_on_stop_the_training_by_name(run: SmallRun) -> None:

@@ -1,0 +1,260 @@
+"""Programs as users write them, on a real engine and trainer: what is trained is what was sampled.
+
+Four that go wrong silently elsewhere, one step each on one run. What the optimizer sent, what the gateway had
+recorded and what the trainer was given are three records; each is read by itself and they must agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+import pytest
+
+from launcher.client import GRPO, PolicyLM, Session, connect
+from runtime.schema import Group
+from runtime.tiny.grammar import training_phrases
+from runtime.training.batch import Batch, read_batch
+from tests.support.launched import Launched
+
+pytestmark = pytest.mark.slow
+
+ROLLOUTS = 8
+FORMAT_FAILURE = -1.0
+
+
+def odd(text: str) -> bool:
+    """As good as a coin, and the same for the same text."""
+    return zlib.crc32(text.encode()) % 2 == 1
+
+
+def value(text: str) -> float:
+    """A reward that tells most answers apart."""
+    return zlib.crc32(text.encode()) % 97 / 97
+
+
+class Picky(dspy.ChatAdapter):
+    """Refuses about half of the answers, whatever they say, as a parse() that raises a ValueError does."""
+
+    def parse(self, signature: Any, completion: str) -> dict[str, Any]:
+        if odd(completion):
+            raise ValueError("not in the mood")
+        return {"french": completion}
+
+
+class Partial(dspy.ChatAdapter):
+    """Finds only one of two fields in about half of the answers."""
+
+    def parse(self, signature: Any, completion: str) -> dict[str, Any]:
+        found = completion if odd(completion) else f"{completion}\n\n[[ ## note ## ]]\nfine"
+        return super().parse(signature, f"[[ ## french ## ]]\n{found}")
+
+
+class Retrying(dspy.Module):
+    """Swallows what does not parse and asks again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask = dspy.Predict("english -> french")
+
+    def forward(self, english: str) -> dspy.Prediction:
+        for _ in range(3):
+            try:
+                return self.ask(english=english)
+            except Exception:  # noqa: BLE001 - programs are written so
+                continue
+        return dspy.Prediction(french="")
+
+
+class Restless(dspy.Module):
+    """Asks `first` once to four times, and `second` in some runs only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = dspy.Predict("english -> french")
+        self.second = dspy.Predict("english -> french")
+
+    def forward(self, english: str) -> dspy.Prediction:
+        answer = self.first(english=english)
+        for _ in range(zlib.crc32(answer.french.encode()) % 4):
+            self.first(english=english)
+        return self.second(english=english) if odd(answer.french) else answer
+
+
+def with_demos() -> dspy.Module:
+    program = dspy.Predict("english -> french")
+    program.demos = [dspy.Example(english=it.english, french=it.french) for it in training_phrases(2, seed=9)]
+    return program
+
+
+@dataclass
+class Trained:
+    """One optimizer's step, in the three records of it."""
+
+    optimizer: GRPO
+    sent: list[Group]
+    batch: Batch
+    # Every sample of a rollout of this step, by (rollout, predictor, call).
+    recorded: dict[tuple[str, str, int], dict[str, Any]]
+
+    def reward_of(self, rollout: str, predictor: str, call: int) -> float | None:
+        """What the optimizer sent for one call."""
+        (member,) = [
+            it
+            for group in self.sent
+            for it in group.members
+            if (it.rollout, it.predictor) == (rollout, predictor) and it.call in (None, call)
+        ]
+        return member.reward
+
+
+@dataclass
+class Trainer:
+    """Runs optimizers on the shared run and reads what it left on disk."""
+
+    endpoint: Launched
+    session: Session
+    sent: list[Group] = field(default_factory=list)
+
+    def train(self, program: dspy.Module, adapter: dspy.Adapter | None = None) -> Trained:
+        program.set_lm(PolicyLM(self.session, max_tokens=32))
+        data = [
+            dspy.Example(english=it.english, french=it.french).with_inputs("english")
+            for it in training_phrases(2, seed=5)
+        ]
+        optimizer = GRPO(
+            lambda example, prediction, trace=None: value(prediction.french),
+            num_train_steps=1,
+            num_dspy_examples_per_grpo_step=2,
+            num_rollouts_per_grpo_step=ROLLOUTS,
+            format_failure_score=FORMAT_FAILURE,
+            adapter=adapter,
+            checkpoint="none",
+            session=self.session,
+        )
+        self.sent.clear()
+        optimizer.compile(program, trainset=data)
+        step = max((self.endpoint.run_dir / "machine" / "steps").glob("0*"))
+        rollouts = {member.rollout for group in self.sent for member in group.members}
+        return Trained(optimizer, list(self.sent), read_batch(step), self._recorded(rollouts))
+
+    def _recorded(self, rollouts: set[str]) -> dict[tuple[str, str, int], dict[str, Any]]:
+        found: dict[tuple[str, str, int], dict[str, Any]] = {}
+        for path in sorted((self.endpoint.run_dir / "machine" / "samples").glob("*.jsonl")):
+            for line in map(json.loads, path.read_text().splitlines()):
+                tags = line.get("tags") or {}
+                if tags.get("rollout") in rollouts:
+                    key = (tags["rollout"], tags["predictor"], tags["call"])
+                    assert key not in found
+                    found[key] = line
+        return found
+
+
+@pytest.fixture(scope="module")
+def trainer(endpoint: Launched) -> Trainer:
+    done = subprocess.run(
+        [*endpoint.executable, "env", "shared"],
+        env={**os.environ, "LAUNCH_HOME": str(endpoint.home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pairs = (line.removeprefix("export ").partition("=") for line in done.stdout.splitlines())
+    variables = {name: value.strip("'\"") for name, _, value in pairs}
+    session = connect(variables["LAUNCH_BASE_URL"], variables["LAUNCH_API_KEY"])
+    trainer = Trainer(endpoint, session)
+    original = session.step
+
+    def step(groups: Any, *words: Any, **named: Any) -> Any:
+        trainer.sent += list(groups)
+        return original(trainer.sent, *words, **named)
+
+    session.step = step  # type: ignore[method-assign]
+    return trainer
+
+
+def check_exact(trained: Trained) -> None:
+    """Every answered call is in the batch once, with the ids, logprobs and reward that belong to it."""
+    batch = trained.batch
+    in_batch: Counter[tuple[str, str, int]] = Counter()
+    for place, listed in enumerate(batch.meta["samples"]):
+        span = batch.span(place)
+        tokens, logprobs, sampled = batch.tokens[span], batch.logprobs[span], batch.sampled[span]
+        for turn in listed["turns"]:
+            key = (listed["rollout"], listed["predictor"], turn["call"])
+            in_batch[key] += 1
+            exchange = trained.recorded[key]
+            (sample,) = exchange["samples"]
+            prompt = exchange["prompts"][sample["prompt"]]
+            assert tokens[: turn["start"]].tolist() == prompt
+            assert tokens[turn["start"] : turn["end"]].tolist() == sample["completion_ids"]
+            assert logprobs[turn["start"] : turn["end"]] == pytest.approx(sample["logprobs"], abs=1e-6)
+            assert sampled[turn["start"] : turn["end"]].all()
+            reward = batch.reward[batch.member[place]]
+            assert float(reward) == pytest.approx(trained.reward_of(*key))
+    assert set(in_batch) == set(trained.recorded)
+    assert set(in_batch.values()) == {1}
+    report = trained.optimizer.report
+    assert report.samples == len(trained.recorded)
+    assert report.trained + report.dropped.total() == report.samples
+    assert (report.retokenised, report.rollouts) == (0, 2 * ROLLOUTS)
+    assert report.trained > 0
+
+
+def texts(trained: Trained) -> dict[tuple[str, str, int], str]:
+    """What each call was answered, out of the gateway's record."""
+    return {key: line["answer"]["choices"][0]["message"]["content"] for key, line in trained.recorded.items()}
+
+
+def test_swallowed_parse_errors_are_trained_as_format_failures(trainer: Trainer) -> None:
+    trained = trainer.train(Retrying(), Picky())
+    check_exact(trained)
+    answered = texts(trained)
+    for (rollout, predictor, call), text in answered.items():
+        expected = FORMAT_FAILURE if odd(text) else value(text)
+        assert trained.reward_of(rollout, predictor, call) == pytest.approx(expected)
+    assert any(call for _, _, call in answered)  # some were asked again
+    assert trained.optimizer.report.outcomes == {"scored": 2 * ROLLOUTS}
+
+
+def test_partial_parses_are_trained_as_sampled_not_dropped_and_not_padded(trainer: Trainer) -> None:
+    trained = trainer.train(dspy.Predict("english -> french, note"), Partial())
+    check_exact(trained)
+    answered = texts(trained)
+    failed = {key for key, text in answered.items() if odd(text)}
+    assert len(answered) == 2 * ROLLOUTS and 0 < len(failed) < len(answered)
+    assert {key for key in answered if trained.reward_of(*key) == FORMAT_FAILURE} == failed
+    assert trained.optimizer.report.outcomes == {
+        "unparsed": len(failed), "scored": len(answered) - len(failed)
+    }  # fmt: skip
+
+
+def test_predictors_called_a_varying_number_of_times_are_trained_on_all_their_calls(
+    trainer: Trainer,
+) -> None:
+    trained = trainer.train(Restless())
+    check_exact(trained)
+    calls = Counter((rollout, predictor) for rollout, predictor, _ in trained.recorded)
+    first = [count for (_, predictor), count in calls.items() if predictor == "first"]
+    second = [count for (_, predictor), count in calls.items() if predictor == "second"]
+    assert len(first) == 2 * ROLLOUTS and len(set(first)) > 1
+    assert 0 < len(second) < 2 * ROLLOUTS
+    for rollout, predictor, call in trained.recorded:
+        other = trained.reward_of(rollout, "first", 0)
+        assert trained.reward_of(rollout, predictor, call) == other
+
+
+def test_demos_and_a_custom_adapter_are_in_the_prompt_that_is_trained(trainer: Trainer) -> None:
+    plain = trainer.train(dspy.Predict("english -> french"))
+    trained = trainer.train(with_demos(), Picky())
+    check_exact(trained)
+    longest = max(len(line["prompts"][0]) for line in plain.recorded.values())
+    assert min(len(line["prompts"][0]) for line in trained.recorded.values()) > longest
+    for key, text in texts(trained).items():
+        assert (trained.reward_of(*key) == FORMAT_FAILURE) == odd(text)
