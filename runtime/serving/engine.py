@@ -39,6 +39,9 @@ _PLACES_FOR_PROBES = 4
 WORKER_EXTENSION = "runtime.serving.worker.WorkerExtension"
 
 _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+# What an adapter of ours has (C14). Of a Llama, vLLM would wrap head and embeddings as well, and with those
+# its CPU engine dies of the first request for prompt logprobs: a publication's probe.
+_LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # The ranks vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # vLLM starts only where its cache holds one sequence of full length: a model's own 128k would not fit here.
@@ -46,6 +49,8 @@ _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
 _SMALL_WEIGHTS_BYTES = 100 * 2**20
 # How a family of models writes tool calls, by the model_type of its config.json.
 _TOOL_PARSERS = {"qwen2": "hermes", "qwen3": "hermes", "llama": "llama3_json", "mistral": "mistral"}
+# The token without which vLLM's parser ends the engine at its start; not every Llama is a Llama 3.
+_TOOL_TOKENS = {"llama3_json": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
 ENVIRONMENT_MARK = "SLIPWAY_ENGINE_ENVIRONMENT"
 
 
@@ -64,6 +69,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     words += ["--scheduling-policy", "priority"]
     words += ["--max-model-len", str(engine.max_model_len or longest_context(config))]
     words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.train.lora.rank))]
+    words += ["--lora-target-modules", *_LORA_MODULES]
     # The served version, those rollouts may still be on, and the one being staged (C35).
     slots = max(engine.max_loras, config.max_staleness + 2)
     words += ["--max-loras", str(slots), "--max-cpu-loras", str(4 * slots)]
@@ -71,7 +77,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     # The model's own top-p and penalties would change the support (C9).
     words += ["--generation-config", "vllm"]
     words += ["--disable-uvicorn-access-log"]
-    if parser := _TOOL_PARSERS.get(_model_description(config.model_path).get("model_type", "")):
+    if parser := _tool_parser(config.model_path):
         words += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     if config.device == "cpu":
         words += ["--enforce-eager", "--kv-cache-memory-bytes", str(_kv_cache_bytes(config))]
@@ -171,14 +177,29 @@ def _kv_cache_bytes(config: RuntimeConfig) -> int:
     return min(configured, 2 * (config.engine.max_num_seqs + _PLACES_FOR_PROBES) * length * token)
 
 
-def _model_description(model: str) -> dict[str, Any]:
-    """The model's config.json, from its folder or from the hub."""
-    file = Path(model) / "config.json"
-    if not file.exists():
-        from huggingface_hub import hf_hub_download
+def _tool_parser(model: str) -> str | None:
+    """vLLM's parser of this model's tool calls; None where it has none, or its tokenizer lacks the token."""
+    parser = _TOOL_PARSERS.get(_model_description(model).get("model_type", ""))
+    token = _TOOL_TOKENS.get(parser or "")
+    if token is None:
+        return parser
+    tokenizer = _model_file(model, "tokenizer.json")
+    return parser if tokenizer.is_file() and json.dumps(token) in tokenizer.read_text() else None
 
-        file = Path(hf_hub_download(model, "config.json"))
-    return json.loads(file.read_text())
+
+def _model_description(model: str) -> dict[str, Any]:
+    """The model's config.json."""
+    return json.loads(_model_file(model, "config.json").read_text())
+
+
+def _model_file(model: str, name: str) -> Path:
+    """A file of the model, from its folder or from the hub."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder / name
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(model, name))
 
 
 def _lora_rank(rank: int) -> int:

@@ -18,6 +18,7 @@ from runtime.schema import EngineConfig, LoraConfig, RuntimeConfig, TrainConfig
 from runtime.serving import engine as server
 from runtime.serving.engine_client import EngineClient
 from runtime.serving.request_fields import check
+from tests.runtime.adapters import PROJECTIONS
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, RunningEngine
 
 GONE_SECONDS = 15.0
@@ -30,6 +31,24 @@ def config(**more: object) -> RuntimeConfig:
 
 def option(words: list[str], name: str) -> str:
     return words[words.index(name) + 1]
+
+
+def test_tool_calls_are_parsed_where_the_tokenizer_has_the_parsers_token(tmp_path: Path) -> None:
+    """Not every model of Llama's shape is a Llama 3, and vLLM's parser ends the engine without its token."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for vocabulary, parser in (({"<|python_tag|>": 1}, "llama3_json"), ({"<s>": 1}, None)):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+        words = server.arguments(config(model_path=str(tmp_path)), 0)
+        assert (option(words, "--tool-call-parser") if "--tool-call-parser" in words else None) == parser
+    assert option(server.arguments(config(), 0), "--tool-call-parser") == "hermes"
+
+
+def test_c14_engine_neither_head_nor_embeddings_can_have_an_adapter() -> None:
+    words = server.arguments(config(), 0)
+    first = words.index("--lora-target-modules") + 1
+    modules = words[first : first + 7]
+    assert sorted(modules) == sorted(PROJECTIONS)
+    assert words[first + 7].startswith("--")
 
 
 def test_the_engine_serves_the_base_on_its_own_socket() -> None:

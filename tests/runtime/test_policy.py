@@ -168,7 +168,9 @@ def test_c31_micro_batches_of_a_bf16_base_add_up_in_fp32() -> None:
     whole = measure(policy, batch, replace(SETTINGS, pack_tokens=64)).gradient
     for value in whole.values():
         assert value.dtype == torch.float32
-    assert not all(torch.equal(value, value.bfloat16().float()) for value in whole.values())
+    # Of A: a gradient of B is scaled in fp32, which hides how it was added up.
+    of_a = [value for name, value in whole.items() if ".lora_a." in name]
+    assert not any(torch.equal(value, value.bfloat16().float()) for value in of_a)
 
 
 def test_c43_two_steps_a_rebuild_and_two_steps_are_four_steps(tmp_path: Path) -> None:
