@@ -160,23 +160,26 @@ class Completions:
     ) -> None:
         """Before the client has the answer: what it has is always recorded."""
         prompts, found = samples(asked, choices, engine.client.facts)
-        self._store.record(
-            Exchange(
-                request=asked.id,
-                digest=asked.digest,
-                created=time.time(),
-                tags=asked.tags,
-                model=served.name,
-                version=served.version,
-                temperature=support.temperature(asked.body),
-                settings=asked.settings,
-                prompts=prompts,
-                samples=found,
-                streamed=asked.streamed,
-                answer=answer,
-                delivered=flight.awaited,
-            )
+        exchange = Exchange(
+            request=asked.id,
+            digest=asked.digest,
+            created=time.time(),
+            tags=asked.tags,
+            model=served.name,
+            version=served.version,
+            temperature=support.temperature(asked.body),
+            settings=asked.settings,
+            prompts=prompts,
+            samples=found,
+            streamed=asked.streamed,
+            answer=answer,
+            delivered=flight.awaited,
         )
+        try:
+            failpoints.passing("gateway.recording")
+            self._store.record(exchange)
+        except OSError as error:  # a full disk: what is not recorded is not handed out
+            raise not_ready(f"the answer could not be recorded: {error.strerror or error}") from error
         failpoints.passing("gateway.recorded")
 
 
