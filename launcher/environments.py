@@ -109,10 +109,10 @@ def _dry_run(words: list[str], environ: Mapping[str, str], bound_seconds: float)
 
 def _complaint(said: str) -> str:
     """The one line of uv's that says what is wrong."""
-    lines = [re.sub(r"^\W*(error|Caused by): ", "", line.strip()) for line in said.splitlines()]
+    lines = [re.sub(r"^\W*((error|cause|Caused by): )?", "", line) for line in said.splitlines()]
     told = [line for line in lines if line and not line.startswith(("Using ", "warning"))]
-    fetching = [line for line in told if "fetch" in line.lower()]
-    return (fetching or told or ["uv said nothing"])[0]
+    reasons = [line for line in told if "fetch" in line.lower() or line.startswith("Because")]
+    return (reasons or told or ["uv said nothing"])[0]
 
 
 # ------------------------------------------------------------------ what can go

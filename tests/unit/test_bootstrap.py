@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import environments
 from runtime import bootstrap
 
 REQUIREMENTS = bootstrap.REQUIREMENTS
@@ -76,6 +78,21 @@ def test_a_built_environment_is_found_in_milliseconds(tmp_path: Path, requiremen
     begun = time.perf_counter()
     assert _build(tmp_path / "root", requirements) == python
     assert time.perf_counter() - begun < 0.05
+
+
+def test_each_use_of_an_environment_is_remembered(tmp_path: Path, requirements: Path) -> None:
+    folder = _build(tmp_path / "root", requirements).parents[1]
+    os.utime(folder / bootstrap.MARKER, (0, 0))
+    _build(tmp_path / "root", requirements)
+    assert environments.last_used(folder) > time.time() - 60
+
+
+def test_whether_it_could_be_built_is_asked_of_uv_as_it_is_configured(
+    tmp_path: Path, requirements: Path
+) -> None:
+    assert environments.unreachable("tiny", requirements=requirements) is None
+    assert "slipway-no" in str(environments.unreachable("broken", requirements=requirements))
+    assert not (tmp_path / "root").exists()
 
 
 def test_extras_are_installed_on_top_in_an_environment_of_their_own(
