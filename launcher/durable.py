@@ -23,6 +23,7 @@ from typing import Any
 from launcher import checkpoints
 from launcher.checkpoints import NotWholeError
 from launcher.errors import NotPulled, PreflightError
+from launcher.failpoints import passing
 
 FOLDER = "durable"
 # How many committed steps may not be durable yet.
@@ -154,6 +155,7 @@ def seed(results: Path, state_dir: Path) -> int:
         step = checkpoints.step_of(newest)
         rewound = {"to_step": step, "time": time.time(), "client_state": state.get("client_state")}
         _write(state_dir / REWOUND, json.dumps(rewound))
+        passing("durable.seeding")
         (state_dir / _SEEDING).rename(state_dir / "checkpoints")
         checkpoints.sync(state_dir)
     except (OSError, NotWholeError) as error:

@@ -3,7 +3,7 @@
     LAUNCH_FAILPOINT=cli.armed:kill9 launch …
 
 The text's form is `runtime/failpoints.py`'s; `NAMES` are all there are. Inert, and nothing is imported, where
-the variable is not set. Neighbours: `run.py`, `relay.py`, `sync.py` pass them.
+the variable is not set. Neighbours: `run.py`, `relay.py`, `sync.py`, `durable.py` pass them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ NAMES = (
     "cli.pulling",  # some of the results are home, some are not
     "cli.pulled",  # all are home, nothing is down
     "cli.downed",  # everything is down and proven, the record does not say so
+    "durable.seeding",  # a new machine has its checkpoints, not yet where the runtime looks for them
     "relay.opened",  # the door is open, the heart does not beat yet
     "relay.read",  # a program's request is in our hands
     "relay.forwarded",  # the gateway begins to answer it
