@@ -42,12 +42,12 @@ def oddities(trainset: list[dspy.Example], valset: list[dspy.Example], per_step:
             f"a step takes {per_step} examples and the trainset has {len(trainset)}: "
             "each step takes some of them more than once, as groups of their own"
         )
-    train = [repr(it) for it in trainset]
+    train = [hash(repr(it)) for it in trainset]  # fields may be lists, and images are long
     twice = len(train) - len(set(train))
     if twice:
         notes.append(f"{twice} of the {len(train)} training examples are in the trainset more than once")
     known = set(train)
-    shared = sum(repr(it) in known for it in valset)
+    shared = sum(hash(repr(it)) in known for it in valset)
     if shared:
         notes.append(
             f"{shared} of the {len(valset)} validation examples are training examples too: "

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import httpx
@@ -157,25 +158,33 @@ class AsyncWire:
     def __init__(self, endpoint: Endpoint, patience: Patience | None = None) -> None:
         self.endpoint = endpoint
         self.patience = patience or Patience()
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopClient] = (
             weakref.WeakKeyDictionary()
         )
+        self._lock = threading.Lock()  # threads with a loop each come and go
 
-    def _client(self) -> httpx.AsyncClient:
+    async def _client(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            for ended in [other for other in self._clients if other.is_closed()]:
-                del self._clients[ended]
-            client = self._clients[loop] = httpx.AsyncClient(
-                base_url=self.endpoint.root,
-                headers=self.endpoint.headers,
-                timeout=self.patience.timeout,
-                limits=_limits(),
-                trust_env=False,
-                verify=self.endpoint.is_tls,
-            )
-        return client
+        with self._lock:
+            kept = self._clients.get(loop)
+            is_new = kept is None
+            if kept is None:
+                for ended in [other for other in self._clients if other.is_closed()]:
+                    del self._clients[ended]
+                kept = self._clients[loop] = _LoopClient(self._new_client())
+        if is_new:
+            await anext(kept.closing)  # from here on the loop knows of it
+        return kept.client
+
+    def _new_client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.endpoint.root,
+            headers=self.endpoint.headers,
+            timeout=self.patience.timeout,
+            limits=_limits(),
+            trust_env=False,
+            verify=self.endpoint.is_tls,
+        )
 
     async def send(
         self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -185,7 +194,9 @@ class AsyncWire:
         headers = _request_headers(headers)
         while True:
             try:
-                response = await self._client().request(method, path, content=content, headers=headers)
+                response = await (await self._client()).request(
+                    method, path, content=content, headers=headers
+                )
                 pause = away.after(response)
             except httpx.TransportError as error:
                 pause = away.after_error(error)
@@ -195,6 +206,24 @@ class AsyncWire:
             await asyncio.sleep(pause)
 
     async def aclose(self) -> None:
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        with self._lock:
+            kept = self._clients.pop(asyncio.get_running_loop(), None)
+        if kept is not None:
+            await kept.client.aclose()
+
+
+class _LoopClient:
+    """A client that is closed when its loop shuts down its asynchronous generators, as asyncio.run does.
+
+    A program run by `asyncio.run` for each rollout would otherwise leave its sockets to be collected.
+    """
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.closing = self._close_at_the_end()
+
+    async def _close_at_the_end(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self.client.aclose()

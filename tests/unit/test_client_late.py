@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -138,3 +139,14 @@ def test_no_rollout_and_no_validation_is_answered_from_dspys_cache(run: SmallRun
         optimizer(num_train_steps=2).compile(program, trainset=data, valset=data)
     rollouts = [it.tag("rollout") for it in run.asked]
     assert len(rollouts) == len(set(rollouts)) == 2 * (2 * 8 + 2 * 2)
+
+
+def test_asynchronous_programs_leave_no_connection_behind(run: SmallRun) -> None:
+    """Each rollout has an event loop of its own, and so a pool of its own."""
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        optimizer(num_rollouts_per_grpo_step=32).compile(a.OnlyAsynchronous(), trainset=examples(2))
+        assert len(os.listdir("/proc/self/fd")) < before + 20
+    finally:
+        gc.enable()
