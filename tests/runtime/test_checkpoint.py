@@ -86,6 +86,7 @@ def test_a_writer_killed_before_the_rename_leaves_no_checkpoint(store: Checkpoin
     assert not list(store.root.glob(".tmp-*"))
 
 
+@pytest.mark.slow
 def test_g20_a_writer_killed_at_random_instants_leaves_the_newest_checkpoint_whole(
     store: CheckpointStore,
 ) -> None:
