@@ -15,7 +15,8 @@ from launcher.errors import LaunchError
 from launcher.log import LOGGER
 from launcher.machines.base import Machine
 
-_LOOK_EVERY_SECONDS = 0.25
+# A look is a few small files; a step takes longer than this.
+_LOOK_EVERY_SECONDS = 0.05
 # A full disk is not fuller for being asked at once again.
 _AFTER_TROUBLE_SECONDS = 5.0
 _STOP_SECONDS = 30.0

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -276,7 +276,7 @@ def _debris(store: RecordStore, records: Iterable[RunRecord]) -> Iterator[Find]:
         for pattern in _DEBRIS:
             for path in sorted(store.folder(record.id).glob(pattern)):
                 what = f"half-written {path.relative_to(store.runs)}"
-                yield _folder_find("debris", what, "the run is over", path, record.id)
+                yield _unless_live(store, _folder_find("debris", what, "the run is over", path, record.id))
 
 
 def _old_runs(
@@ -293,7 +293,7 @@ def _old_runs(
             continue
         why = f"ended {format_duration(age)} ago; its results stay, and the steps that are durable"
         what = f"checkpoints and samples of {record.name or record.id}"
-        yield _folder_find("old run", what, why, folder, record.id)
+        yield _unless_live(store, _folder_find("old run", what, why, folder, record.id))
 
 
 def results_are_home(folder: Path) -> bool:
@@ -308,6 +308,16 @@ def results_are_home(folder: Path) -> bool:
         return int(json.loads((folder / RESULTS / "adapter" / "state.json").read_text())["step"]) >= newest
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _unless_live(store: RecordStore, find: Find) -> Find:
+    """The same, left alone when its run was taken up again meanwhile (`launch --resume`)."""
+
+    def remove() -> str:
+        assert find.run_id is not None  # it is in a run's folder
+        return "its run lives again" if store.load(find.run_id).live else find.remove()
+
+    return replace(find, remove=remove)
 
 
 def _folder_find(kind: str, what: str, why: str, path: Path, run_id: str | None = None) -> Find:

@@ -1,6 +1,8 @@
 """A user's program, for runs of `small_launch.py`: asks in every way, trains a step, goes on where it was.
 
-    python -m tests.support.small_program STEPS      (so many in this life; 0: until it is ended)
+    python -m tests.support.small_program STEPS [hold]      (so many in this life; 0: until it is ended)
+
+With `hold` it then waits to be ended.
 
 What it was answered is in `words.jsonl` of the run's folder.
 """
@@ -23,7 +25,7 @@ def ask(session: Session, **body: bool) -> str:
     return answer.text
 
 
-def main(steps: int) -> None:
+def main(steps: int, hold: bool) -> None:
     session = connect()
     assert session.run_dir is not None
     done = (session.client_state or {}).get("done", 0)
@@ -36,7 +38,9 @@ def main(steps: int) -> None:
             file.write(json.dumps({"step": trained.id, "words": words}) + "\n")
         if not steps:
             time.sleep(0.02)
+    while hold:
+        time.sleep(1)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), "hold" in sys.argv[2:])

@@ -139,7 +139,9 @@ for step in range(int(sys.argv[3]), 10000):
     sync.secure(state_dir, results)
 """
     state_dir, results = tmp_path / "machine", tmp_path / "results"
-    step = 1
+    commit(state_dir, 1)
+    sync.secure(state_dir, results)
+    step = 2
     for number in range(6):
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(state_dir), str(results), str(step)], stdout=subprocess.PIPE
