@@ -88,13 +88,9 @@ def local_machine(
         record.id,
         store.folder(record.id) / "machine",
         home.environments,
-        keep=lambda description: _keep_machine(store, record.id, description),
+        keep=lambda description: store.update(record.id, machine=description),
         secrets=secrets,
     )
-
-
-def _keep_machine(store: RecordStore, run_id: str, description: dict[str, Any]) -> None:
-    store.update(run_id, machine=description)
 
 
 class Run:

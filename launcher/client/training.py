@@ -90,7 +90,7 @@ class Training:
     report: Report = field(default_factory=Report)
     history: list[dict[str, Any]] = field(default_factory=list)
     _predictors: Predictors = field(init=False)
-    _token: str = field(default_factory=lambda: _new_token())
+    _token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     _empty_in_a_row: int = 0
     _crashed_in_a_row: int = 0
     _rewinds_in_a_row: int = 0
@@ -172,7 +172,7 @@ class Training:
         # The status is newer than the error: another step may have been committed since.
         self.place = self.place.rewound(self.session.settle().client_state)
         # New ids: a rollout that began on the lost machine must not be mixed with one made here.
-        self._token = _new_token()
+        self._token = uuid.uuid4().hex[:12]
         self.version = None
         self.history.append({"kind": "rewind", "from": was, "to": self.place.step})
         self.journal.note(
@@ -396,8 +396,3 @@ def _count(number: int, noun: str) -> str:
 
 def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
-
-
-def _new_token() -> str:
-    """Tells the rollouts of one process, and of one machine, from all others."""
-    return uuid.uuid4().hex[:12]

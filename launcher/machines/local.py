@@ -58,7 +58,7 @@ class LocalMachine:
         environments: Path,
         *,
         variant: str = "cpu",
-        keep: Callable[[dict[str, Any]], None] = lambda description: None,
+        keep: Callable[[dict[str, Any]], object] = lambda description: None,
         secrets: Mapping[str, str] | None = None,
     ) -> None:
         self._run_id = run_id

@@ -339,11 +339,11 @@ def test_results_that_stay_behind_are_exit_8(live) -> None:
 
 def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_over(live) -> None:
     def fall_behind(machine: PretendMachine) -> None:
-        seen: list[int] = []
+        seen: list[float] = []
 
         def secure() -> None:
-            seen.append(1)
-            machine.standing = Standing(5, 5) if len(seen) > 3 else Standing(5, 2)
+            seen.append(time.monotonic())
+            machine.standing = Standing(5, 5) if seen[-1] - seen[0] > 1 else Standing(5, 2)
 
         machine.acts["secure"] = secure
 
