@@ -48,7 +48,7 @@ def check(
     folder = None
     if resumed is not None:
         settings = resume.settings(settings, resumed.record)
-        if not command:
+        if not command and resumed.command:
             command, folder = resumed.command, resumed.folder
     plan = make_plan(settings)
     preflight.check_platform()
