@@ -299,6 +299,12 @@ def bootstrapped() -> dspy.Module:
         )
 
 
+def copied() -> dspy.Module:
+    program = predict()
+    program.set_lm(PolicyLM())
+    return program.deepcopy()
+
+
 def at_temperature(temperature: float) -> Callable[[], dspy.Module]:
     def program() -> dspy.Module:
         program = predict()

@@ -347,6 +347,12 @@ PROGRAMS = [
         predictors={"first"},
         counts={"samples": 8, "calls_outside_rollouts": 0},
     ),
+    Abuse(
+        "is a deep copy, made after set_lm: the copy is trained, and it is said which object",
+        a.copied,
+        says="training self of Predict, the given object itself",
+        outcomes=ALL,
+    ),
     Abuse("has no LM at all: the run's policy", outcomes=ALL, predictors={"self"}),
     Abuse(
         "configured a plain LM at the run's address, spelled localhost",
