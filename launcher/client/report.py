@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -186,3 +187,13 @@ def _each(values: dict[str, float]) -> str:
     if len(values) < 2:
         return ""
     return " (" + ", ".join(f"{name} {value:.3f}" for name, value in values.items()) + ")"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """`6 scored, 2 crashed`."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

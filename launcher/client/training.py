@@ -10,26 +10,26 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
 from typing import Any, Literal
 
 import dspy
 
-from launcher.client.alarms import Alarm, Alarms, Observed, Thresholds
+from launcher.client.alarms import Alarm, Alarms, Thresholds
 from launcher.client.errors import Refused, Rewound, TrainingFailed
 from launcher.client.grouping import Grouped, Rules, build_groups
 from launcher.client.lm import PolicyLM
+from launcher.client.observing import observe
 from launcher.client.place import Place, Validated
-from launcher.client.report import Journal, Report, StepLine
+from launcher.client.report import Journal, Report, StepLine, counted, listed
 from launcher.client.rollouts import Finished, Limits, Run, run_all
 from launcher.client.sampler import EpochSampler
 from launcher.client.scoring import Metric
 from launcher.client.session import Session
 from launcher.client.tagging import Predictors, Rollout
 from launcher.client.validation import Evaluation, check_answered, evaluate
-from runtime.schema import StepCounts, StepStatus
+from runtime.schema import StepCounts
 
 # Steps that teach nothing, one after the other, before the training gives up.
 _VAIN_STEPS_IN_A_ROW = 3
@@ -152,9 +152,8 @@ class Training:
         if self.report.trained or not self.plan.steps:
             return
         raise TrainingFailed(
-            f"Nothing was trained in {_count(self.plan.steps, 'step')}",
-            why=f"rollouts: {_listed(self.report.outcomes)}; "
-            f"samples left out: {_listed(self.report.dropped)}",
+            f"Nothing was trained in {counted(self.plan.steps, 'step')}",
+            why=f"rollouts: {listed(self.report.outcomes)}; samples left out: {listed(self.report.dropped)}",
             hint="run the program once by hand: does it ask the policy, does the metric tell answers apart?",
         )
 
@@ -270,7 +269,7 @@ class Training:
         self.report.empty_steps += 1
         self._empty_in_a_row += 1
         self.place.step = rolled.step + 1
-        outcomes = _listed(rolled.grouped.outcomes)
+        outcomes = listed(rolled.grouped.outcomes)
         self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
         if self._empty_in_a_row >= _VAIN_STEPS_IN_A_ROW:
             raise TrainingFailed(
@@ -293,7 +292,8 @@ class Training:
         if not status.counts.trained:
             self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
         self.history.append({"kind": "step", **asdict(line)})
-        self._ring(self.alarms.observe(_observed(rolled, status)))
+        seen = observe(rolled.step + 1, rolled.finished, rolled.grouped, rolled.cut_off_rate, status)
+        self._ring(self.alarms.observe(seen))
 
     def _ring(self, alarms: Sequence[Alarm]) -> None:
         for alarm in alarms:
@@ -366,33 +366,3 @@ class Training:
         self.place.restored = best.checkpoint
         self.session.restore(best.checkpoint, client_state=self.place.client_state(self.plan.steps))
         self.journal.note(f"{words}: {best.checkpoint} is served again")
-
-
-def _observed(rolled: _Rolled, status: StepStatus) -> Observed:
-    """The step as alarms look at it."""
-    counts, metrics = status.counts, status.metrics
-    rollouts = [it.run.rollout for it in rolled.finished]
-    return Observed(
-        rolled.step + 1,
-        rewards=[reward for rewards in rolled.grouped.rewards.values() for reward in rewards],
-        flat_groups=counts.groups_without_variance / counts.groups if counts.groups else None,
-        length=_mean(tokens for it in rollouts for tokens in it.lengths),
-        repetition=_mean(share for it in rollouts for share in it.repeated),
-        truncation=rolled.cut_off_rate,
-        entropy=metrics.get("entropy"),
-        kl_behaviour=metrics.get("kl_behaviour"),
-        kl_reference=metrics.get("kl_reference"),
-    )
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return fmean(found) if found else None
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
