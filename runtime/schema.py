@@ -36,7 +36,8 @@ CLIENT_STATE_MAX_BYTES = 64 * 1024
 class Body(BaseModel):
     """A request body: an unknown key is an error, not a silent no-op."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A reward that is no number must arrive as one: as null it would be a reward nobody gave.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Answer(BaseModel):

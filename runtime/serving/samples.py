@@ -18,6 +18,8 @@ from runtime.serving.journal import Claim, Exchange, Head, Journal, Place, Sampl
 
 # Request ids remembered for a retry; beyond this the oldest are forgotten (the samples are not).
 REMEMBERED_REQUESTS = 1 << 16
+# Samples without a tag that a group may still name by their content: most programs never will.
+REMEMBERED_UNTAGGED = 1 << 16
 # What vLLM writes in place of -inf, and where it has no logprob at all.
 NO_LOGPROB = -9999.0
 
@@ -53,8 +55,8 @@ class SampleStore:
         self._journal = Journal(folder)
         self._by_rollout: defaultdict[str, list[SampleRef]] = defaultdict(list)
         self._by_content: defaultdict[str, list[SampleRef]] = defaultdict(list)
-        # Of the samples above only: those of a rollout are found by it.
-        self._by_id: dict[str, SampleRef] = {}
+        # Sample id → its name by content and itself; the samples of a rollout are found by that.
+        self._untagged: OrderedDict[str, tuple[str, SampleRef]] = OrderedDict()
         self._requests: OrderedDict[str, Stored] = OrderedDict()
         self._undelivered: set[str] = set()
         self.count = 0
@@ -78,8 +80,8 @@ class SampleStore:
 
     def of_sample(self, sample: str) -> list[SampleRef]:
         """The sample of an untagged request with this id, or none."""
-        ref = self._by_id.get(sample)
-        return [] if ref is None else self._delivered([ref])
+        found = self._untagged.get(sample)
+        return [] if found is None else self._delivered([found[1]])
 
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
         """The tokens behind a name."""
@@ -119,8 +121,16 @@ class SampleStore:
             if line.tags.rollout is not None:
                 self._by_rollout[line.tags.rollout].append(ref)
             elif sample.content is not None:
-                self._by_content[sample.content].append(ref)
-                self._by_id[sample.id] = ref
+                self._index_untagged(sample.content, ref)
+
+    def _index_untagged(self, content: str, ref: SampleRef) -> None:
+        self._by_content[content].append(ref)
+        self._untagged[ref.id] = (content, ref)
+        if len(self._untagged) > REMEMBERED_UNTAGGED:
+            _, (oldest, forgotten) = self._untagged.popitem(last=False)
+            self._by_content[oldest].remove(forgotten)
+            if not self._by_content[oldest]:
+                del self._by_content[oldest]
 
     def _delivered(self, refs: list[SampleRef]) -> list[SampleRef]:
         return [ref for ref in refs if ref.request not in self._undelivered]

@@ -161,23 +161,6 @@ def test_a_truncated_prompt_is_recorded_as_the_engine_read_it(engine: RunningEng
     with_engine(engine, scenario)
 
 
-def test_an_answer_that_calls_a_tool_and_is_then_cut_off_counts_as_cut_off() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-
-    def finish(limit: int) -> str | None:
-        asked = admitted("chat", {"max_tokens": limit, "tools": [TOOL]})
-        choice = {
-            "index": 0, "finish_reason": "tool_calls", "token_ids": [7, 8, 9],
-            "message": {"role": "assistant", "content": None, "tool_calls": [call]},
-            "logprobs": {"content": [{"logprob": -1.0}] * 3},
-        }  # fmt: skip
-        raw = json.dumps({"choices": [choice], "prompt_token_ids": [1]}).encode()
-        _, (sample,) = samples(asked, Whole(asked, "policy@v0", raw).choices)
-        return sample.finish_reason
-
-    assert (finish(3), finish(4)) == ("length", "tool_calls")
-
-
 def test_the_engine_says_what_its_tokenizer_puts_before_a_text(engine: RunningEngine) -> None:
     async def scenario(client: EngineClient) -> None:
         assert client.facts.first_token is None

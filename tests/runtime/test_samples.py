@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from runtime.schema import Group, Member
-from runtime.serving import support
+from runtime.serving import content, samples, support
+from runtime.serving.engine_client import EngineFacts
 from runtime.serving.samples import SampleStore
 from runtime.training.batch import Batch, read_batch, write_batch
 from runtime.training.selection import Selection, build, select
-from tests.runtime.recorded import answer, asked, choice, record, sampled
+from tests.runtime.recorded import MESSAGES, answer, asked, choice, record, sampled
 
 
 def pick(store: SampleStore, *rollouts: str, **narrowed: Any) -> Selection:
@@ -159,6 +160,25 @@ def test_c48_what_was_sampled_for_evaluation_never_enters_training(tmp_path: Pat
     assert selection.counts.dropped == {"evaluation": 1}
 
 
+def test_c05_an_answer_that_calls_a_tool_and_is_then_cut_off_is_flagged(tmp_path: Path) -> None:
+    """vLLM says "tool_calls" of both: of an answer that ended, and of one that met its limit."""
+    store = SampleStore(tmp_path)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = choice([7, 8, 9], [-1.0] * 3) | {"finish_reason": "tool_calls"}
+    called["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
+    facts = EngineFacts(context_length=5)
+    for rollout, prompt, limits in (
+        ("ended", [1], {"max_tokens": 4}),
+        ("at its limit", [1], {"max_tokens": 3}),
+        ("at its newer limit", [1], {"max_completion_tokens": 3, "max_tokens": 9}),
+        ("at the end of the context", [1, 2], {}),
+    ):
+        request = asked(None, rollout, tools=[TOOL], **limits)
+        record(store, request, answer(prompt, called), engine=facts)
+    batch = batch_of(store, "ended", "at its limit", "at its newer limit", "at the end of the context")
+    assert batch.truncated.tolist() == [0, 1, 1, 1]
+
+
 # ------------------------------------------------------------------ rollouts, predictors, calls
 
 
@@ -264,6 +284,21 @@ def test_an_answer_nobody_received_is_no_sample_until_a_retry_claims_it(tmp_path
     assert store.of_rollout("r") == [] == SampleStore(tmp_path).of_rollout("r")
     store.answer("q")
     assert len(store.of_rollout("r")) == 1 == len(SampleStore(tmp_path).of_rollout("r"))
+
+
+def test_only_so_many_untagged_samples_are_kept_in_mind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "REMEMBERED_UNTAGGED", 2)
+    store = SampleStore(tmp_path)
+    said = ["same", "same", "other"]
+    ids = [record(store, asked(), answer([1], choice([2], [-0.5], text)))[0] for text in said]
+    assert [len(store.of_sample(one)) for one in ids] == [0, 1, 1]
+    kept = [store.of_content(content.key(MESSAGES, text)) for text in ("same", "other")]
+    assert [[ref.id for ref in refs] for refs in kept] == [[ids[1]], [ids[2]]]
+    assert store.count == 3
+    again = SampleStore(tmp_path)  # the newest, in another process too
+    assert [len(again.of_sample(one)) for one in ids] == [0, 1, 1]
 
 
 def test_what_the_client_did_not_ask_for_is_not_in_its_answer(tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ REWRITTEN = {
     "thoughts not sent back": Conversation(PLAIN, THOUGHTS, {"content": "le chat rouge"}),
     "a call written anew": Conversation(CALLING, WRITTEN.replace('": ', '":'), ANSWERED),
     "another day": Conversation(DATED, "le chat rouge", days_later=1),
+    "a stop string left out of the text": Conversation(PLAIN, "le chat rouge!", {"content": "le chat rouge"}),
     "text that tokenises differently": Conversation(PLAIN, "le chat rouge ", {"content": "le chat rouge"}),
 }
 KEPT = {
