@@ -131,6 +131,9 @@ class _Gateway(socketserver.ThreadingUnixStreamServer):
         self.gone = False
         super().__init__(str(path), _Handler)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away meanwhile is no news."""
+
     def server_close(self) -> None:
         """A process that is gone does not answer on its open connections either."""
         self.gone = True

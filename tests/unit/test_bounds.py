@@ -51,9 +51,9 @@ def test_g23_a_package_index_that_says_nothing_is_said_before_anything_starts(
     environ |= {"UV_DEFAULT_INDEX": silent_index, "UV_NO_CONFIG": "1"}
     begun = time.monotonic()
     (tmp_path / "cpu.txt").write_text("slipway-nowhere==1.0\n")
-    trouble = environments.unreachable(requirements=tmp_path, environ=environ, bound_seconds=2.0)
+    trouble = environments.unreachable(requirements=tmp_path, environ=environ, bound_seconds=1.0)
     assert time.monotonic() - begun < 8
-    assert trouble == "the package index did not answer in 2 s"
+    assert trouble == "the package index did not answer in 1 s"
     assert environments.LOOK_SECONDS < A_MESSAGE_SECONDS
 
 
@@ -65,8 +65,8 @@ def test_g23_an_index_that_falls_silent_while_it_installs_is_said_and_bounded(
     monkeypatch.setattr(bootstrap, "_SILENT_SECONDS", 0.2)
     said: list[str] = []
     program = "import os, time; print('Resolved 3 packages', os.getpid(), flush=True); time.sleep(600)"
-    with pytest.raises(bootstrap.BootstrapError, match="uv was not done after 1 s"):
-        bootstrap._uv([sys.executable, "-c", program], tmp_path, said.append, dict(os.environ), 1.0)
+    with pytest.raises(bootstrap.BootstrapError, match="uv was not done after"):
+        bootstrap._uv([sys.executable, "-c", program], tmp_path, said.append, dict(os.environ), 0.5)
     assert said[0].startswith("Resolved 3 packages")
     assert any("has said nothing for" in line for line in said)
     assert ProcessId.of(int(said[0].split()[-1])) is None, "and it was ended"
@@ -93,8 +93,8 @@ def test_g23_a_runtime_that_never_gets_ready_says_what_it_waits_for_and_ends(
     (tmp_path / "logs" / "engine-0.log").write_text("loading weights\n")
     said: list[str] = []
     waiting = Startup("slip-01234567", tmp_path, frozen_gateway, said.append)
-    with pytest.raises(JobFailed, match="the runtime was not ready after 1 s") as failed:
-        waiting.wait("token", lambda: None, 1.0)
+    with pytest.raises(JobFailed, match="the runtime was not ready after") as failed:
+        waiting.wait("token", lambda: None, 0.3)
     assert said[0] == "engine-0: starting"
     assert failed.value.why == "loading weights"
     assert failed.value.hint == "launch logs slip-01234567 --which engine-0"

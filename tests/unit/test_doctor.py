@@ -160,11 +160,11 @@ def test_g23_a_question_that_hangs_costs_its_bound_and_not_the_answer(
     over = threading.Event()
     monkeypatch.setattr(doctor, "_compiler", over.wait)
     begun = time.monotonic()
-    checks = {check.name: check for check in ask_all(home, None, bound_seconds=0.5)}
+    checks = {check.name: check for check in ask_all(home, None, bound_seconds=0.2)}
     over.set()
     assert time.monotonic() - begun < 5
-    assert checks["compiler"] == Check("compiler", "warn", "no answer in 0.5 s")
-    assert checks["model"].state == "ok"
+    assert checks["compiler"] == Check("compiler", "warn", "no answer in 0.2 s")
+    assert checks["python"].state == "ok"
 
 
 def test_a_question_that_breaks_is_an_answer(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
