@@ -176,7 +176,7 @@ class Session:
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
-            status = self._step(step)
+            status = self._get(f"/slipway/steps/{step}?wait={_LONG_POLL_SECONDS}", StepStatus)
             if status.state == "failed":
                 raise StepFailed(
                     f"Step {step} failed",
@@ -192,23 +192,6 @@ class Session:
                     step,
                 )
             self._check_alive()
-
-    def _step(self, step: int) -> StepStatus:
-        """The step as it is once it has ended, or after a while."""
-        try:
-            return self._get(f"/slipway/steps/{step}?wait={_LONG_POLL_SECONDS}", StepStatus)
-        except Refused as refused:
-            if refused.status != 404:
-                raise
-            # It was taken in, and the runtime knows nothing of it: that was another machine.
-            now = self.status()
-            raise Rewound(
-                f"Step {step} was lost with its machine",
-                409,
-                {"code": "rewound", "step": now.step, "client_state": now.client_state},
-                why=f"the run was rewound to step {now.step}",
-                hint="roll out again from client_state",
-            ) from refused
 
     def settle(self, timeout_seconds: float = _STEP_SECONDS) -> RuntimeStatus:
         """The status once no step is under way: what a restarted program should resume from."""

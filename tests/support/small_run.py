@@ -102,6 +102,12 @@ class SmallRun:
         self._server.shutdown()
         self._server.server_close()
 
+    def rewound(self, what: str) -> tuple[int, dict[str, Any]]:
+        """The refusal of what only the lost machine knew."""
+        status, body = _error(409, f"{what} was lost: the run was rewound to step {self.version}", "rewound")
+        body["error"] |= {"step": self.version, "client_state": self.client_state}
+        return status, body
+
     def close(self) -> None:
         if self._server.gone:
             return
@@ -142,9 +148,7 @@ class SmallRun:
                 same = known == request
                 return (202, self.steps[number]) if same else _error(409, "another body", "key_reused")
         if self.lost & {member.rollout for group in request.groups for member in group.members}:
-            status, body = _error(409, "these rollouts were lost with their machine", "rewound")
-            body["error"] |= {"step": self.version, "client_state": self.client_state}
-            return status, body
+            return self.rewound("these rollouts")
         counts = self._counts(request)
         if self.refuse_empty and not counts["trained"] + counts["dropped"].get(FLAT, 0):
             status, body = _error(422, "no sample of this step can be trained", "nothing_to_train")
@@ -283,8 +287,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return 200, run.status()
             case ["slipway", "steps"]:
                 return run.step(StepRequest.model_validate_json(content or b""))
-            case ["slipway", "steps", number] if int(number) in run.steps:
-                return 200, run.steps[int(number)]
+            case ["slipway", "steps", number]:
+                known = run.steps.get(int(number))
+                return (200, known) if known else run.rewound(f"step {number}")
             case ["slipway", "checkpoints"]:
                 return 200, run.checkpoints()
             case ["slipway", "checkpoints", name, "pin"]:
