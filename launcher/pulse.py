@@ -42,11 +42,9 @@ class Pulse:
         token: str,
         lease_seconds: float,
         *,
-        ask_every_seconds: float = _ASK_EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._ask_every_seconds = ask_every_seconds
         self._beat = Beat(Lease(lease_seconds, clock()))
         # trust_env: a proxy configured for the outside world must not see 127.0.0.1. verify: there is no TLS
         # on this computer, and loading certificates for none takes 0.1 s.
@@ -78,7 +76,7 @@ class Pulse:
         return self._beat
 
     def _run(self) -> None:
-        while not self._over.wait(self._ask_every_seconds):
+        while not self._over.wait(_ASK_EVERY_SECONDS):
             try:
                 if self._beat.lease.due(self._clock()):
                     self._renew()

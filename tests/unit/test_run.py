@@ -59,6 +59,10 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     home = Home(tmp_path / "home", tmp_path / "config", tmp_path / "cache")
     for name in [name for name in os.environ if name.startswith("LAUNCH_")]:
         monkeypatch.delenv(name)
+    # A run of seconds is looked at more often than one of hours.
+    monkeypatch.setattr("launcher.pulse._ASK_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr("launcher.work._LOOK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("launcher.work._DRAW_EVERY_SECONDS", 0.2)
 
     def live_once(
         command: tuple[str, ...] = (sys.executable, "-c", "pass"),
@@ -314,7 +318,7 @@ def test_without_a_command_the_endpoint_is_held_until_a_signal(live) -> None:
 
         threading.Thread(target=wait).start()
 
-    lived = live((), lease_seconds=4.0, prepare=interrupt)
+    lived = live((), lease_seconds=1.0, prepare=interrupt)
     assert lived.code == 130
     assert lived.machine.renewals >= 2, "the lease is renewed each quarter of it"
     ready = next(item for item in lived.objects if item["event"] == "ready")
@@ -401,7 +405,7 @@ def test_a_runtime_that_is_gone_ends_the_run_and_says_why(live) -> None:
         threading.Thread(target=wait).start()
 
     program = (sys.executable, "-c", "import time; time.sleep(600)")
-    lived = live(program, lease_seconds=4.0, prepare=vanish)
+    lived = live(program, lease_seconds=1.0, prepare=vanish)
     assert lived.code == 6
     assert "the runtime has ended by itself" in lived.stderr
     assert "its supervisor ended" in lived.stderr
@@ -432,7 +436,7 @@ def test_a_name_that_lives_is_refused_before_anything_starts(live) -> None:
 def test_g23_a_runtime_that_freezes_is_said_and_ends_the_run(live, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers once, then accepts questions and says nothing. The bounds are shortened."""
     monkeypatch.setattr("launcher.pulse._ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("launcher.work._SILENT_AT_MOST_SECONDS", 1.5)
+    monkeypatch.setattr("launcher.work._SILENT_AT_MOST_SECONDS", 0.6)
     asked: list[float] = []
     over = threading.Event()
 
