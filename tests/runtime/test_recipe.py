@@ -136,6 +136,20 @@ def test_c15_two_processes_commit_the_adapter_of_one(straight: Path, tmp_path: P
         assert float((found[name] - value).abs().max()) <= 1e-5, name
 
 
+def test_keys_that_make_no_loss_end_the_recipe_before_a_model_is_read(tmp_path: Path) -> None:
+    command = trainer_command(configured(tmp_path), follow=False)
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [*command, "loss=gspo", "normaliser=token", "model_path=/nowhere"],
+        cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "cannot train: normaliser=token does not fit: "
+        "gspo clips whole answers, so each must count once: normaliser=sequence"
+    )
+
+
 def test_a_refused_batch_or_restore_fails_its_step_and_the_next_one_is_taken(tmp_path: Path) -> None:
     good, bad = recorded(1, 1)[0], recorded(2, 2)[0]
     bad.tokens[3] = VOCABULARY
