@@ -21,6 +21,7 @@ _CLEAR_LINE = "\x1b[2K"
 _ALL_ROWS = "\x1b[r"
 # A smaller terminal shows the program only.
 _MIN_ROWS, _MIN_COLUMNS = 6, 20
+_USUAL_SIZE = os.terminal_size((80, 24))
 
 
 def give_back(descriptor: int) -> None:
@@ -108,9 +109,10 @@ class StatusLine:
 
     def _size(self) -> os.terminal_size:
         try:
-            return os.get_terminal_size(self._stream.fileno())
+            size = os.get_terminal_size(self._stream.fileno())
         except OSError:
-            return os.terminal_size((80, 24))
+            return _USUAL_SIZE
+        return size if size.columns and size.lines else _USUAL_SIZE  # a container's terminal may say 0 × 0
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal was closed

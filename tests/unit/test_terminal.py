@@ -87,6 +87,16 @@ def test_a_line_never_wraps(terminal: Terminal) -> None:
     assert shown.endswith("…")
 
 
+def test_a_terminal_that_does_not_know_its_size_is_a_usual_one(terminal: Terminal) -> None:
+    terminal.resize(0, 0)
+    line = StatusLine(terminal.stream)
+    line.draw("")
+    line.write("done one")
+    assert "…" not in terminal.read()
+    line.draw("x" * 200)
+    assert terminal.read().count("x") == 78
+
+
 def test_a_lasting_line_goes_above_the_status_line(terminal: Terminal) -> None:
     line = StatusLine(terminal.stream)
     line.draw("working")
