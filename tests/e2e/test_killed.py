@@ -83,9 +83,7 @@ class SmallRun:
         """Until so many are committed; ends early when launch does."""
         life = self.lives[-1]
         wait_until(
-            lambda: (
-                life.process.poll() is not None or ((self.home / "runs").exists() and len(self.keys) >= steps)
-            ),
+            lambda: life.process.poll() is not None or (life.begun and len(self.keys) >= steps),
             60,
             f"{steps} steps",
         )

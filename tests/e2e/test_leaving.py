@@ -40,7 +40,7 @@ def _reach_a_step(launched: Launched) -> None:
 
     def in_a_step() -> bool:
         assert launched.process.poll() is None, launched.stdout + launched.stderr
-        if not (launched.home / "runs").exists() or not any((launched.home / "runs").iterdir()):
+        if not launched.begun:
             return False
         machine = launched.run_dir / "machine"
         steps = {path.name for path in machine.glob("steps/0*")}

@@ -79,7 +79,7 @@ class Lives:
         """Whether a step after so many committed ones is with the trainer."""
         life = self.lives[-1]
         assert life.process.poll() is None, life.stdout + life.stderr
-        if not (self.home / "runs").exists() or not any((self.home / "runs").iterdir()):
+        if not life.begun:
             return False
         committed = {path.name for path in (self.folder / "machine" / "checkpoints").glob("step-*")}
         given = {f"step-{number:06d}" for number in self.batches(self.folder / "machine")}

@@ -89,9 +89,14 @@ class Launched:
         return found
 
     @property
+    def begun(self) -> bool:
+        """Whether it has a run's folder yet."""
+        return any((self.home / "runs").glob("slip-*"))
+
+    @property
     def run_id(self) -> str:
         """The id of the newest run in this home."""
-        runs = sorted((self.home / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+        runs = sorted((self.home / "runs").glob("slip-*"), key=lambda path: path.stat().st_mtime)
         return runs[-1].name
 
     @property
@@ -126,7 +131,7 @@ class Launched:
 
     def kill_tree(self) -> None:
         """For tests that fail half-way: end what they started, by pid."""
-        victims = [*processes_of(self.run_id)] if (self.home / "runs").exists() else []
+        victims = [*processes_of(self.run_id)] if self.begun else []
         if self.process.poll() is None:
             victims += [self.process_handle(), *self.process_handle().children(recursive=True)]
         for victim in victims:
