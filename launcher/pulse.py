@@ -6,6 +6,7 @@ it measures is what a program would meet. Knows nothing of what the answers mean
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -70,6 +71,12 @@ class Pulse:
         if self._thread.is_alive():
             self._thread.join(_ANSWER_SECONDS + 1)
         self._http.close()
+
+    def look(self) -> None:
+        """Ask once more now, so that an end is told as it was; what is known stays where nobody answers."""
+        if self._beat.silent_since is None:
+            with contextlib.suppress(httpx.HTTPError, ValueError):
+                self._ask()
 
     def now(self) -> Beat:
         """The newest beat."""

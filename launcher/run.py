@@ -134,9 +134,7 @@ class Run:
         settings = self._request.settings
         resumed, command = self._request.resumed, self._request.command
         details = {"plan": self._request.plan.to_dict(), "openai_env": settings.openai_env}
-        details |= resume.details(settings, self._request.model_path)
-        if self._request.folder is not None:
-            details["folder"] = str(self._request.folder)
+        details |= resume.details(settings, self._request.model_path, self._request.folder)
         try:
             if resumed is not None:
                 drop_token(self._store.folder(resumed.record.id))
@@ -289,6 +287,8 @@ class Run:
         """The results home, if there is a runtime to have any; the reason when they stay where they are."""
         if self._homeward is not None:
             self._homeward.stop()
+        if self._pulse is not None:
+            self._pulse.look()
         if self._token is None:
             return None
         try:
