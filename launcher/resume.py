@@ -70,11 +70,12 @@ class Resumed:
 
 
 def details(settings: Settings, model_path: str, folder: Path | None = None) -> dict[str, Any]:
-    """What a record keeps so that the run can be taken up as it was; its program runs in `folder`, or here."""
+    """What a record keeps so that the run can be taken up; its program runs in `folder`, or here."""
     kept = {key: settings.values[key].value for key in _KEPT}
     # A relative folder would be another one elsewhere; the embedded model moves with the package.
     kept["model"] = TINY_MODEL if settings.model == TINY_MODEL else model_path
-    runtime = {key: value.value for key, value in settings.values.items() if key in _runtime_keys()}
+    known = _runtime_keys()
+    runtime = {key: value.value for key, value in settings.values.items() if key in known}
     return {
         "settings": kept,
         "runtime": runtime,
