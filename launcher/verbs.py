@@ -7,10 +7,12 @@ Imports no HTTP library and no pydantic where the answer is on this disk.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ _STATUS_SECONDS = 5.0
 # `down` lets the run's own `launch` end it: results home, runtime in order.
 _ORDERLY_SECONDS = 180.0
 _FOLLOW_EVERY_SECONDS = 0.25
+_SLOW_SECONDS = 10.0
 _LAUNCHER_LOGS = ("launch", "guardian")
 
 
@@ -67,7 +70,8 @@ def logs(output: Output, name: str, which: str, follow: bool) -> int:
 def pull(output: Output, name: str) -> int:
     """Bring home what there is now."""
     store = RecordStore(Home.find())
-    report = reap.pull(store, store.load(name))
+    with _a_word_when_slow(output, f"still bringing home {name}, or waiting for another pull of it"):
+        report = reap.pull(store, store.load(name))
     for skipped in report.skipped:
         output.note(f"not brought home: {skipped}")
     step = "no step yet" if report.step is None else f"step {report.step}"
@@ -96,7 +100,8 @@ def down(output: Output, name: str) -> int:
         processes.wait_gone(record.launch, _ORDERLY_SECONDS)
         record = store.load(record.id)
     if record.live:
-        record = reap.take_down(store, record, "down", output.note)
+        with _a_word_when_slow(output, f"still ending {name}"):
+            record = reap.take_down(store, record, "down", output.note)
     proof = record.proof or {"verified": True, "detail": "nothing had been started"}
     output.result({"run_id": record.id, "down": proof}, f"{name} is down: verified ({proof['detail']})")
     return EXIT_OK
@@ -156,6 +161,18 @@ def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_
 
 
 # ------------------------------------------------------------------ how
+
+
+@contextlib.contextmanager
+def _a_word_when_slow(output: Output, text: str) -> Iterator[None]:
+    """Nobody looks at a silent screen for long."""
+    timer = threading.Timer(_SLOW_SECONDS, output.note, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _asks(output: Output) -> bool:

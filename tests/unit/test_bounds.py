@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import environments, output
+from launcher import environments, output, sync, verbs
 from launcher.errors import JobFailed, PreflightError
 from launcher.home import Home
 from launcher.machines import startup
+from launcher.machines.local import LocalMachine
 from launcher.machines.startup import Startup
 from launcher.machines.unix_http import get_json
 from launcher.output import Output
@@ -30,6 +31,7 @@ from launcher.safety import guardian, locks
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RecordStore
 from runtime import bootstrap
+from tests.support.typed import Typed
 
 # What a person may have to wait for the first word about something that hangs.
 A_MESSAGE_SECONDS = 30.0
@@ -152,6 +154,29 @@ def test_g23_a_lock_whose_holder_is_stopped_is_not_waited_for_for_ever(
         with pytest.raises(TimeoutError, match=r"is a launch stopped \(Ctrl-Z\)"):
             store.update(record.id, state="arm")
     assert store.update(record.id, state="arm").state == "arm"
+
+
+def test_g23_a_pull_that_waits_for_another_says_so_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert verbs._SLOW_SECONDS < A_MESSAGE_SECONDS
+    monkeypatch.setattr(verbs, "_SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(sync, "_PULL_SECONDS", 0.5)
+    typed = Typed(tmp_path / "project", tmp_path / "home")
+    store = RecordStore(Home.find({"LAUNCH_HOME": str(typed.home)}))
+    record = store.create(name="dev")
+    machine = LocalMachine(record.id, store.folder(record.id) / "machine", tmp_path / "environments")
+    store.update(record.id, machine=machine.describe())
+    results = store.folder(record.id) / "results"
+    results.mkdir()
+    held = os.open(results, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    done = typed("pull", "dev")
+    os.close(held)
+    assert done.returncode == 8
+    assert done.stderr.startswith("still bringing home dev, or waiting for another pull of it")
+    assert "another process has held the lock" in done.stderr
+    assert typed("pull", "dev").returncode == 0
 
 
 def test_g23_a_lock_is_had_as_soon_as_it_is_let_go(tmp_path: Path) -> None:
