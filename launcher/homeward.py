@@ -17,7 +17,7 @@ from launcher.machines.base import Machine
 
 # A look is a few small files; a step takes longer than this.
 _LOOK_EVERY_SECONDS = 0.05
-# A full disk is not fuller for being asked at once again.
+# A full disk, or a checkpoint that is not whole, is not another one for being looked at again at once.
 _AFTER_TROUBLE_SECONDS = 5.0
 _STOP_SECONDS = 30.0
 
@@ -52,8 +52,11 @@ class Homeward:
         pause = self._look_every_seconds
         while not self._over.wait(pause):
             pause = self._look_every_seconds
+            before = self._standing
             try:
                 self._standing = self._machine.secure(self._results)
+                if self._standing.trouble and self._standing == before:
+                    pause = max(pause, _AFTER_TROUBLE_SECONDS)
             except LaunchError as error:
                 self._trouble(f"{error.message} ({error.why})")
                 pause = max(pause, _AFTER_TROUBLE_SECONDS)

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher import checkpoints, durable
@@ -64,12 +64,13 @@ def secure(state_dir: Path, into: Path) -> Standing:
 
     Raises NotPulled when it cannot be done.
     """
-    if not durable.is_current(state_dir, into):
-        with _receiving(state_dir, into) as incoming:
-            durable.bring(state_dir, into, incoming)
-            for name in durable.JOURNALS:
-                _pull_journal(state_dir, name, into, incoming, _Tally())
-    return durable.standing(state_dir, into)
+    if durable.is_current(state_dir, into):
+        return durable.standing(state_dir, into)
+    with _receiving(state_dir, into) as incoming:
+        brought = durable.bring(state_dir, into, incoming)
+        for name in durable.JOURNALS:
+            _pull_journal(state_dir, name, into, incoming, _Tally())
+    return replace(durable.standing(state_dir, into), trouble="; ".join(brought.skipped) or None)
 
 
 @contextlib.contextmanager

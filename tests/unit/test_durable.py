@@ -262,3 +262,23 @@ def test_falling_behind_is_known_with_its_reason_and_is_caught_up(
         wait_until(lambda: homeward.now() == Standing(2, 2), 5, "caught up")
     finally:
         homeward.stop()
+
+
+def test_a_checkpoint_that_is_broken_is_not_read_again_and_again(
+    state_dir: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = _Disk(state_dir)
+    looks: list[float] = []
+    machine.acts["secure"] = lambda: looks.append(time.monotonic())
+    commit(state_dir, 1)
+    (commit(state_dir, 2) / "optimizer.safetensors").write_bytes(b"cut")
+    homeward = Homeward(machine, results, look_every_seconds=0.01)
+    homeward.start()
+    try:
+        wait_until(lambda: homeward.now().trouble, 5, "it is known")
+        assert homeward.now().trouble == "step-000002: optimizer.safetensors is not what its manifest says"
+        assert (homeward.now().committed, homeward.now().durable) == (2, 1)
+        wait_until(lambda: len(looks) >= 2 and time.monotonic() - looks[-1] > 0.3, 5, "it is let rest")
+        assert len(looks) <= 3
+    finally:
+        homeward.stop()
