@@ -341,18 +341,19 @@ def test_results_that_stay_behind_are_exit_8(live) -> None:
     assert lived.machine.calls == IN_ORDER
 
 
-def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_over(live) -> None:
-    def fall_behind(machine: PretendMachine) -> None:
-        seen: list[float] = []
+def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_over(
+    live, tmp_path: Path
+) -> None:
+    caught_up = tmp_path / "caught-up"
 
+    def fall_behind(machine: PretendMachine) -> None:
         def secure() -> None:
-            seen.append(time.monotonic())
-            machine.standing = Standing(5, 5) if seen[-1] - seen[0] > 1 else Standing(5, 2)
+            machine.standing = Standing(5, 5 if caught_up.exists() else 2)
 
         machine.acts["secure"] = secure
 
-    program = (sys.executable, "-c", "import time; time.sleep(3)")
-    lived = live(program, prepare=fall_behind)
+    program = f"import time; time.sleep(1); open({str(caught_up)!r}, 'w'); time.sleep(1.5)"
+    lived = live((sys.executable, "-c", program), prepare=fall_behind)
     warned = [item["text"] for item in lived.objects if item["event"] == "warning"]
     assert warned == [
         "durability falls behind: committed step 5, durable step 2 (at most 1 behind, 3 behind)"
