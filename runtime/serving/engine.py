@@ -47,6 +47,8 @@ _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # vLLM starts only where its cache holds one sequence of full length: a model's own 128k would not fit here.
 _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
 _SMALL_WEIGHTS_BYTES = 100 * 2**20
+# What requests in flight have when the server ends: of a dead core they would wait for an answer for ever.
+_ENDING_SECONDS = 2
 # How a family of models writes tool calls, by the model_type of its config.json.
 _TOOL_PARSERS = {"qwen2": "hermes", "qwen3": "hermes", "llama": "llama3_json", "mistral": "mistral"}
 # The token without which vLLM's parser ends the engine at its start; not every Llama is a Llama 3.
@@ -306,7 +308,7 @@ async def _serve_until_stopped(args: Namespace) -> bool:
     kind = _passing_instants(Engine) if failpoints.armed() else Engine
     engine = kind.from_vllm_config(_configure(args), disable_log_stats=args.disable_log_stats)
     try:
-        ended = await build_and_serve(engine, address, sock, args)
+        ended = await build_and_serve(engine, address, sock, args, timeout_graceful_shutdown=_ENDING_SECONDS)
         asked = engine.stopping
     finally:
         engine.shutdown(timeout=0)

@@ -3,7 +3,7 @@
 Reads one JSON object a line, answers one a line. Run by `trainers.py`, in the runtime's environment:
 
     {"command": trainer_command(…), "log": path, "failpoint": text}   → {"pid": N}
-    {"wait": N}                                                        → {"exit_code": …}
+    {"poll": N}                                                        → {} or {"exit_code": …}
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         ask = json.loads(line)
-        answer = {"exit_code": _wait(ask["wait"])} if "wait" in ask else {"pid": _start(ask)}
+        answer = _poll(ask["poll"]) if "poll" in ask else {"pid": _start(ask)}
         print(json.dumps(answer), flush=True)
 
 
@@ -71,8 +71,9 @@ def _train(ask: dict[str, Any]) -> None:
     recipe.cleanup()
 
 
-def _wait(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def _poll(pid: int) -> dict[str, int]:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return {"exit_code": os.waitstatus_to_exitcode(status)} if ended else {}
 
 
 if __name__ == "__main__":

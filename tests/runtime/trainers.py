@@ -24,6 +24,7 @@ from runtime.training.command import trainer_command
 from tests.runtime.trainer_fixtures import make_batch, random_samples, tiny_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+_LIFE_SECONDS = 120.0
 
 
 class Trainers:
@@ -47,8 +48,8 @@ class Trainers:
         return self._ask(command=command, log=log, failpoint=failpoint)["pid"]
 
     def wait(self, pid: int) -> int:
-        """Its exit code, negative for a signal. Every trainer must be waited for once."""
-        return self._ask(wait=pid)["exit_code"]
+        """Its exit code, negative for a signal; bounded. Every trainer must be waited for once."""
+        return until(lambda: self._ask(poll=pid), _LIFE_SECONDS)["exit_code"]
 
     def close(self) -> None:
         assert self._process.stdin
