@@ -7,6 +7,7 @@ State goes to `supervisor.json` on each change. Serves no HTTP, starts no thread
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -21,8 +22,12 @@ from runtime.schema import ChildState
 
 # What this process may have been given for one of its children.
 SECRETS = frozenset({"HF_TOKEN", "WANDB_API_KEY"})
+log = logging.getLogger(__name__)
+
 _POLL_SECONDS = 0.1
 _PROBE_SECONDS = 0.5
+# The gateway says so of a supervisor whose file has not changed for some times as long.
+_BEAT_SECONDS = 5.0
 # A probe that takes longer is worth a word, though not yet a restart.
 _SLOW_SECONDS = 10.0
 
@@ -101,12 +106,13 @@ class Supervisor:
         """Until `stop` is set (0) or a vital child fails for good (1); then ends the children by rank."""
         self._write()
         tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
+        tasks.append(asyncio.create_task(self._beat()))
         waits = [asyncio.create_task(stop.wait()), asyncio.create_task(self._failed_for_good.wait())]
         try:
             await asyncio.wait([*waits, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
-                    task.result()  # a child's task never ends by itself: raise what broke it
+                    task.result()  # none of them ends by itself: raise what broke it
         finally:
             self._stopping = True
             self._write()
@@ -118,6 +124,12 @@ class Supervisor:
                 await asyncio.gather(*(self._stop(c) for c in self._children if c.spec.stop_rank == rank))
                 failpoints.passing("supervisor.stopped")
         return 1 if self._failed_for_good.is_set() else 0
+
+    async def _beat(self) -> None:
+        """A sign of life, for ever."""
+        while True:
+            await asyncio.sleep(_BEAT_SECONDS)
+            self._write()
 
     async def _keep(self, child: Child) -> None:
         """Start the child, watch it, start it again: for ever, or until it has failed too often."""
@@ -243,15 +255,16 @@ class Supervisor:
         worth_a_word = [
             child.state for child in self._children if child.state.state == "failed" or child.troubled
         ]
-        files.write_json(
-            self._path,
-            {
-                "phase": self._phase(),
-                "pid": os.getpid(),
-                "children": [child.state.model_dump() for child in self._children],
-                "detail": "; ".join(f"{state.name} {state.detail}" for state in worth_a_word) or None,
-            },
-        )
+        said = {
+            "phase": self._phase(),
+            "pid": os.getpid(),
+            "children": [child.state.model_dump() for child in self._children],
+            "detail": "; ".join(f"{state.name} {state.detail}" for state in worth_a_word) or None,
+        }
+        try:
+            files.write_json(self._path, said)
+        except OSError as error:  # a full disk must not cost the children their supervisor
+            log.warning("%s: %s", self._path.name, error)
 
 
 def stop_on(signals: tuple[signal.Signals, ...], on_stop: Callable[[], None]) -> None:

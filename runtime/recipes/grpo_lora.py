@@ -246,8 +246,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
                 if isinstance(error, FileExistsError) or self.stopping or time.monotonic() > until:
                     raise
                 _log.warning("step %d is computed, but not committed yet: %s", self.step + 1, error)
-                with contextlib.suppress(OSError):
-                    self._say("training", error=f"not committed yet: {error}")
+                self._say("training", error=f"not committed yet: {error}")
             time.sleep(_ROOM_LOOK_SECONDS)
 
     # ------------------------------------------------------------------ what it says
@@ -287,7 +286,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
                 "step": self.step if step is None else step,
                 "error": error,
             }
-            write_json(self.output / "trainer.json", said)
+            with contextlib.suppress(OSError):  # a full disk: what is not said costs no step
+                write_json(self.output / "trainer.json", said)
 
 
 def _threads(cfg: DictConfig) -> int | None:

@@ -37,11 +37,11 @@ class Readiness:
             return said
         if not self._fleet.all_ready:
             return "degraded" if self._fleet.was_ready else "starting"
-        return "degraded" if said == "ready" and trouble else said
+        return "degraded" if said == "ready" and (trouble or self.machine.silence()) else said
 
     def status(self, steps: StepQueue) -> RuntimeStatus:
         """The body of `GET /slipway/status`."""
-        detail = self.machine.supervisor().get("detail") or steps.trouble
+        words = (self.machine.silence(), self.machine.supervisor().get("detail"), steps.trouble)
         return RuntimeStatus(
             run_id=self._config.run_id,
             phase=self.phase(steps.trouble),
@@ -55,5 +55,5 @@ class Readiness:
             client_state=steps.client_state,
             last_metrics=steps.last_metrics,
             samples=self._samples.count,
-            detail=detail,
+            detail="; ".join(word for word in words if word) or None,
         )

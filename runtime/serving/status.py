@@ -14,6 +14,9 @@ from typing import Any
 from runtime import files
 from runtime.schema import ChildState
 
+# The supervisor touches its file every few seconds (supervision.py).
+SILENT_SECONDS = 20.0
+
 
 class Machine:
     """The supervisor's word, re-read only when its file changes."""
@@ -22,6 +25,7 @@ class Machine:
         self._state_dir = state_dir
         self._lease_seconds = lease_seconds
         self._stamp: int | None = None
+        self._changed_at = time.monotonic()
         self._said: dict[str, Any] = {}
 
     def supervisor(self) -> dict[str, Any]:
@@ -34,7 +38,16 @@ class Machine:
         if stamp != self._stamp:
             self._said = files.read_json(path) or {}
             self._stamp = stamp
+            self._changed_at = time.monotonic()
         return self._said
+
+    def silence(self) -> str | None:
+        """What to say of a supervisor that stands still: whatever it keeps running is not looked after."""
+        said = self.supervisor()
+        seconds = time.monotonic() - self._changed_at
+        if not said or seconds < SILENT_SECONDS:
+            return None
+        return f"the supervisor has been silent for {seconds:.0f} s"
 
     def children(self) -> list[ChildState]:
         """The children's states, in the supervisor's order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from runtime import files, probes
 from runtime.probes import TrainerProbe
+from runtime.serving.status import Machine
 from runtime.supervision import ChildSpec, Restarts, Supervisor
 
 
@@ -90,6 +92,49 @@ def test_what_a_child_that_is_well_has_to_say_is_said(tmp_path: Path) -> None:
         probe.note = "not committed yet: No space left on device"
         await until(lambda: said()["phase"] == "degraded")
         assert said()["whole"] == f"calm {probe.note}" and said()["restarts"] == 0
+
+    supervised(tmp_path, work)
+
+
+def test_a_full_disk_costs_the_children_no_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
+        before, written = said()["pid"], files.write_json
+        refused: list[str] = []
+
+        def full(path: Path, value: Any, *, durable: bool = False) -> None:
+            refused.append(path.name)
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(files, "write_json", full)
+        probe.note = "something"
+        await until(lambda: refused)
+        monkeypatch.setattr(files, "write_json", written)
+        probe.note = "something else"
+        await until(lambda: said()["detail"] == "something else")
+        assert said()["pid"] == before and said()["restarts"] == 0
+
+    supervised(tmp_path, work)
+
+
+def test_g23_a_supervisor_that_stands_still_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.serving.status.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("runtime.supervision._BEAT_SECONDS", 0.1)
+    machine = Machine(tmp_path, 60.0)
+    assert machine.silence() is None, "a gateway without a supervisor misses none"
+
+    async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
+        written = (tmp_path / "supervisor.json").stat().st_mtime_ns
+        await until(lambda: (tmp_path / "supervisor.json").stat().st_mtime_ns != written)
+        assert machine.silence() is None
+        # From here on it does not come to its beat: the loop is ours, and stands.
+        stands_still = time.monotonic()
+        while machine.silence() is None:
+            assert time.monotonic() - stands_still < 10
+            time.sleep(0.05)
+        assert "silent" in (machine.silence() or "")
+        await until(lambda: machine.silence() is None)
 
     supervised(tmp_path, work)
 
