@@ -85,8 +85,18 @@ class Runtime:
         return found
 
     def sample(self, rollout: str) -> dict[str, Any]:
+        """One chat; a connection that is lost is asked again under the same id, as the relay does."""
         body = {"model": "policy", "messages": MESSAGES, "max_tokens": 48}
-        answer = self.http.post(f"/rollouts/{rollout}/v1/chat/completions", json=body)
+        headers = {"x-slipway-request": f"request-{rollout}"}
+
+        def asked() -> httpx.Response | None:
+            try:
+                path = f"/rollouts/{rollout}/v1/chat/completions"
+                return self.http.post(path, json=body, headers=headers)
+            except httpx.TransportError:
+                return None
+
+        answer = wait_for(asked, START_SECONDS)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
