@@ -6,11 +6,12 @@ Knows nothing of torch, vLLM, files or processes: pydantic only, so both halves 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, LiteralString, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 SCHEMA = 1
@@ -31,6 +32,7 @@ ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 SUPPORTED_MODEL_TYPES = tuple(ARCHITECTURES)
 
 CLIENT_STATE_MAX_BYTES = 64 * 1024
+STATE_DEEPEST = 64
 
 
 class Body(BaseModel):
@@ -233,12 +235,30 @@ class Group(Body):
     members: Annotated[list[Member], Field(min_length=1)]
 
 
+def _plain_json(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What every reader of the state can read: finite numbers, whole characters, nesting with an end."""
+    level: list[Any] = [state]
+    for _ in range(STATE_DEEPEST):
+        level = [child for node in level for child in _children(node)]
+    if level:
+        raise ValueError(f"nested more than {STATE_DEEPEST} deep")
+    json.dumps(state, allow_nan=False, ensure_ascii=False).encode()
+    return state
+
+
+def _children(node: Any) -> list[Any]:
+    return list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
+
+
+ClientState = Annotated[dict[str, Any] | None, AfterValidator(_plain_json)]
+
+
 class StepRequest(Body):
     """`POST /slipway/steps`. The same key with the same body is the same step; another body is 409."""
 
     key: str = Field(min_length=1, max_length=128)
     groups: Annotated[list[Group], Field(min_length=1)]
-    client_state: dict[str, Any] | None = None
+    client_state: ClientState = None
 
 
 StepState = Literal["queued", "training", "committed", "published", "failed"]
@@ -298,7 +318,7 @@ class RestoreRequest(Body):
     """
 
     key: str = Field(min_length=1, max_length=128)
-    client_state: dict[str, Any] | None = None
+    client_state: ClientState = None
 
 
 class ChildState(Answer):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+WEIGHTS = "adapter_model.safetensors"
 # How engines fuse projections: the fused module's name, and its slices in order.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -46,7 +47,7 @@ def compare(held: Mapping[str, Sequence[Pair]], folder: Path) -> dict[str, Any]:
     `modules` counts the slices that hold anything, `expected` the projections in the file, `mismatched` has a
     sentence for each difference; alpha / rank is folded into B on the engine's side.
     """
-    content = (folder / "adapter_model.safetensors").read_bytes()
+    content = (folder / WEIGHTS).read_bytes()
     config = json.loads((folder / "adapter_config.json").read_text())
     pairs, said = _read(load(content))
     said += [f"adapter_config.json: {key} = {config[key]!r}" for key in _PLAIN if not _plain(config, key)]
@@ -96,6 +97,9 @@ def _differences(module: str, slot: Pair, wanted: Pair | None, scale: float) -> 
         )
     said = []
     for side, have, want in (("A", slot.a, wanted.a), ("B", slot.b, wanted.b)):
+        if not want.isfinite().all():
+            said.append(f"{module}.lora_{side}: the file holds a number that is not finite")
+            continue
         expected = want.to(have.dtype)
         if side == "B" and scale != 1:
             expected = expected * scale  # in the engine's own precision, as it does

@@ -125,6 +125,8 @@ def _decode(content: bytes) -> dict[str, Any]:
         body = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ApiError(400, "The body is nested too deeply") from error
     if not isinstance(body, dict):
         raise ApiError(400, "The body is not a JSON object")
     return body

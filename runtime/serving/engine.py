@@ -79,6 +79,8 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     # The model's own top-p and penalties would change the support (C9).
     words += ["--generation-config", "vllm"]
     words += ["--disable-uvicorn-access-log"]
+    # Left to itself vLLM takes what the first grammar asks for, and later ones fail that need another.
+    words += ["--structured-outputs-config", json.dumps({"backend": "xgrammar"})]
     if parser := _tool_parser(config.model_path):
         words += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     if config.device == "cpu":
@@ -105,6 +107,7 @@ def environment(config: RuntimeConfig, index: int) -> dict[str, str]:
         "VLLM_SERVER_DEV_MODE": "1",  # /collective_rpc, /server_info: on a socket in a 0700 folder only
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "",
+        "VLLM_XGRAMMAR_CACHE_MB": "64",
         # torch.distributed and vLLM's own sockets: without these they take the machine's outward address.
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",

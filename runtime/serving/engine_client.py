@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 5.0
 _HEALTH_SECONDS = 5.0
 # Loading, verifying and scoring wait for the engine step in progress, which may be a long prefill.
-_CONTROL_SECONDS = 60.0
+CONTROL_SECONDS = 60.0
 # The longest silence of a completion: a whole answer, where it is not streamed.
 _COMPLETION_SECONDS = 1800.0
 _JSON = {"content-type": "application/json"}
@@ -85,9 +85,10 @@ UNKNOWN = EngineFacts()
 class EngineClient:
     """One engine. Use it from one event loop; `close` when done."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, control_seconds: float = CONTROL_SECONDS) -> None:
         self.socket = socket
         self.name = socket.stem
+        self._control_seconds = control_seconds
         self._session: aiohttp.ClientSession | None = None
         self._mode_is_right = False
         self._context_length: int | None = None
@@ -183,6 +184,21 @@ class EngineClient:
             body |= {"messages": text, "add_generation_prompt": add_generation_prompt}
         return (await self._json("POST", "/tokenize", body))["tokens"]
 
+    async def score_next(self, model: str, token_ids: list[int], token: int) -> float:
+        """log p(token | token_ids) at temperature 1, asked as a rollout asks: its prefix cache is read."""
+        body = {
+            "model": model,
+            "prompt": token_ids,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "logprobs": 0,
+            "logprob_token_ids": [token],
+            "return_tokens_as_token_ids": True,
+            "priority": SCORE_PRIORITY,
+        }
+        answer = await self._json("POST", "/v1/completions", body)
+        return answer["choices"][0]["logprobs"]["top_logprobs"][0][f"token_id:{token}"]
+
     async def context_length(self) -> int:
         """The longest sequence it takes, prompt and answer together, in tokens."""
         length = self._context_length
@@ -219,11 +235,9 @@ class EngineClient:
     async def _json(self, method: str, path: str, body: object = None) -> Any:
         return json.loads(await self._ask(method, path, body))
 
-    async def _ask(
-        self, method: str, path: str, body: object = None, seconds: float = _CONTROL_SECONDS
-    ) -> bytes:
+    async def _ask(self, method: str, path: str, body: object = None, seconds: float | None = None) -> bytes:
         content = None if body is None else json.dumps(body).encode()
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=seconds or self._control_seconds, sock_connect=_CONNECT_SECONDS)
         try:
             async with self._open().request(
                 method, f"http://engine{path}", data=content, headers=_JSON, timeout=timeout

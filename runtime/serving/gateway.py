@@ -120,7 +120,7 @@ def build_app(parts: Parts) -> FastAPI:
         for client in parts.clients:
             await client.close()
 
-    app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.routes += _openai_routes(parts)
     app.include_router(slipway_routes(parts.steps, parts.readiness, parts.state_dir / "metrics.jsonl"))
     app.add_exception_handler(ApiError, _answer_api_error)

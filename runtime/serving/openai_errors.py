@@ -66,8 +66,10 @@ class ApiError(Exception):
 
     async def send(self, send: Any) -> None:
         """Answer with this error over ASGI."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers()})
-        await send({"type": "http.response.body", "body": self.body()})
+        body = self.body()
+        headers = [*self.headers(), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 def not_ready(message: str, retry_after_seconds: int = RETRY_SECONDS) -> ApiError:

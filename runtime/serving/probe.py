@@ -33,11 +33,22 @@ class ProbeError(Exception):
 
 
 @dataclass(frozen=True)
+class Scores:
+    """What one engine says: of the counting tokens under the adapter and under the base [K], [K], and how far
+    the last token of each sequence is off when the prefix cache is read."""
+
+    served: Floats
+    base: Floats
+    cached: Floats
+
+
+@dataclass(frozen=True)
 class Errors:
-    """Served minus trained, over one engine's probe."""
+    """Served minus trained over one engine's probe, and cached minus not cached."""
 
     largest: float
     mean: float
+    cached: float
     effect_share: float | None
 
 
@@ -64,35 +75,45 @@ class Probe:
         counts = counts[rows]
         if not counts.any():
             raise ProbeError("the probe has no sampled token")
-        return Probe(
+        probe = Probe(
             sequences=[arrays["tokens"][part].tolist() for part in kept],
             counts=counts,
             policy=arrays["logprobs_policy"][rows][counts].astype(np.float64),
             base=arrays["logprobs_base"][rows][counts].astype(np.float64),
         )
+        if not (np.isfinite(probe.policy).all() and np.isfinite(probe.base).all()):
+            raise ProbeError("the trainer's own logprobs are not finite")
+        return probe
 
-    async def score(self, engine: EngineClient, name: str) -> tuple[Floats, Floats]:
-        """The engine's logprobs of the counting tokens under `name` and under the base: [K], [K]."""
+    async def score(self, engine: EngineClient, name: str) -> Scores:
+        """What the engine says of the counting tokens, and of each sequence's last one as a rollout meets it.
+
+        The latter first: scoring fills the prefix cache, and what was in it before is what must be met.
+        """
+        ends = [ids for ids in self.sequences if len(ids) > 1]
+        continued = await asyncio.gather(*(engine.score_next(name, ids[:-1], ids[-1]) for ids in ends))
         asked = [(model, ids) for model in (name, BASE_NAME) for ids in self.sequences]
         scores = [np.array(row) for row in await asyncio.gather(*(engine.score(*one) for one in asked))]
         half = len(self.sequences)
         served, base = np.concatenate(scores[:half]), np.concatenate(scores[half:])
-        return served[self.counts], base[self.counts]
+        last = np.array([row[-1] for row in scores[:half] if len(row) > 1])
+        return Scores(served[self.counts], base[self.counts], np.array(continued) - last)
 
     @property
     def effect(self) -> float:
         """How far the adapter moves a logprob, at most."""
         return float(np.abs(self.policy - self.base).max())
 
-    def errors(self, served: Floats, served_base: Floats) -> Errors:
-        """Both [K], of one engine. The share is the slope of the engine's effect on the trainer's."""
-        error = np.abs(served - self.policy)
+    def errors(self, scores: Scores) -> Errors:
+        """The share is the slope of the engine's effect on the trainer's."""
+        error = np.abs(scores.served - self.policy)
         trained = self.policy - self.base
-        noise = 2 * np.square(served_base - self.base).mean()  # of a difference of two logprobs
+        noise = 2 * np.square(scores.base - self.base).mean()  # of a difference of two logprobs
         share = None
         if noise < _SLOPE_ERROR**2 * (trained @ trained):
-            share = float((served - served_base) @ trained / (trained @ trained))
-        return Errors(float(error.max()), float(error.mean()), share)
+            share = float((scores.served - scores.base) @ trained / (trained @ trained))
+        cached = float(np.abs(scores.cached).max(initial=0.0))
+        return Errors(float(error.max()), float(error.mean()), cached, share)
 
 
 def _cut(start: int, end: int, counts: NDArray[np.bool_], context_length: int) -> slice:

@@ -27,6 +27,10 @@ from runtime.serving.versions import Served, Versions
 
 # An engine that died twice under the same request is not asked a third time: the request may be why.
 MOST_DEATHS = 2
+# One that failed at a request and lives on is asked once more.
+MOST_FAILURES = 2
+# What is compiled to a grammar when the engine takes the request up.
+_GRAMMARS = ("structured_outputs", "response_format", "tools")
 
 
 class FieldCheck(Protocol):
@@ -37,6 +41,10 @@ class FieldCheck(Protocol):
 
 class EngineGoneError(Exception):
     """The engine died, or has forgotten the version, before it answered."""
+
+
+class EngineFailedError(Exception):
+    """The engine failed at this one request and lives on; the text is its own."""
 
 
 class Completions:
@@ -90,7 +98,7 @@ class Completions:
 
     async def _answer(self, asked: Asked, served: Served, flight: Flight) -> None:
         content = asked.for_engine(served.engine_model, self._check)
-        deaths = 0
+        deaths = failures = 0
         while True:
             engine = await self._fleet.pick()
             engine.in_flight += 1
@@ -102,6 +110,10 @@ class Completions:
                 deaths += 1
                 if flight.begun or deaths >= MOST_DEATHS:
                     raise not_ready(f"the engine died while answering: {error}") from error
+            except EngineFailedError as error:
+                failures += 1
+                if flight.begun or failures >= MOST_FAILURES or asked.body.keys() & set(_GRAMMARS):
+                    raise _at_fault(asked, error) from error
             finally:
                 engine.in_flight -= 1
 
@@ -136,7 +148,7 @@ class Completions:
         async for piece in response.content.iter_any():
             for event in stream.feed(piece):
                 if stream.error is not None:
-                    raise openai_errors.from_engine(500, stream.error)
+                    raise EngineFailedError(openai_errors.from_engine(500, stream.error).message)
                 text.append(event)
                 if stream.done:
                     break
@@ -201,7 +213,17 @@ async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Ser
         return EngineGoneError(f"it does not have {served.engine_model}")
     if response.status >= 500 and not await engine.client.health():
         return EngineGoneError("its core is dead")
-    return openai_errors.from_engine(response.status, body)
+    said = openai_errors.from_engine(response.status, body)
+    return said if response.status < 500 else EngineFailedError(said.message)
+
+
+def _at_fault(asked: Asked, error: EngineFailedError) -> ApiError:
+    """A request that a living engine cannot answer, however often it is asked."""
+    for name in _GRAMMARS:
+        if asked.body.get(name):
+            why = f"{name!r}: its grammar does not compile, or leaves the engine no token to go on with"
+            return ApiError(400, why, param=name, code="grammar_failed")
+    return ApiError(400, f"the engine fails at this request, and lives on: {error}", code="request_failed")
 
 
 def _headers(content_type: bytes, served: Served, length: int | None = None) -> Headers:

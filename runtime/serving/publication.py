@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 
 from runtime.serving.engine_client import AdapterReport, EngineClient, EngineError
-from runtime.serving.probe import Errors, Floats, Probe, ProbeError
+from runtime.serving.probe import Errors, Probe, ProbeError, Scores
 
 T = TypeVar("T")
 
@@ -26,6 +26,8 @@ MAX_ERROR_FP32 = 1e-3
 # bf16: engine and trainer round in different places. Means of 0.012 (small adapter) to 0.054 (one that moves
 # logprobs by several units) were measured, single tokens up to 0.26.
 MEAN_ERROR_BF16 = 0.1
+# The same token with its prefix from the cache and without: another order of summing and, in bf16, rounding.
+MAX_ERROR_CACHED = {"float32": 1e-3, "bfloat16": 0.5}
 # The engine's effect of the adapter, projected on the trainer's, must be it within this share.
 _EFFECT_SHARE = 0.5
 
@@ -51,6 +53,7 @@ class Published(Protocol):
 class Publication:
     """The proof. Errors are served minus trained logprobs over the probe's sampled tokens, all engines.
 
+    `cached_error`: how far a logprob is off when the prefix cache is read.
     `effect`: how far the adapter moves the probe's logprobs from the base, at most, by the trainer's word;
     `effect_share`: how much of that the engines show (1 is all of it), None where it drowns in rounding.
     """
@@ -63,6 +66,7 @@ class Publication:
     probe_tokens: int
     max_error: float
     mean_error: float
+    cached_error: float
     effect: float
     effect_share: float | None
     stage_seconds: float
@@ -140,8 +144,7 @@ class Publisher:
         probe = Probe.read(checkpoint.folder / "probe.safetensors", await engines[0].context_length())
         scores = await _all(engines, lambda engine: probe.score(engine, name))
         errors = [
-            self._judge_scores(engine.name, probe, *score)
-            for engine, score in zip(engines, scores, strict=True)
+            self._judge_scores(engine.name, probe, one) for engine, one in zip(engines, scores, strict=True)
         ]
         return Publication(
             version=checkpoint.version,
@@ -152,6 +155,7 @@ class Publisher:
             probe_tokens=len(probe.policy),
             max_error=max(error.largest for error in errors),
             mean_error=max(error.mean for error in errors),
+            cached_error=max(error.cached for error in errors),
             effect=probe.effect,
             effect_share=errors[0].effect_share,
             stage_seconds=round(loaded - started, 4),
@@ -159,10 +163,15 @@ class Publisher:
             probe_seconds=round(time.monotonic() - verified, 4),
         )
 
-    def _judge_scores(self, engine: str, probe: Probe, served: Floats, base: Floats) -> Errors:
-        errors = probe.errors(served, base)
-        if not np.isfinite(served).all():
+    def _judge_scores(self, engine: str, probe: Probe, scores: Scores) -> Errors:
+        errors = probe.errors(scores)
+        if not np.isfinite(scores.served).all():
             raise PublicationError(f"{engine}: a served logprob is not finite")
+        if not errors.cached <= MAX_ERROR_CACHED[self._dtype]:
+            raise PublicationError(
+                f"{engine}: a logprob is {errors.cached:.2g} off when the prefix cache is read: it holds "
+                "other weights' keys and values under this name"
+            )
         if self._dtype == "float32" and errors.largest > MAX_ERROR_FP32:
             raise PublicationError(
                 f"{engine}: served and trained logprobs differ by {errors.largest:.2g} "
@@ -203,6 +212,8 @@ async def _load(engine: EngineClient, name: str, adapter: Path, staged: list[Eng
 
 
 def _judge_report(engine: str, report: AdapterReport, sha256: str) -> None:
+    if not report.modules:
+        raise PublicationError(f"{engine}: {'; '.join(report.mismatched[:3]) or 'it holds no module of it'}")
     if report.sha256 != sha256:
         raise PublicationError(f"{engine}: the adapter file is not the one the trainer committed")
     if not report.exact:

@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 Action = Literal["pass", "drop", "refuse"]
 Kind = Literal["chat", "completion"]
 Body = dict[str, Any]
@@ -19,6 +21,11 @@ Body = dict[str, Any]
 _MOST_CHOICES = 128  # OpenAI's bound; vLLM's own is 16,384
 _LEAST_TEMPERATURE = 0.01  # vLLM raises a smaller one to this without saying so
 _INT64 = 2**63
+# Deeper than any tool's schema; Python's own JSON reader in vLLM ends at about 1,000 with a 500.
+_DEEPEST = 64
+
+
+_TOO_DEEP = f"nested more than {_DEEPEST} deep"
 
 
 class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
@@ -172,7 +179,7 @@ def check(kind: Kind, body: Body, device: str) -> Body:
             continue
         if rule.action == "refuse":
             raise BadField(name, f"{name!r} is not served: {rule.reason}")
-        _check_numbers(name, value)
+        _check_content(name, value)
         kept[name] = value
     _check_values(kept)
     return kept
@@ -187,13 +194,35 @@ def _check_values(body: Body) -> None:
     choices = body.get("n", 1)
     if not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
         raise BadField("n", f"n is a whole number from 1 to {_MOST_CHOICES}")
+    if not isinstance(body.get("structured_outputs", {}), dict):
+        # vLLM's own check of it asks for a key before it asks for the type, and answers 500.
+        raise BadField("structured_outputs", "structured_outputs is an object")
+    _check_calls(body.get("messages", []))
     if "allowed_token_ids" in body and ("structured_outputs" in body or "response_format" in body):
         # Where they contradict one another vLLM answers 500.
         raise BadField("allowed_token_ids", "allowed_token_ids does not go with a structured answer")
 
 
-def _check_numbers(name: str, value: Any) -> None:
-    """No NaN, no infinity, no integer past 64 bits: JSON and vLLM let them in, and some end in a 500."""
+def _check_calls(messages: Any) -> None:
+    """The arguments of an earlier tool call are JSON in a text. vLLM reads it, with a 500 if it cannot."""
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            text = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(text, str):
+                try:
+                    _check_content("messages", msgspec.json.decode(text))
+                except msgspec.DecodeError:
+                    continue  # its own refusal names the place
+                except RecursionError as error:
+                    raise BadField("messages", _TOO_DEEP) from error
+
+
+def _check_content(name: str, value: Any, depth: int = 0) -> None:
+    """No NaN, no infinity, no integer past 64 bits, no nesting without end: some of them end in a 500."""
+    if depth > _DEEPEST:
+        raise BadField(name, _TOO_DEEP)
     if isinstance(value, float) and not math.isfinite(value):
         raise BadField(name, f"{name!r} holds a number that is not finite")
     if isinstance(value, int) and not -_INT64 <= value < _INT64:
@@ -202,4 +231,4 @@ def _check_numbers(name: str, value: Any) -> None:
         value = list(value.values())
     if isinstance(value, list):
         for item in value:
-            _check_numbers(name, item)
+            _check_content(name, item, depth + 1)

@@ -54,10 +54,10 @@ class Versions:
             return Served(0, BASE, BASE)
         if name == self._alias:
             return self._served(self.current)
-        alias, _, number = name.rpartition("@v")
-        if alias == self._alias and number.isascii() and number.isdigit() and int(number) in self.staged:
-            return self._served(int(number))
-        raise unknown_model(model)
+        version = next((version for version in self.staged if self.named(version) == name), None)
+        if version is None:
+            raise unknown_model(model)
+        return self._served(version)
 
     def acquire(self, version: int) -> None:
         """A request uses the version: it stays loaded until as many `release`s."""

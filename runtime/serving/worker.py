@@ -18,15 +18,18 @@ from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.platforms import current_platform
 
 from runtime import failpoints
-from runtime.serving.adapter_check import Pair, compare
+from runtime.serving.adapter_check import WEIGHTS, Pair, compare
 
 if TYPE_CHECKING:
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.request import LoRARequest
 
-# Adapter name → the number vLLM's worker knows it by. Names never come back for other weights.
+# Adapter name → the number vLLM's worker knows it by.
 _numbers: dict[str, int] = {}
+# Adapter name → hash of the weights it stands for, as long as this process lives: the prefix cache knows
+# them by name and place (C33).
+_weights: dict[str, str] = {}
 
 
 def install() -> None:
@@ -34,8 +37,12 @@ def install() -> None:
     load = LRUCacheWorkerLoRAManager._load_adapter
 
     def remember(self: LRUCacheWorkerLoRAManager, lora_request: LoRARequest) -> LoRAModel:
+        name = lora_request.lora_name
+        sha256 = hashlib.sha256((Path(lora_request.lora_path) / WEIGHTS).read_bytes()).hexdigest()
+        if _weights.setdefault(name, sha256) != sha256:
+            raise ValueError(f"{name} was used for other weights: a name is never used again")
         loaded = load(self, lora_request)
-        _numbers[lora_request.lora_name] = lora_request.lora_int_id
+        _numbers[name] = lora_request.lora_int_id
         failpoints.passing("engine.loading")
         return loaded
 

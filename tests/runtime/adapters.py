@@ -5,6 +5,7 @@ Used by the serving tests as the trainer's side: shares no code with runtime/tra
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,11 @@ def logprobs(model: Path, adapter: Path | None, sequence: list[int], temperature
     return scores.gather(1, ids[0, 1:, None]).squeeze(1).numpy()
 
 
+@functools.cache
+def _of_base(model: Path, sequence: tuple[int, ...]) -> np.ndarray:
+    return logprobs(model, None, list(sequence))
+
+
 def commit(
     root: Path,
     model: Path,
@@ -85,15 +91,18 @@ def commit(
     version: int,
     sequence: list[int],
     prompt: int,
+    step: int | None = None,
+    state: dict[str, Any] | None = None,
     policy_adapter: Path | None = None,
     offset: float = 0.0,
 ) -> Checkpoint:
     """A whole checkpoint with the adapter and its probe: one `sequence` with `prompt` tokens of prompt.
 
-    `policy_adapter`, `offset`: make the trainer's word differ from the adapter.
+    `step`: another than the version. `policy_adapter`, `offset`: make the trainer's word differ from the
+    adapter.
     """
     policy = logprobs(model, policy_adapter or adapter, sequence) + offset
-    base = logprobs(model, None, sequence)
+    base = _of_base(model, tuple(sequence))
     sampled = np.array([index >= prompt for index in range(len(sequence))], dtype=np.uint8)
 
     def write(partial: Path) -> None:
@@ -109,7 +118,7 @@ def commit(
             partial / "probe.safetensors",
         )
 
-    return CheckpointStore(root).commit(version, version, {}, write)
+    return CheckpointStore(root).commit(version if step is None else step, version, state or {}, write)
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:

@@ -5,6 +5,7 @@ The engine is started once per session, or taken from SLIPWAY_TEST_ENGINE_SOCKET
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from runtime.serving.engine_client import EngineClient
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY_MODEL = REPOSITORY / "runtime" / "tiny" / "model"
@@ -136,6 +139,19 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
         yield RunningEngine(own.socket, TINY_MODEL)
     finally:
         own.end()
+
+
+def forget(engine: RunningEngine, served_name: str) -> None:
+    """Leave the shared engine without the versions a gateway published under this name."""
+
+    async def unload() -> None:
+        client = EngineClient(engine.socket)
+        for name in await client.adapters():
+            if name.startswith(f"{served_name}@v"):
+                await client.unload_adapter(name)
+        await client.close()
+
+    asyncio.run(unload())
 
 
 @pytest.fixture

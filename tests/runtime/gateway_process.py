@@ -30,7 +30,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
 class Gateway:
     """One gateway over `folder`; `engine` None: it finds none."""
 
-    def __init__(self, folder: Path, engine: Path | None, model: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, engine: Path | None, model: Path, /, **settings: Any) -> None:
         self.folder = folder
         self._sockets = Path(tempfile.mkdtemp(prefix="slip-"))
         self._model = model
@@ -39,11 +39,16 @@ class Gateway:
             self.point_to(engine)
         self.start()
 
-    def point_to(self, engine: Path) -> None:
+    def point_to(self, engine: Path, index: int = 0) -> None:
         """Make `engine` the one the gateway finds at its place."""
         fresh = self._sockets / "fresh"
         fresh.symlink_to(engine)
-        os.replace(fresh, self._sockets / "engine-0.sock")
+        os.replace(fresh, self._sockets / f"engine-{index}.sock")
+
+    @property
+    def name(self) -> str:
+        """The policy's."""
+        return self._settings.get("served_name", "policy")
 
     @property
     def config(self) -> dict[str, Any]:
@@ -100,7 +105,7 @@ class Gateway:
     ) -> httpx.Response:
         """One chat completion."""
         prefix = "" if rollout is None else f"/rollouts/{rollout}"
-        body = {"model": "policy", "messages": MESSAGES, "max_tokens": 8, **fields}
+        body = {"model": self.name, "messages": MESSAGES, "max_tokens": 8, **fields}
         return self.http.post(f"{prefix}/v1/chat/completions", json=body, headers=headers)
 
     def recorded(self) -> list[dict[str, Any]]:

@@ -100,6 +100,9 @@ def test_before_an_engine_is_up_a_request_is_told_when_to_come_back(gateway: Gat
         ("chat/completions", b'{"model": "policy", "messages": "a"}', "messages"),
         ("chat/completions", b'{"model": "policy", "messages": [{}], "stream": "yes"}', "stream"),
         ("completions", b'{"model": "policy"}', "prompt"),
+        ("completions", b"[" * 100_000, None),
+        ("chat/completions", b'{"a":' * 100_000, None),
+        ("completions", b'{"model": "policy", "prompt": "\\ud800"}', None),
     ],
 )
 def test_a_malformed_body_is_the_clients_mistake(
@@ -127,7 +130,7 @@ def test_a_malformed_tag_is_the_clients_mistake(gateway: Gateway, header: str, v
 
 
 def test_a_model_nobody_serves_is_not_found(gateway: Gateway) -> None:
-    for model in ("gpt-4o", "policy@v7", "policy@v-1", "policy@v0 ", "other@v0"):
+    for model in ("gpt-4o", "policy@v7", "policy@v-1", "policy@v0 ", "policy@v00", "policy@v" + "9" * 5000):
         answer = gateway.chat(model=model)
         assert answer.status_code == 404, model
         assert answer.json()["error"]["code"] == "model_not_found"
@@ -144,6 +147,24 @@ def test_a_step_that_is_malformed_says_which_part_is(gateway: Gateway) -> None:
         answer = gateway.http.post("/slipway/steps", json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "state", [b'{"a": "\\ud800"}', b'{"\\ud800": 1}', b'{"a": NaN}', b'{"a":' * 70 + b"1" + b"}" * 70]
+)
+def test_a_programs_state_is_json_that_everyone_can_read(gateway: Gateway, state: bytes) -> None:
+    step = b'{"key": "k", "groups": [{"id": "g", "members": [{"rollout": "r"}]}], "client_state": %s}'
+    for path, body in (("steps", step), ("checkpoints/x/restore", b'{"key": "k", "client_state": %s}')):
+        answer = gateway.http.post(
+            f"/slipway/{path}", content=body % state, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "client_state"
+
+
+def test_nobody_is_sent_elsewhere(gateway: Gateway) -> None:
+    for path in ("/slipway/steps/", "/slipway/status/", "/healthz/", "/v1/models/"):
+        assert gateway.http.get(path, headers={"Host": "elsewhere"}).status_code == 404
 
 
 def test_what_does_not_exist_is_not_found(gateway: Gateway) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from runtime.serving.engine_client import EngineClient
+from runtime.serving.engine_client import EngineClient, EngineError
 from runtime.serving.publication import PublicationError, Publisher
 from runtime.training.checkpoint import Checkpoint
 from tests.runtime.adapters import change, commit, write_adapter
 from tests.runtime.conftest import RunningEngine
+from tests.runtime.tampered_engine import LOAD, SCORE, VERIFY, Fault, TamperedEngine
 
 pytestmark = pytest.mark.slow
 
@@ -196,33 +198,23 @@ def test_c33_a_name_is_never_used_for_other_weights(with_client, committed, serv
     with_client(scenario)
 
 
-def test_c33_reusing_name_and_place_serves_stale_cache(
+def test_c33_an_engine_takes_no_other_weights_under_a_name_it_has_served(
     with_client, engine, served_name: str, tmp_path: Path
 ) -> None:
-    """Why names are versioned: one name, one folder, new weights: the answer is from the old ones' cache."""
+    """Its prefix cache knows them by name and place: answers would come from the old weights' keys."""
     place = write_adapter(tmp_path / "place", engine.model, seed=1)
-    prompt = [random.Random(served_name).randrange(3, 800) for _ in range(300)]
-
-    async def next_logprobs(client: EngineClient, name: str) -> dict[str, float]:
-        body = {"model": name, "prompt": prompt, "max_tokens": 1, "temperature": 1, "logprobs": 20}
-        body["return_tokens_as_token_ids"] = True
-        return (await client._json("POST", "/v1/completions", body))["choices"][0]["logprobs"][
-            "top_logprobs"
-        ][0]
 
     async def scenario(client: EngineClient) -> None:
         name = f"{served_name}@v1"
         await client.load_adapter(name, place)
-        await next_logprobs(client, name)
+        await client.unload_adapter(name)
+        await client.load_adapter(name, place)
         await client.unload_adapter(name)
         write_adapter(place, engine.model, seed=2)
-        await client.load_adapter(name, place)
-        stale = await next_logprobs(client, name)
-        await client.load_adapter(f"{served_name}@v2", place)
-        fresh = await next_logprobs(client, f"{served_name}@v2")
-        await client.unload_adapter(f"{served_name}@v2")
-        shared = stale.keys() & fresh.keys()
-        assert not shared or max(abs(stale[token] - fresh[token]) for token in shared) > 1e-3
+        with pytest.raises(EngineError, match="never used again"):
+            await client.load_adapter(name, place)
+        assert await client.health()
+        assert await sample(client, name) == 404
 
     with_client(scenario)
 
@@ -238,6 +230,29 @@ def test_c34_when_one_engine_does_not_answer_nothing_stays_staged_on_the_others(
         await dead.close()
 
     with_client(scenario)
+
+
+def test_g23_an_engine_that_never_answers_a_probe_ends_the_publication_in_bounded_time(
+    engine: RunningEngine, committed, served_name: str
+) -> None:
+    door = TamperedEngine(engine.socket)
+
+    async def scenario() -> None:
+        client = EngineClient(door.socket, control_seconds=1.0)
+        for path in (LOAD, VERIFY, SCORE):
+            door.fault = Fault(silent=frozenset({path}))
+            begun = time.monotonic()
+            with pytest.raises(PublicationError, match=f"{path}: .*[Tt]ime"):
+                await Publisher([client], served_name).publish(committed(1))
+            assert time.monotonic() - begun < 5
+            door.fault = Fault()
+            assert f"{served_name}@v1" not in await client.adapters()
+        await client.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        door.close()
 
 
 def test_c35_a_version_in_use_is_not_unloaded(with_client, committed, served_name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.serving.request_fields import CHAT, COMPLETION, BadField, check
+from tests.runtime.hostile_values import call, nested
 
 CHAT_BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
 
@@ -79,3 +80,26 @@ def test_a_grammar_and_a_list_of_allowed_tokens_do_not_go_together() -> None:
 def test_every_drop_and_refusal_has_a_reason() -> None:
     for rules in (CHAT, COMPLETION):
         assert all(rule.reason for rule in rules.values() if rule.action != "pass")
+
+
+@pytest.mark.parametrize("value", [[], [3], True, 3, -1.5, "x"])
+def test_a_grammar_that_is_no_object_is_refused_before_vllm_fails_at_it(value: Any) -> None:
+    with pytest.raises(BadField, match="is an object"):
+        check("completion", {"model": "policy", "prompt": "a", "structured_outputs": value}, "cpu")
+
+
+@pytest.mark.parametrize("field", ["chat_template_kwargs", "tools", "messages", "response_format"])
+def test_what_is_nested_without_end_is_refused(field: str) -> None:
+    with pytest.raises(BadField, match="64 deep") as caught:
+        check("chat", CHAT_BODY | {field: nested(70, "dict")}, "cpu")
+    assert caught.value.param == field
+    assert check("chat", CHAT_BODY | {"tools": nested(60)}, "cpu")
+
+
+@pytest.mark.parametrize("arguments", ["[" * 5000, '{"a":' * 100 + "1" + "}" * 100])
+def test_an_earlier_calls_arguments_are_read_as_vllm_reads_them(arguments: str) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [call(arguments)]}
+    with pytest.raises(BadField, match="64 deep"):
+        check("chat", CHAT_BODY | {"messages": [called]}, "cpu")
+    fine = called | {"tool_calls": [call('{"a": [1]}'), call("{"), {}, 3]}
+    assert check("chat", CHAT_BODY | {"messages": [fine, "x", {"tool_calls": 3}]}, "cpu")
