@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -50,27 +50,33 @@ def llama(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_c12_llama_what_the_engine_serves_is_what_the_trainer_trained(
-    own_engine: Callable[..., EngineProcess], llama: Path, tmp_path: Path
+    dtype: Literal["float32", "bfloat16"],
+    own_engine: Callable[..., EngineProcess],
+    llama: Path,
+    tmp_path: Path,
 ) -> None:
-    engine = own_engine(model_path=str(llama))
-    policy = fresh_policy(model=llama)
+    """In bf16 the weights of both sides are the same bits too; what they compute differs by its rounding."""
+    exact = dtype == "float32"
+    engine = own_engine(model_path=str(llama), dtype=dtype)
+    policy = fresh_policy(dtype, model=llama)
     optimizer = torch.optim.AdamW(policy.masters.values(), lr=2e-2)
 
     async def scenario(client: EngineClient) -> None:
-        publisher = Publisher([client], "policy")
+        publisher = Publisher([client], "policy", dtype)
         served = "base"
         for version in (1, 2):
             batch = await sampled(client, served, step=version)
             lag_zero = measure(policy, batch, SETTINGS).metrics
-            assert lag_zero["ratio_mean"] == pytest.approx(1, abs=1e-3), served
-            assert lag_zero["kl_behaviour"] < 1e-6, served
+            assert lag_zero["ratio_mean"] == pytest.approx(1, abs=1e-3 if exact else 0.02), served
+            assert lag_zero["kl_behaviour"] < (1e-6 if exact else 5e-3), served
             assert update(policy, optimizer, batch, SETTINGS, ALONE).metrics["updated"] == 1
             proof = await publisher.publish(committed(policy, batch, llama, tmp_path / "checkpoints"))
             assert (proof.modules, proof.engines) == (14, 1)
-            assert proof.max_error < 2e-4
+            assert proof.max_error < 2e-4 or not exact
             assert proof.effect > 1e-2
-            assert proof.effect_share == pytest.approx(1, abs=1e-2)
+            assert proof.effect_share == pytest.approx(1, abs=0.01 if exact else 0.3)
             served = proof.name
 
     engine.wait_until_ready()
