@@ -6,10 +6,9 @@ Neighbours: answers.py names what was answered, from_text.py what a member of a 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-import msgspec
 
 _KEY_BYTES = 16
 
@@ -19,8 +18,9 @@ def key(messages: Iterable[Any], answer: str) -> str:
 
     White space around the answer does not count: clients that parse an answer and write it again strip it.
     """
-    said = [[_plain(message) for message in messages], answer.strip()]
-    return hashlib.blake2b(msgspec.json.encode(said, order="sorted"), digest_size=_KEY_BYTES).hexdigest()
+    # Escaped: half a surrogate pair, which a body may hold, is no text that can be encoded.
+    said = json.dumps([[_plain(message) for message in messages], answer.strip()], sort_keys=True)
+    return hashlib.blake2b(said.encode(), digest_size=_KEY_BYTES).hexdigest()
 
 
 def _plain(message: Any) -> Any:

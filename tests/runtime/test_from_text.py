@@ -115,4 +115,5 @@ def test_content_has_one_name_however_it_is_written() -> None:
     plain = content.key([{"role": "user", "content": "a"}], "b")
     parts = {"content": [{"type": "text", "text": "a"}], "role": "user", "tool_calls": None}
     assert content.key([parts], " b\n") == plain
-    assert len({plain, content.key([{"role": "user", "content": "b"}], "a"), content.key([], "ab")}) == 3
+    others = [([{"role": "user", "content": "b"}], "a"), ([], "ab"), (["\ud800"], "\udc00")]
+    assert len({plain, *(content.key(messages, text) for messages, text in others)}) == 4
