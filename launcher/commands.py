@@ -334,10 +334,18 @@ def _check_verb(verb: str, invocation: Invocation) -> None:
         given = [key for key in given if key != "yes"]
     given += ["set"] if invocation.sets else []
     if given and verb != "config":
-        option = "--" + given[0].replace("_", "-")
-        raise UsageError(
-            f"{option} does not go with {verb}", "it is an option of a run", f"launch {verb} --help"
+        raise _option_of_a_run("--" + given[0].replace("_", "-"), verb)
+
+
+def _option_of_a_run(option: str, verb: str) -> UsageError:
+    """`config` shows what a run's options come to, where they stand before it; other verbs take none."""
+    if verb == "config":
+        return UsageError(
+            f"{option} stands before the verb", "it is an option of a run", f"launch {option} … config"
         )
+    return UsageError(
+        f"{option} does not go with {verb}", "it is an option of a run", f"launch {verb} --help"
+    )
 
 
 def _show_version(output: Output) -> int:
@@ -360,6 +368,8 @@ def _usage_error(error: typer.TyperException, own: list[str]) -> UsageError:
     if message.startswith("No such option"):
         option = message.rpartition(" ")[2]
         known = [name for parameter in typer.main.get_command(app).params for name in parameter.opts]
+        if option in known and command != "launch":
+            return _option_of_a_run(option, words[0])
         meant = suggestion(option, known)
         message = f"no such option: {option}"
         why = f"did you mean {meant}?" if meant else why

@@ -115,6 +115,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 COMMAND_LINE = [
     Refused("--modle x", 2, "no such option: --modle", "did you mean --model?", "launch --help"),
     Refused("statsu", 2, "statsu is not a verb", "did you mean status?", "launch status"),
+    Refused("status --model x", 2, "--model does not go with status", "an option of a run", "launch status --help"),
+    Refused("config --model x", 2, "--model stands before the verb", "an option of a run", "launch --model … config"),
     Refused("status --jsn", 2, "no such option: --jsn", "did you mean --json?", "launch status --help"),
     Refused("--max 4", 2, "--max: '4' does not fit", "a number with its unit: 90s, 15m, 4h", "launch --help"),
     Refused("--max 0", 2, "--max: '0' does not fit", "a number with its unit", "launch --help"),

@@ -20,7 +20,7 @@ TOP_LEVEL = {
 IMPORTERS = {
     "sky": {"launcher/machines/cloud.py"},
     "vllm": {"runtime/serving/engine.py", "runtime/serving/worker.py"},
-    "torchtune": {"runtime/training/policy.py", "runtime/recipes/"},
+    "torchtune": {"runtime/training/decoder.py", "runtime/recipes/"},
     "dspy": {"launcher/client/", "examples/"},
 }  # fmt: skip
 
