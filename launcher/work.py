@@ -55,6 +55,7 @@ class Work:
         self._text = text
         self._output = output
         self._late = False
+        self._detail: str | None = None
 
     def do(self) -> None:
         """Until the program has ended, whatever the reason.
@@ -86,6 +87,7 @@ class Work:
                 return
             self._check_limits(now)
             self._check_runtime(beat, now)
+            self._say_detail(beat)
             self._check_durable(self._watched.standing())
 
     def _wait(self) -> int | None:
@@ -124,6 +126,17 @@ class Work:
         if now - beat.silent_since > _SILENT_AT_MOST_SECONDS:
             raise JobFailed("the runtime does not answer any more", beat.silence, hint)
 
+    def _say_detail(self, beat: Beat) -> None:
+        """Say once what keeps the runtime from serving its newest step, and when it is over."""
+        if beat.status is None:
+            return
+        detail = beat.status.detail if beat.status.phase == "degraded" else None
+        if detail and detail != self._detail:
+            self._output.warn(detail)
+        if self._detail and not detail:
+            self._output.event("served", "the newest step is served again", version=beat.status.version)
+        self._detail = detail
+
     def _check_durable(self, standing: Standing) -> None:
         """Say once when more steps than the bound would be lost with the machine, and when it is over."""
         late = standing.behind > standing.bound_steps
@@ -139,6 +152,8 @@ class Work:
         silent = None if beat.silent_since is None else now - beat.silent_since
         degraded = status is not None and status.phase == "degraded"
         trouble = "a part of the runtime is restarting" if degraded else None
+        if trouble and self._detail:
+            trouble = "the newest step is not served"
         return Live(
             name=self._watched.label,
             up_seconds=now - self._watched.begun_at,

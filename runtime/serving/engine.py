@@ -308,6 +308,7 @@ async def _serve_until_stopped(args: Namespace) -> bool:
             super().shutdown(timeout)
 
     address, sock = setup_server(args, reuse_port=False)
+    os.chmod(args.uds, 0o600)
     kind = _passing_instants(Engine) if failpoints.armed() else Engine
     engine = kind.from_vllm_config(_configure(args), disable_log_stats=args.disable_log_stats)
     try:

@@ -237,13 +237,16 @@ class EngineClient:
 
     async def _ask(self, method: str, path: str, body: object = None, seconds: float | None = None) -> bytes:
         content = None if body is None else json.dumps(body).encode()
-        timeout = aiohttp.ClientTimeout(total=seconds or self._control_seconds, sock_connect=_CONNECT_SECONDS)
+        bound = seconds or self._control_seconds
+        timeout = aiohttp.ClientTimeout(total=bound, sock_connect=_CONNECT_SECONDS)
         try:
             async with self._open().request(
                 method, f"http://engine{path}", data=content, headers=_JSON, timeout=timeout
             ) as response:
                 answer = await response.read()
-        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+        except TimeoutError as error:
+            raise EngineUnreachable(self.name, f"{path}: no answer within {bound:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise EngineUnreachable(self.name, f"{path}: {error or type(error).__name__}") from error
         if response.status != 200:
             raise EngineError(self.name, response.status, f"{path}: {_message(answer)}")

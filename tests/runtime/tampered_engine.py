@@ -21,6 +21,7 @@ from aiohttp import web
 LOAD = "/v1/load_lora_adapter"
 VERIFY = "/collective_rpc"
 SCORE = "/v1/completions"
+CHAT = "/v1/chat/completions"
 Body = dict[str, Any]
 
 
@@ -70,7 +71,7 @@ class TamperedEngine:
         self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self._engine), limit=0))
         application = web.Application(client_max_size=1 << 30)
         application.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(application, shutdown_timeout=0)
+        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
         await web.UnixSite(self._runner, str(self.socket)).start()
 

@@ -120,6 +120,7 @@ def test_the_engine_listens_on_loopback_and_its_socket_only(engine: RunningEngin
             if state == "0A" and f"socket:[{inode}]" in inodes:
                 assert local.startswith(("0100007F:", "00000000000000000000000001000000:")), local
     assert stat.S_IMODE(engine.socket.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(engine.socket.stat().st_mode) == 0o600
 
 
 @pytest.mark.slow

@@ -1,0 +1,130 @@
+"""Swapping versions on a real engine: each answers with its own weights, and the base stays what it is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from runtime.serving.engine_client import EngineClient
+from runtime.serving.versions import Versions
+from tests.runtime.adapters import logprobs, write_adapter
+from tests.runtime.conftest import RunningEngine
+
+T = TypeVar("T")
+
+SEQUENCE = [random.Random(5).randrange(3, 290) for _ in range(60)]
+# More than an engine has slots for (4), so that places are used again.
+SWAPS = 9
+
+
+def with_client(engine: RunningEngine, scenario: Callable[[EngineClient], Awaitable[T]]) -> T:
+    async def body() -> T:
+        client = EngineClient(engine.socket)
+        try:
+            return await asyncio.wait_for(scenario(client), 120)
+        finally:
+            await client.close()
+
+    return asyncio.run(body())
+
+
+async def swap(client: EngineClient, served_name: str, version: int, folder: Path) -> str:
+    """Load a version, and forget the one four before it."""
+    name = f"{served_name}@v{version}"
+    await client.load_adapter(name, folder)
+    if version > 4:
+        await client.unload_adapter(f"{served_name}@v{version - 4}")
+    return name
+
+
+@pytest.mark.slow
+def test_c26_however_many_versions_came_and_went_the_base_is_bit_for_bit_what_it_was(
+    engine: RunningEngine, served_name: str, tmp_path: Path
+) -> None:
+    async def scenario(client: EngineClient) -> None:
+        before = await client._rpc("compute_weight_checksums")
+        assert len(before[0]) > 20
+        for version in range(1, SWAPS + 1):
+            folder = write_adapter(tmp_path / str(version), engine.model, seed=version, size=3.0)
+            name = await swap(client, served_name, version, folder)
+            assert (await client.verify_adapter(name, folder)).exact
+            await client.score(name, SEQUENCE)
+            await client.score("base", SEQUENCE)
+        assert await client._rpc("compute_weight_checksums") == before
+
+    with_client(engine, scenario)
+
+
+@pytest.mark.slow
+def test_c30_every_version_answers_with_its_own_weights_also_where_another_was_before(
+    engine: RunningEngine, served_name: str, tmp_path: Path
+) -> None:
+    async def scenario(client: EngineClient) -> list[list[float]]:
+        said = []
+        for version in range(1, SWAPS + 1):
+            folder = write_adapter(tmp_path / str(version), engine.model, seed=version)
+            said.append(await client.score(await swap(client, served_name, version, folder), SEQUENCE))
+        return said
+
+    said = np.array(with_client(engine, scenario))
+    apart = np.abs(said[:, None] - said[None]).max(axis=2) + np.eye(SWAPS)
+    assert apart.min() > 0.01
+    for version in (1, SWAPS):
+        own = logprobs(engine.model, tmp_path / str(version), SEQUENCE)
+        assert np.abs(said[version - 1][1:] - own).max() < 1e-3
+
+
+@pytest.mark.slow
+def test_c13_after_a_swap_a_prefix_cache_hit_is_still_the_versions_own(
+    engine: RunningEngine, served_name: str, tmp_path: Path
+) -> None:
+    prompt = [random.Random(served_name).randrange(3, 290) for _ in range(300)]
+
+    async def ask(client: EngineClient, model: str) -> tuple[int, list[float]]:
+        """Tokens of the prompt found in the cache, and the answer's logprobs."""
+        body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": 8, "logprobs": 0}
+        before = await _cached_tokens(client)
+        answer = await client._json("POST", "/v1/completions", body | {"temperature": 0})
+        return await _cached_tokens(client) - before, answer["choices"][0]["logprobs"]["token_logprobs"]
+
+    async def scenario(client: EngineClient) -> None:
+        names = []
+        for version in (1, 2):
+            folder = write_adapter(tmp_path / str(version), engine.model, seed=version)
+            names.append(await swap(client, served_name, version, folder))
+        first, second, base = [await ask(client, model) for model in (*names, "base")]
+        assert [cached for cached, _ in (first, second, base)] == [0, 0, 0]
+        assert first[1] != second[1] != base[1] != first[1]
+        for model, (_, missed) in zip((*names, "base"), (first, second, base), strict=True):
+            cached, hit = await ask(client, model)
+            assert cached >= 128
+            assert hit == pytest.approx(missed, abs=1e-4)
+
+    with_client(engine, scenario)
+
+
+async def _cached_tokens(client: EngineClient) -> int:
+    text = (await client._ask("GET", "/metrics")).decode()
+    values = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in values))
+
+
+def test_c35_a_version_that_a_request_holds_stays_however_many_are_newer(tmp_path: Path) -> None:
+    versions = Versions(tmp_path / "serving.json", "policy", keep=2)
+    versions.move(1, 1)
+    held = versions.resolve("policy")
+    versions.acquire(held.version)
+    versions.acquire(held.version)
+    for version in range(2, 6):
+        versions.move(version, version)
+    assert [version for version in range(1, 6) if versions.retire(version)] == [2, 3]
+    versions.release(held.version)
+    assert not versions.retire(1) and versions.resolve("policy@v1") == held
+    versions.release(held.version)
+    assert versions.retire(1)
