@@ -177,7 +177,6 @@ CASES = {
     "the engine cannot score": Case(
         "no logprobs", engine=lambda world: Fault(refuse={SCORE: (400, "no logprobs")})
     ),
-    "the engine's prefix cache is stale": Case("when the prefix cache is read", engine=World.stale),
 }  # fmt: skip
 
 
@@ -200,8 +199,8 @@ def world(engine: RunningEngine, tmp_path_factory: pytest.TempPathFactory) -> It
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_fault_is_caught_at_the_publication_and_the_old_version_stays(world: World, case: Case) -> None:
+def caught(world: World, case: Case) -> None:
+    """The publication fails with the case's words, and the old version stays served."""
     before, loaded = world.served(), world.versions()
     right = world.adapter(**case.trains)
     exported = (
@@ -219,6 +218,15 @@ def test_a_fault_is_caught_at_the_publication_and_the_old_version_stays(world: W
     assert said["version"] == before[0] and said["step"] == before[0]
     if status["version"] is not None:  # committed: the run goes on with a policy that is not served
         assert said["phase"] == "degraded" and re.search(case.says, said["detail"]), said["detail"]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_fault_is_caught_at_the_publication_and_the_old_version_stays(world: World, case: Case) -> None:
+    caught(world, case)
+
+
+def test_c33_a_prefix_cache_that_tells_no_versions_apart_is_caught_at_the_publication(world: World) -> None:
+    caught(world, Case("when the prefix cache is read", engine=World.stale))
 
 
 def test_after_a_fault_the_next_good_version_is_served(world: World) -> None:
