@@ -138,7 +138,7 @@ class Supervisor:
             started = self._start(child)
             trouble, well_seconds = await self._watch(child)
             failpoints.passing("supervisor.noticed")
-            await self._end(child)
+            await self._end(child, by_force=True)
             failures = 1 if well_seconds >= self._restarts.settled_seconds else failures + 1
             detail = f"{trouble}; last log lines: " + " | ".join(files.last_lines(child.spec.log))
             if failures > self._restarts.most:
@@ -213,11 +213,16 @@ class Supervisor:
             if probe is not None:
                 probe.cancel()
 
-    async def _end(self, child: Child) -> None:
-        """SIGTERM, a bounded wait, SIGKILL. The tether ends everything below the child."""
+    async def _end(self, child: Child, *, by_force: bool = False) -> None:
+        """SIGTERM, a bounded wait, SIGKILL. The tether ends everything below the child.
+
+        `by_force` at once: one that stands still would not take the time to end well.
+        """
         process = child.process
         if process is None:
             return
+        if by_force and process.poll() is None and (pid := tether.held_by(process.pid)) is not None:
+            processes.send(pid, signal.SIGKILL)
         end = time.monotonic() + child.spec.stop_seconds + 5.0
         processes.send(process.pid, signal.SIGTERM)
         while process.poll() is None and time.monotonic() < end:

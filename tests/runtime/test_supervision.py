@@ -17,6 +17,10 @@ from runtime.probes import TrainerProbe
 from runtime.serving.status import Machine
 from runtime.supervision import ChildSpec, Restarts, Supervisor
 
+CALM = ["sleep", "1000"]
+# In its first life it does not hear SIGTERM, as a process that is frozen does not.
+DEAF_ONCE = "[ -e heard ] && exec sleep 1000; touch heard; trap '' TERM; while :; do sleep 1000; done"
+
 
 class Scripted:
     """A probe that says what the test says."""
@@ -40,15 +44,18 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 def supervised(
-    folder: Path, work: Callable[[Scripted, Callable[[], dict[str, Any]]], Awaitable[None]]
+    folder: Path,
+    work: Callable[[Scripted, Callable[[], dict[str, Any]]], Awaitable[None]],
+    command: list[str] = CALM,
+    stop_seconds: float = 0.5,
 ) -> None:
     """Run `work` beside a real supervisor over one real child that is judged by a scripted probe."""
 
     async def run() -> None:
         probe = Scripted()
         spec = ChildSpec(
-            "calm", ["sleep", "1000"], folder / "calm.log", probe, word_seconds=0.5, sick_seconds=2.5,
-            stop_seconds=0.5,
+            "calm", command, folder / "calm.log", probe, word_seconds=0.5, sick_seconds=2.5,
+            stop_seconds=stop_seconds,
         )  # fmt: skip
         stop = asyncio.Event()
         running = asyncio.create_task(Supervisor(folder, [spec], Restarts(first_wait_seconds=0.01)).run(stop))
@@ -84,7 +91,9 @@ def test_g23_a_child_that_is_not_well_is_said_before_it_is_ended_and_forgotten_w
         await until(lambda: said()["restarts"] == 1 and said()["phase"] == "ready")
         assert said()["pid"] != first
 
-    supervised(tmp_path, work)
+    # Asked to end it would have its time, longer than this test waits; standing still it has none.
+    deaf_once = f"cd {tmp_path}; {DEAF_ONCE}"
+    supervised(tmp_path, work, ["sh", "-c", deaf_once], stop_seconds=60.0)
 
 
 def test_what_a_child_that_is_well_has_to_say_is_said(tmp_path: Path) -> None:
