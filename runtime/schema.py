@@ -30,6 +30,8 @@ VERSION_HEADER = "x-slipway-policy-version"
 # What is served and trained: `model_type` of the config.json, and its `architectures`.
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 SUPPORTED_MODEL_TYPES = tuple(ARCHITECTURES)
+# On an answer: fields of the request that had no effect on this device (a seed, on CPU).
+IGNORED_HEADER = "x-slipway-ignored"
 
 CLIENT_STATE_MAX_BYTES = 64 * 1024
 STATE_DEEPEST = 64

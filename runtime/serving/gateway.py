@@ -83,6 +83,9 @@ def build_parts(config: RuntimeConfig) -> Parts:
         except request_fields.BadField as error:
             raise ApiError(400, error.message, param=error.param) from error
 
+    def unheeded(kind: Kind, body: dict[str, Any]) -> tuple[str, ...]:
+        return request_fields.unheeded(kind, body, config.device)
+
     def trainer_failure() -> str | None:
         said = machine.child("trainer")
         return f"the trainer failed: {said.get('detail')}" if said.get("state") == "failed" else None
@@ -99,7 +102,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
     return Parts(
         clients=clients,
         fleet=fleet,
-        completions=Completions(fleet, versions, samples, check),
+        completions=Completions(fleet, versions, samples, check, unheeded),
         versions=versions,
         steps=steps,
         readiness=Readiness(config, machine, fleet, versions, samples),

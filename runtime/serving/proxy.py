@@ -8,13 +8,14 @@ again when it is back; what was sampled once is never sampled twice under one re
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import aiohttp
 import msgspec
 
 from runtime import failpoints
-from runtime.schema import VERSION_HEADER
+from runtime.schema import IGNORED_HEADER, VERSION_HEADER
 from runtime.serving import admission, openai_errors, support
 from runtime.serving.admission import Asked, Kind
 from runtime.serving.answers import Choice, Streamed, Whole, samples
@@ -50,11 +51,20 @@ class EngineFailedError(Exception):
 class Completions:
     """Answers `/v1/chat/completions` and `/v1/completions` (an ASGI application per kind: `door`)."""
 
-    def __init__(self, fleet: Fleet, versions: Versions, store: SampleStore, check: FieldCheck) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        versions: Versions,
+        store: SampleStore,
+        check: FieldCheck,
+        unheeded: Callable[[Kind, dict[str, Any]], tuple[str, ...]],
+    ) -> None:
+        """`unheeded`: the fields of a request that have no effect here; its answer names them."""
         self._fleet = fleet
         self._versions = versions
         self._store = store
         self._check = check
+        self._unheeded = unheeded
         self.flights = Flights()
 
     def door(self, kind: Kind) -> Door:
@@ -67,11 +77,14 @@ class Completions:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             path_rollout = scope.get("path_params", {}).get("rollout")
             content = await admission.read_body(receive)
-            flight = self._flight(admission.admit(kind, headers, path_rollout, content))
+            asked = admission.admit(kind, headers, path_rollout, content)
+            flight = self._flight(asked)
         except ApiError as error:
             await error.send(send)
             return
         grace_seconds = GRACE_SECONDS if flight.replayable else 0.0
+        if ignored := self._unheeded(kind, asked.body):
+            send = _naming(ignored, send)
         await flight.deliver(receive, send, grace_seconds)
 
     def _flight(self, asked: Asked) -> Flight:
@@ -224,6 +237,18 @@ def _at_fault(asked: Asked, error: EngineFailedError) -> ApiError:
             why = f"{name!r}: its grammar does not compile, or leaves the engine no token to go on with"
             return ApiError(400, why, param=name, code="grammar_failed")
     return ApiError(400, f"the engine fails at this request, and lives on: {error}", code="request_failed")
+
+
+def _naming(ignored: tuple[str, ...], send: Any) -> Any:
+    """`send`, with the ignored fields among the headers of the answer."""
+
+    async def naming(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            header = (IGNORED_HEADER.encode(), ", ".join(ignored).encode())
+            message = message | {"headers": [*message["headers"], header]}
+        await send(message)
+
+    return naming
 
 
 def _headers(content_type: bytes, served: Served, length: int | None = None) -> Headers:

@@ -185,6 +185,13 @@ def check(kind: Kind, body: Body, device: str) -> Body:
     return kept
 
 
+def unheeded(kind: Kind, body: Body, device: str) -> tuple[str, ...]:
+    """Fields that would have an effect on another device and have none on this one."""
+    rules = CHAT if kind == "chat" else COMPLETION
+    dropped = {name for name, rule in rules.items() if rule.action == "drop" and rule.device == device}
+    return tuple(name for name in body if name in dropped and body[name] is not None)
+
+
 def _check_values(body: Body) -> None:
     temperature = body.get("temperature", 1.0)
     if not isinstance(temperature, int | float) or isinstance(temperature, bool):

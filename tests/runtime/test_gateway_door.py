@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import json
 import os
 import socket
@@ -10,12 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.routing import Route
 
 from runtime.schema import RuntimeConfig
+from runtime.serving.auth import BearerAuth
 from runtime.serving.gateway import build_app, build_parts
+from tests.runtime.conftest import REPOSITORY
 from tests.runtime.gateway_process import TOKEN, Gateway
 
 
@@ -61,6 +66,34 @@ def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_pat
             assert answer.status_code == 401, (method, path, authorization)
             if method != "HEAD":
                 assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_g13_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def same(given: bytes, expected: bytes) -> bool:
+        compared.append((given, expected))
+        return True
+
+    monkeypatch.setattr(hmac, "compare_digest", same)
+    answered: list[str] = []
+
+    async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        answered.append(scope["path"])
+
+    scope = {"type": "http", "path": "/slipway/status", "headers": [(b"authorization", b"Bearer x")]}
+    asyncio.run(BearerAuth(application, b"t")(scope, None, None))
+    assert (compared, answered) == ([(b"Bearer x", b"Bearer t")], ["/slipway/status"])
+
+
+def test_c37_no_part_of_ours_puts_an_engine_to_sleep() -> None:
+    """vLLM's sleep frees weights and caches; it is off, and its routes are behind a door that lists none."""
+    assert {"/sleep", "/wake_up"} <= set(OF_VLLM)
+    sources = [*REPOSITORY.glob("runtime/**/*.py"), *REPOSITORY.glob("launcher/**/*.py")]
+    assert len(sources) > 50
+    for source in sources:
+        text = source.read_text()
+        assert not any(word in text for word in ('"/sleep', '"/wake_up', "enable-sleep-mode")), source
 
 
 def test_health_says_nothing_beyond_ok(gateway: Gateway) -> None:

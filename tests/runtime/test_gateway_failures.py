@@ -95,3 +95,13 @@ def test_a_request_an_engine_fails_at_is_asked_once_more_and_then_refused(
     assert (answer.status_code, failing.asked) == (status, asked), answer.text
     assert answer.json().get("error", {}).get("code") == code
     assert gateway.status()["phase"] == "ready"
+
+
+def test_a_field_that_has_no_effect_here_is_named_with_the_answer(
+    gateway: Gateway, engine: tuple[Path, Failing]
+) -> None:
+    engine[1].asked = engine[1].failures = 0
+    retried = {"x-slipway-request": "seeded"}
+    for _ in range(2):
+        assert gateway.chat(seed=7, headers=retried).headers["x-slipway-ignored"] == "seed"
+    assert "x-slipway-ignored" not in gateway.chat().headers

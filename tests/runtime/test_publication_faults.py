@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,7 +187,9 @@ def world(engine: RunningEngine, tmp_path_factory: pytest.TempPathFactory) -> It
     door = TamperedEngine(engine.socket)
     state = folder / "state"
     state.mkdir()
-    gateway = Gateway(state, door.socket, engine.model, served_name="faulty", **PATIENT).until_ready()
+    gateway = Gateway(
+        state, door.socket, engine.model, served_name=f"faulty-{uuid.uuid4().hex[:8]}", **PATIENT
+    ).until_ready()
     made = World(
         gateway, PlayedTrainer(gateway, engine.model, folder / "commits"), door, engine.model, folder
     )
@@ -195,7 +198,7 @@ def world(engine: RunningEngine, tmp_path_factory: pytest.TempPathFactory) -> It
     yield made
     gateway.stop()
     door.close()
-    forget(engine, "faulty")
+    forget(engine, gateway.name)
     shutil.rmtree(folder)
 
 
@@ -263,12 +266,12 @@ def test_c37_an_engine_that_comes_back_empty_is_given_every_served_version_again
 
 
 def test_c34_one_of_two_engines_that_refuses_keeps_the_old_version_on_both(
-    engine: RunningEngine, tmp_path: Path
+    engine: RunningEngine, served_name: str, tmp_path: Path
 ) -> None:
     doors = [TamperedEngine(engine.socket) for _ in range(2)]
     state = tmp_path / "state"
     state.mkdir()
-    gateway = Gateway(state, doors[0].socket, engine.model, served_name="two", engines=2, **PATIENT)
+    gateway = Gateway(state, doors[0].socket, engine.model, served_name=served_name, engines=2, **PATIENT)
     gateway.point_to(doors[1].socket, 1)
     try:
         gateway.until_ready()
@@ -281,11 +284,11 @@ def test_c34_one_of_two_engines_that_refuses_keeps_the_old_version_on_both(
             doors[1].fault = Fault(refuse={path: (500, "not me")})
             status = made.trainer.step(made.adapter())
             assert status["state"] == "failed" and "engine-1: " in status["error"], status["error"]
-            assert (made.served(), made.versions()) == (before, {"two@v1"})
+            assert (made.served(), made.versions()) == (before, {f"{served_name}@v1"})
         doors[1].fault = Fault()
         assert made.trainer.step(made.adapter())["state"] == "published"
     finally:
         gateway.stop()
         for door in doors:
             door.close()
-        forget(engine, "two")
+        forget(engine, served_name)

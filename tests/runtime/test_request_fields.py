@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.serving.request_fields import CHAT, COMPLETION, BadField, check
+from runtime.serving.request_fields import CHAT, COMPLETION, BadField, check, unheeded
 from tests.runtime.hostile_values import call, nested
 
 CHAT_BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
@@ -16,6 +16,12 @@ def test_a_seed_never_reaches_the_cpu_engine_but_reaches_cuda() -> None:
     body = CHAT_BODY | {"seed": 7}
     assert check("chat", body, "cpu") == CHAT_BODY
     assert check("chat", body, "cuda") == body
+
+
+def test_a_seed_that_is_not_heeded_is_named() -> None:
+    body = CHAT_BODY | {"seed": 7, "user": "u"}
+    assert unheeded("chat", body, "cpu") == ("seed",)
+    assert unheeded("chat", CHAT_BODY | {"seed": None}, "cpu") == unheeded("chat", body, "cuda") == ()
 
 
 def test_nothing_is_changed_in_what_passes() -> None:
