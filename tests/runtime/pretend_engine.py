@@ -97,6 +97,11 @@ class PretendEngine:
 
     async def _score(self, request: web.Request) -> web.Response:
         asked = await request.json()
+        if "logprob_token_ids" in asked:  # of the token that comes next, as a rollout asks
+            (token,) = asked["logprob_token_ids"]
+            value = self._logprobs(asked["model"], [*asked["prompt"], token])[-1]
+            top = [{f"token_id:{token}": float(value)}]
+            return web.json_response({"choices": [{"logprobs": {"top_logprobs": top}}]})
         found = self._logprobs(asked["model"], asked["prompt"])
         rows: list[Any] = [None]
         rows += [
