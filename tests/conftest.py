@@ -37,6 +37,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     remote_items.end_child(config)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is too long for every run is slow as well: `-m "not slow"` takes the place of `not long`."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     """In CI a skip is a failure: a part that is missing there was not tested at all."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from runtime import processes
 from tests.support.environment import REPOSITORY, runtime_environ, runtime_python
 from tests.support.remote_report import DESCRIPTOR_VARIABLE, function_of
 
@@ -96,6 +98,8 @@ class RemoteSession:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             pass_fds=[writer],
+            # As on Ctrl-C, its fixtures end what they started, however this process goes.
+            preexec_fn=processes.in_child(signal.SIGINT),
         )  # fmt: skip
         os.close(writer)
         self._lines = os.fdopen(reader, encoding="utf-8")
@@ -114,7 +118,7 @@ class RemoteSession:
     def close(self) -> None:
         """End the child; it still runs only when the session here was interrupted."""
         if self._process.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGINT)
         self._lines.close()
         self._process.wait(timeout=60)
         self._log.close()
