@@ -51,6 +51,7 @@ def exported_config(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -166,6 +167,7 @@ def test_c30_a_swap_leaves_every_tensor_where_captured_code_reads_it(dtype: str,
     assert {name: weight.data_ptr() for name, weight in policy.model.named_parameters()} == places
 
 
+@pytest.mark.slow
 def test_c30_compiled_code_follows_the_adapter_and_its_absence(tmp_path: Path) -> None:
     policy = fresh_policy()
     trained_policy().export_adapter(tmp_path, "tiny")

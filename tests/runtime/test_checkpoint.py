@@ -122,6 +122,7 @@ def test_g20_a_writer_killed_at_random_instants_leaves_the_newest_checkpoint_who
     assert not list(store.root.glob(".tmp-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     [
@@ -152,6 +153,7 @@ def test_g20_with_any_bit_flipped_the_one_before_is_chosen_and_the_step_can_be_t
     assert newest is not None and newest.name == "step-000002"
 
 
+@pytest.mark.slow
 def test_g20_a_file_that_does_not_fit_leaves_the_one_before_and_no_debris(store: CheckpointStore) -> None:
     """Each file of a checkpoint in turn is the first that the kernel refuses to write on."""
     commit(store, 1)

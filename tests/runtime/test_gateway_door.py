@@ -40,6 +40,7 @@ OF_VLLM = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_path: Path) -> None:
     config = RuntimeConfig.model_validate(gateway.config | {"state_dir": str(tmp_path)})
     app = build_app(build_parts(config))

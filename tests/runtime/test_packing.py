@@ -184,6 +184,7 @@ def assert_order_changes_nothing(name: str, budget: int, count: int) -> None:
 CUTS = [("grpo", budget) for budget in BUDGETS] + [(name, 64) for name in RULES if name != "grpo"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_c15_ranks_change_no_gradient(size: int, tmp_path: Path) -> None:
     policy, batch = trained_policy(), big_batch()

@@ -131,6 +131,7 @@ def test_a_lease_nobody_renews_ends_everything(family) -> None:
     assert it.keeper.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_lease_stamped_by_a_wrong_clock_is_a_renewal_all_the_same(family) -> None:
     it = family(lease_seconds=2.0).until_ready()
     for tick in range(10):
@@ -139,6 +140,7 @@ def test_a_lease_stamped_by_a_wrong_clock_is_a_renewal_all_the_same(family) -> N
     assert it.keeper.poll() is None
 
 
+@pytest.mark.slow
 def test_the_deadline_ends_everything_however_fresh_the_lease_is(family) -> None:
     it = family(deadline_seconds=1.5)
     it.gone()
@@ -174,6 +176,7 @@ REACHED_BY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instant", sorted(instants("supervisor")))
 def test_a_supervisor_killed_at_a_named_instant_leaves_nothing_and_the_next_one_starts(
     family, instant: str, tmp_path: Path

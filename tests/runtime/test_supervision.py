@@ -74,6 +74,7 @@ def supervised(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_g23_a_child_that_is_not_well_is_said_before_it_is_ended_and_forgotten_when_it_is_well(
     tmp_path: Path,
 ) -> None:

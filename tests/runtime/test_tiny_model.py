@@ -68,6 +68,7 @@ def test_parts_of_a_prompt_encode_as_the_whole_does(tokenizer: PreTrainedTokeniz
     assert tokenizer.encode("".join(parts)) == together
 
 
+@pytest.mark.slow
 def test_greedy_answers_on_held_out_phrases_meet_the_shipped_figures(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, shipped: dict[str, Any]
 ) -> None:

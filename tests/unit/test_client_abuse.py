@@ -738,7 +738,16 @@ TABLE = {
     "a run that": RUN,
     "as parameter,": PARAMETERS,
 }
-ROWS = [pytest.param(row, id=f"{what} {row.did}") for what, rows in TABLE.items() for row in rows]
+# A row whose runs are left behind takes that long.
+ROWS = [
+    pytest.param(
+        row,
+        id=f"{what} {row.did}",
+        marks=[pytest.mark.slow] if row.asked_for.get("rollout_seconds", 0) >= 2 else [],
+    )
+    for what, rows in TABLE.items()
+    for row in rows
+]
 
 
 @pytest.fixture

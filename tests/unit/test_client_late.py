@@ -50,6 +50,7 @@ def until(condition: Any, seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_c22_an_answer_that_comes_after_its_step_is_in_no_step_and_its_program_asks_in_vain(
     run: SmallRun,
 ) -> None:

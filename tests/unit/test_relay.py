@@ -356,6 +356,7 @@ async def _times_ms(session: aiohttp.ClientSession, url: str, count: int) -> lis
     return times
 
 
+@pytest.mark.slow
 def test_200_at_once_and_little_added_time(upstream: Upstream, door: Relay) -> None:
     async def second(request: web.Request) -> web.Response:
         await asyncio.sleep(1)
@@ -490,6 +491,7 @@ def test_c46_g17_a_link_lost_again_and_again_during_200_rollouts_duplicates_noth
     assert kills and door.stats().given_up == 0
 
 
+@pytest.mark.slow
 def test_g05_a_gateway_that_stands_still_for_a_while_costs_nothing(
     upstream: Upstream, door: Relay, client: httpx.Client
 ) -> None:
