@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -168,6 +170,32 @@ def test_a_route_that_is_not_listed_is_404(variables: dict[str, str]) -> None:
         assert httpx.post(variables["LAUNCH_BASE_URL"] + path, headers=headers, json={}).status_code == 404, (
             path
         )
+
+
+def test_g12_nothing_listens_beyond_loopback_and_doors_of_ours_are_unix_sockets(endpoint: Launched) -> None:
+    sockets = Path(json.loads((endpoint.run_dir / "machine" / "runtime.json").read_text())["socket_dir"])
+    assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+    for name in ("gateway.sock", "engine-0.sock"):
+        assert stat.S_IMODE((sockets / name).stat().st_mode) == 0o600, name
+    port = int(endpoint.arguments[endpoint.arguments.index("--port") + 1])
+    own = endpoint.process_handle()
+    assert _listening(own) == {("127.0.0.1", port)}
+    of_ours = []
+    for process in processes_of(endpoint.run_id):
+        command = " ".join(process.cmdline())
+        addresses = {address for address, _ in _listening(process)} if process.pid != own.pid else set()
+        # torch.distributed has loopback ports of its own, in the processes that import torch.
+        assert addresses <= {"127.0.0.1"}, command
+        if any(part in command for part in ("runtime.serving.gateway", "runtime.keeper", "-m runtime ")):
+            of_ours.append(command)
+            assert not addresses, command
+    assert len(of_ours) >= 3
+
+
+def _listening(process: psutil.Process) -> set[tuple[str, int]]:
+    """Where a process listens for TCP or receives UDP."""
+    found = process.net_connections("inet")
+    return {(one.laddr.ip, one.laddr.port) for one in found if one.laddr and not one.raddr}
 
 
 def test_an_engine_that_dies_is_restarted_and_the_request_is_answered(
