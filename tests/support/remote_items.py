@@ -8,6 +8,7 @@ outcomes arrive over a pipe, so an item ends when its test does.
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from tests.support.remote_report import DESCRIPTOR_VARIABLE, function_of
 
 # The marks that choose tests; the others mean something only inside the runtime's own pytest.
 _MARKS = {"slow", "long"}
+_PIPE_BYTES = 1 << 20
 FOLDER = REPOSITORY / "tests" / "runtime"
 
 
@@ -85,6 +87,8 @@ class RemoteSession:
 
     def __init__(self, nodeids: list[str]) -> None:
         reader, writer = os.pipe()
+        # Nobody may read for minutes; it must not wait for that.
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         self._cases: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
@@ -149,10 +153,13 @@ def _child(session: pytest.Session) -> RemoteSession:
     return child
 
 
-def start_early(session: pytest.Session) -> None:
-    """Run the fast items of the runtime beside those here; slow ones want the machine to themselves."""
-    slow = any(item.get_closest_marker("slow") for item in session.items)
-    if not slow and any(isinstance(item, RemoteItem) for item in session.items):
+def start_early(session: pytest.Session, beside: pytest.Item | None = None) -> None:
+    """Let the runtime's tests run beside those here: fast ones beside fast ones, all of them beside `beside`.
+
+    Whole runs want the machine to themselves; what is left out here starts when its turn comes.
+    """
+    wanted = beside is not None or not any(item.get_closest_marker("slow") for item in session.items)
+    if wanted and any(isinstance(item, RemoteItem) for item in session.items):
         _child(session)
 
 
