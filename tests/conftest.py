@@ -32,12 +32,6 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         remote_items.start_early(session)
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A mutation keeps less than one of two cores busy."""
-    if item.path.parent.name == "mutations":
-        remote_items.start_early(item.session, beside=item)
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave no child behind."""
     remote_items.end_child(config)

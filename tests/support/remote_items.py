@@ -153,13 +153,10 @@ def _child(session: pytest.Session) -> RemoteSession:
     return child
 
 
-def start_early(session: pytest.Session, beside: pytest.Item | None = None) -> None:
-    """Let the runtime's tests run beside those here: fast ones beside fast ones, all of them beside `beside`.
-
-    Whole runs want the machine to themselves; what is left out here starts when its turn comes.
-    """
-    wanted = beside is not None or not any(item.get_closest_marker("slow") for item in session.items)
-    if wanted and any(isinstance(item, RemoteItem) for item in session.items):
+def start_early(session: pytest.Session) -> None:
+    """Run the fast items of the runtime beside those here; slow ones want the machine to themselves."""
+    slow = any(item.get_closest_marker("slow") for item in session.items)
+    if not slow and any(isinstance(item, RemoteItem) for item in session.items):
         _child(session)
 
 

@@ -90,6 +90,7 @@ def test_too_little_disk_is_said_before_anything_is_downloaded(
         machine.setup()
 
 
+@pytest.mark.slow
 def test_a_runtime_that_cannot_start_is_said_at_once_with_the_reason(
     machine: LocalMachine, store: RecordStore
 ) -> None:
