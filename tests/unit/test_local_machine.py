@@ -22,6 +22,8 @@ from launcher.safety import processes
 from launcher.safety.records import RUN_VARIABLE, RecordStore
 from runtime.schema import RuntimeConfig
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> RecordStore:
@@ -90,7 +92,6 @@ def test_too_little_disk_is_said_before_anything_is_downloaded(
         machine.setup()
 
 
-@pytest.mark.slow
 def test_a_runtime_that_cannot_start_is_said_at_once_with_the_reason(
     machine: LocalMachine, store: RecordStore
 ) -> None:
