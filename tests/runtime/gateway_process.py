@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from runtime.processes import in_child
 
 TOKEN = "token-of-the-tests"
 MESSAGES = [{"role": "user", "content": "[[ ## english ## ]]\nthe black cat"}]
@@ -66,6 +69,8 @@ class Gateway:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                # A test that breaks before it can stop it, as under a mutation, must not leave it behind.
+                preexec_fn=in_child(signal.SIGTERM),
             )
         assert self.process.stdin
         self.process.stdin.write(TOKEN.encode() + b"\n")
