@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-_BLOCK = re.compile(r"(<!-- help: launch(?P<words>[^>]*) -->\n+```text\n)(?P<text>.*?)(\n```)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- help: launch(?P<words>[^>]*) -->\n+```text\n)(?P<text>|.*?\n)(```\n)", re.DOTALL)
 
 
 def real_help(words: str) -> str:
@@ -27,12 +27,12 @@ def real_help(words: str) -> str:
 
 def blocks(text: str) -> dict[str, str]:
     """Command → the text the README shows for it."""
-    return {match["words"].strip(): match["text"] for match in _BLOCK.finditer(text)}
+    return {match["words"].strip(): match["text"].rstrip("\n") for match in _BLOCK.finditer(text)}
 
 
 def updated(text: str) -> str:
     """The README with the real texts."""
-    return _BLOCK.sub(lambda match: match[1] + real_help(match["words"]) + match[4], text)
+    return _BLOCK.sub(lambda match: f"{match[1]}{real_help(match['words'])}\n{match[4]}", text)
 
 
 if __name__ == "__main__":

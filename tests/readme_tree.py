@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 ROOMS = ("launcher", "runtime", "sky", "examples")
-_BLOCK = re.compile(r"(<!-- tree -->\n+```text\n).*?(\n```)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- tree -->\n+```text\n)(?:|.*?\n)(```\n)", re.DOTALL)
 _SUFFIXES = {".py", ".yaml", ".toml"}
 
 
@@ -43,7 +43,7 @@ def tree() -> str:
 
 def updated(text: str) -> str:
     """The README with the real tree."""
-    return _BLOCK.sub(lambda match: match[1] + tree() + match[2], text)
+    return _BLOCK.sub(lambda match: f"{match[1]}{tree()}\n{match[2]}", text)
 
 
 def _sentence(path: Path) -> str:
