@@ -67,7 +67,7 @@ class EngineProbe(HealthProbe):
     # One token of the base model: no adapter to load, nothing recorded.
     # Before rollouts, as every probe (engine.py): a full queue is not a frozen engine.
     _ONE_TOKEN = {"model": "base", "prompt": "a", "max_tokens": 1, "temperature": 0, "priority": -1}
-    _LOOK_SECONDS = 10.0
+    LOOK_SECONDS = 5.0  # twice, and a wait for the token: within a message's 30 s (test_bounds.py)
     _COUNTER = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
     def __init__(self, socket: Path) -> None:
@@ -82,7 +82,7 @@ class EngineProbe(HealthProbe):
 
     async def __call__(self, pid: int) -> str | None:
         trouble = await super().__call__(pid)
-        if trouble or time.monotonic() - self._looked_at < self._LOOK_SECONDS:
+        if trouble or time.monotonic() - self._looked_at < self.LOOK_SECONDS:
             return trouble
         if await self._moved() or await self._gives_a_token():
             self._looked_at = time.monotonic()

@@ -29,7 +29,7 @@ _PROBE_SECONDS = 0.5
 # The gateway says so of a supervisor whose file has not changed for some times as long.
 _BEAT_SECONDS = 5.0
 # A probe that takes longer is worth a word, though not yet a restart.
-_SLOW_SECONDS = 10.0
+SLOW_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ class Supervisor:
                     if child.state.pid is None:
                         self._set(child, pid=pid)
                     probe = asyncio.create_task(spec.probe(pid))
-                if probe is not None and not probe.done() and now - next_probe > _SLOW_SECONDS:
+                if probe is not None and not probe.done() and now - next_probe > SLOW_SECONDS:
                     if child.state.detail is None:
-                        self._set(child, detail=f"has not answered for {_SLOW_SECONDS:.0f} s")
+                        self._set(child, detail=f"has not answered for {SLOW_SECONDS:.0f} s")
                 elif probe is not None and probe.done():
                     trouble, probe, next_probe = probe.result(), None, now + _PROBE_SECONDS
                     if trouble is None:

@@ -30,7 +30,7 @@ from launcher.output import Output
 from launcher.safety import guardian, locks
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RecordStore
-from runtime import bootstrap
+from runtime import bootstrap, probes, supervision
 from tests.support.typed import Typed
 
 pytestmark = pytest.mark.slow
@@ -126,6 +126,15 @@ def test_g23_a_phase_that_takes_long_says_so_without_a_terminal(
     )
     assert set(waiting) == {"schema", "event", "phase", "state", "seconds", "detail"}
     assert waiting["detail"] == "engine-0: starting"
+
+
+def test_g23_an_engine_that_stands_still_behind_its_http_side_is_said_soon() -> None:
+    """At worst its counters moved just before: a look at rest, one that sees no more of it, a token awaited.
+
+    The test with a frozen engine is in tests/runtime/test_runtime.py.
+    """
+    looks_seconds = 2 * (probes.EngineProbe.LOOK_SECONDS + probes.ANSWER_SECONDS / 10)
+    assert looks_seconds + supervision.SLOW_SECONDS < A_MESSAGE_SECONDS - 5
 
 
 def test_g23_a_guardian_that_does_not_answer_stops_the_launch_and_is_ended(
