@@ -76,6 +76,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def setup(self, **_: Any) -> None:
         """Build the policy and its optimizer, and go back to the last committed step."""
         signal.signal(signal.SIGTERM, self._stop)
+        if self.ranks.first:
+            self.output.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(self.cfg, self.output / "recipe.yaml")  # what a replay is begun with
         self._say("loading")
         if (threads := _threads(self.cfg)) is not None:
             torch.set_num_threads(threads)

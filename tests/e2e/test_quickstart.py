@@ -132,26 +132,17 @@ def test_tune_run_on_the_recorded_batches_gives_the_adapter_the_run_gave(
     finished: Finished, tmp_path: Path
 ) -> None:
     machine = finished.launched.run_dir / "machine"
-    config = json.loads((machine / "runtime.json").read_text()) | {"state_dir": str(tmp_path)}
-    (tmp_path / "runtime.json").write_text(json.dumps(config))
-    shutil.copytree(machine / "steps", tmp_path / "steps")
-    program = (
-        "import os, sys; from pathlib import Path\n"
-        "from runtime.schema import RuntimeConfig\n"
-        "from runtime.training.command import trainer_command\n"
-        "config = RuntimeConfig.model_validate_json(Path(sys.argv[1]).read_text())\n"
-        "command = trainer_command(config, follow=False)\n"
-        "os.execv(command[0], command)\n"
-    )
+    tune = Path(runtime_python()).with_name("tune")
     done = subprocess.run(
-        [runtime_python(), "-c", program, tmp_path / "runtime.json"],
+        [tune, "run", "runtime/recipes/grpo_lora.py", "--config", machine / "recipe.yaml", "follow=false",
+         f"output_dir={tmp_path / 'again'}", f"checkpoints_dir={tmp_path / 'again' / 'checkpoints'}"],
         cwd=REPOSITORY,
         env=runtime_environ(),
         capture_output=True,
         text=True,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert _adapter_hash(tmp_path) == _adapter_hash(machine)
+    assert _adapter_hash(tmp_path / "again") == _adapter_hash(machine)
 
 
 def _held_out_samples(finished: Finished) -> list[dict[str, Any]]:
