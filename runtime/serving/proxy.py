@@ -30,8 +30,6 @@ from runtime.serving.versions import Served, Versions
 MOST_DEATHS = 2
 # One that failed at a request and lives on is asked once more.
 MOST_FAILURES = 2
-# What is compiled to a grammar when the engine takes the request up.
-_GRAMMARS = ("structured_outputs", "response_format", "tools")
 
 
 class FieldCheck(Protocol):
@@ -125,7 +123,7 @@ class Completions:
                     raise not_ready(f"the engine died while answering: {error}") from error
             except EngineFailedError as error:
                 failures += 1
-                if flight.begun or failures >= MOST_FAILURES or asked.body.keys() & set(_GRAMMARS):
+                if flight.begun or failures >= MOST_FAILURES or support.grammar(asked.body):
                     raise _at_fault(asked, error) from error
             finally:
                 engine.in_flight -= 1
@@ -232,10 +230,9 @@ async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Ser
 
 def _at_fault(asked: Asked, error: EngineFailedError) -> ApiError:
     """A request that a living engine cannot answer, however often it is asked."""
-    for name in _GRAMMARS:
-        if asked.body.get(name):
-            why = f"{name!r}: its grammar does not compile, or leaves the engine no token to go on with"
-            return ApiError(400, why, param=name, code="grammar_failed")
+    if name := support.grammar(asked.body):
+        why = f"{name!r}: its grammar does not compile, or leaves the engine no token to go on with"
+        return ApiError(400, why, param=name, code="grammar_failed")
     return ApiError(400, f"the engine fails at this request, and lives on: {error}", code="request_failed")
 
 

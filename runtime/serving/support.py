@@ -64,6 +64,15 @@ def cut_by(settings: Mapping[str, Any]) -> str | None:
     return _cut_by_tools(settings)
 
 
+def grammar(settings: Mapping[str, Any]) -> str | None:
+    """The first setting by which the engine holds the answer to a grammar, or None."""
+    for name in ("structured_outputs", "response_format"):
+        value = settings.get(name)
+        if value is not None and not _NEUTRAL[name](value):
+            return name
+    return _cut_by_tools(settings)
+
+
 def _cut_by_tools(settings: Mapping[str, Any]) -> str | None:
     """The first setting by which vLLM holds a call of a tool to a grammar.
 
@@ -76,6 +85,11 @@ def _cut_by_tools(settings: Mapping[str, Any]) -> str | None:
     if choice not in (None, "auto"):
         return "tool_choice"
     tools = settings.get("tools") or ()
-    if any((tool.get("function") or {}).get("strict") for tool in tools):
+    if isinstance(tools, list) and any(_is_strict(tool) for tool in tools):
         return "tools"
     return "parallel_tool_calls" if tools and settings.get("parallel_tool_calls") is False else None
+
+
+def _is_strict(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and bool(function.get("strict"))

@@ -31,6 +31,9 @@ ANSWER = {
 }
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
 class Failing:
     """A pretend engine's completions: the first `failures` of them fail."""
 
@@ -77,7 +80,9 @@ def gateway(engine: tuple[Path, Failing], tmp_path_factory: pytest.TempPathFacto
         (9, {"stream": True}, 400, "request_failed", 2),
         (9, {"structured_outputs": {"regex": "a"}}, 400, "grammar_failed", 1),
         (9, {"response_format": {"type": "json_object"}, "stream": True}, 400, "grammar_failed", 1),
-        (9, {"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "grammar_failed", 1),
+        (9, {"tools": [TOOL], "tool_choice": "required"}, 400, "grammar_failed", 1),
+        (9, {"tools": [TOOL]}, 400, "request_failed", 2),
+        (1, {"tools": [TOOL]}, 200, None, 2),
     ],
 )
 def test_a_request_an_engine_fails_at_is_asked_once_more_and_then_refused(
