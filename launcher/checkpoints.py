@@ -19,8 +19,8 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-MANIFEST = "manifest.json"
-STATE = "state.json"
+from runtime.training.manifest import MANIFEST, STATE, text_of
+
 PINNED = "pinned.json"
 _NAME = re.compile(r"step-(\d{6,12})")
 _CHUNK_BYTES = 1 << 20
@@ -77,7 +77,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise NotWholeError("it has no manifest") from None
     try:
         said = json.loads(text)
-        if text != _text_of(said):
+        if text != text_of(said).encode():
             raise NotWholeError("its manifest is not what was written")
         files: dict[str, dict[str, Any]] = said["files"]
         for name, expected in files.items():
@@ -90,17 +90,6 @@ def read_manifest(checkpoint: Path) -> Manifest:
     if step != step_of(checkpoint.name):
         raise NotWholeError(f"its manifest is of step {step}")
     return Manifest(step, files, text)
-
-
-def _text_of(said: dict[str, Any]) -> bytes:
-    """The one text a manifest of this value has; its own hash covers all the rest."""
-    rest = {name: value for name, value in said.items() if name != "sha256"}
-    own = hashlib.sha256(_compact(rest)).hexdigest()
-    return _compact(rest | {"sha256": own})
-
-
-def _compact(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

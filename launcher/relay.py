@@ -98,7 +98,7 @@ class Relay:
         self._thread.start()
         try:
             return asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(timeout=10)
-        except BaseException:
+        except BaseException:  # a Ctrl-C too: the thread must not outlive a door that did not open
             self._end_loop()
             raise
 

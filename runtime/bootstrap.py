@@ -257,7 +257,7 @@ def _uv(
                 if text and not text.startswith(("+ ", "Using ", "Activate ")):
                     last.append(text)
                     progress(text)
-        except BaseException:
+        except BaseException:  # a Ctrl-C too: uv must not go on building alone
             process.kill()
             raise
     if process.returncode != 0:

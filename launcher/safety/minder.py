@@ -107,7 +107,7 @@ def start(
         popen = subprocess.Popen(
             [*minder, *options, "--", *command], env=dict(environ), cwd=cwd, pass_fds=(theirs,)
         )
-    except BaseException:
+    except BaseException:  # whatever it was, goes on; the pipe must not stay open
         os.close(ours)
         raise
     finally:

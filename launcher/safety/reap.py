@@ -69,7 +69,7 @@ def look(home: Home, older_than_seconds: float | None, unpulled: bool, idle_seco
     that nobody asked for in `idle_seconds`."""
     store = RecordStore(home)
     # Processes before records: a run that starts meanwhile is then in neither, or known and live.
-    carriers, carried = _carriers(home), {run_id for run_id, _ in _all_carriers()}
+    carriers, carried = _carriers(home), {run_id for run_id, *_ in _all_carriers()}
     records = {record.id: record for record in store.list()}
     unreadable = {record.id for record in store.unreadable()}
     finds = [*_left_alone(store, records.values())]
@@ -170,30 +170,30 @@ def _stray_processes(
         yield Find("processes", f"processes of {run_id}: {names}", why, remove, run_id, pids)
 
 
-def _all_carriers() -> Iterator[tuple[str, psutil.Process]]:
-    """Every process that carries a run's id, whosever run; those of other users cannot be read."""
+def _all_carriers() -> Iterator[tuple[str, int, dict[str, str]]]:
+    """Every process that carries a run's id, whosever run: the id, its pid and its environment.
+
+    Those of other users cannot be read.
+    """
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter():
         try:
-            run_id = process.environ().get(RUN_VARIABLE, "")
+            environ = process.environ()
         except (psutil.Error, OSError):
             continue
+        run_id = environ.get(RUN_VARIABLE, "")
         if process.pid not in own and ID_PATTERN.fullmatch(run_id):
-            yield run_id, process
+            yield run_id, process.pid, environ
 
 
 def _carriers(home: Home) -> dict[str, set[ProcessId]]:
     """By run: the processes whose environment says that they belong to a run of this home."""
     found: dict[str, set[ProcessId]] = {}
-    for run_id, process in _all_carriers():
-        try:
-            environ = process.environ()
-        except (psutil.Error, OSError):
-            continue
+    for run_id, pid, environ in _all_carriers():
         paths = [path for name in _HOME_VARIABLES for path in environ.get(name, "").split(os.pathsep) if path]
         folder = os.path.realpath(home.run_folder(run_id))
         ours = any(os.path.realpath(path).startswith(folder + os.sep) for path in paths)
-        if ours and (process_id := ProcessId.of(process.pid)):
+        if ours and (process_id := ProcessId.of(pid)):
             found.setdefault(run_id, set()).add(process_id)
     return found
 

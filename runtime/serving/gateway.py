@@ -154,7 +154,7 @@ async def _or_die(work: Any) -> None:
     """Run a loop that must not end. If it does, so does the process: the supervisor starts it anew."""
     try:
         await work
-    except Exception:
+    except Exception:  # whatever broke it: half a gateway would look well
         log.exception("a loop of the gateway ended")
         os._exit(1)
 

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from runtime import files
+
 SCHEMA = 1
 _TENSORS = "batch.safetensors"
 META = "batch.json"
@@ -131,9 +133,9 @@ def write_batch(folder: Path, batch: Batch) -> None:
         )
     (partial / META).write_text(json.dumps(batch.meta))
     for path in (*partial.iterdir(), partial):
-        _sync(path)
+        files.sync(path)
     os.rename(partial, folder)
-    _sync(folder.parent)
+    files.sync(folder.parent)
 
 
 def restored_from(steps: Path) -> set[str]:
@@ -215,11 +217,3 @@ def _check_samples(batch: Batch, name: str) -> None:
 def _groups(batch: Batch) -> int:
     groups = batch.meta.get("groups")
     return len(groups) if isinstance(groups, list) else 0
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -114,7 +114,7 @@ class CheckpointStore:
             manifest = manifests.write(partial, step, version)
             failpoints.passing("checkpoint.manifest")
             os.rename(partial, folder)
-        except BaseException:
+        except BaseException:  # goes on as it came; a full disk wants its space back
             shutil.rmtree(partial, ignore_errors=True)
             raise
         failpoints.passing("checkpoint.renamed")

@@ -42,12 +42,18 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
         "files": described,
         "adapter_sha256": described[ADAPTER_WEIGHTS]["sha256"],
     }
-    said["sha256"] = _own_hash(said)
+    text = text_of(said)
     failpoints.passing("checkpoint.described")
-    (folder / MANIFEST).write_text(_text(said))
+    (folder / MANIFEST).write_text(text)
     for path in (folder / MANIFEST, *(path for path in folder.rglob("*") if path.is_dir()), folder):
         files.sync(path)
-    return said
+    return json.loads(text)
+
+
+def text_of(said: dict[str, Any]) -> str:
+    """The one text a manifest has that says this: its own hash, over all the rest, is in it."""
+    rest = {name: value for name, value in said.items() if name != "sha256"}
+    return _compact(rest | {"sha256": hashlib.sha256(_compact(rest).encode()).hexdigest()})
 
 
 def read(folder: Path, *, verify: bool) -> dict[str, Any]:
@@ -67,8 +73,7 @@ def read(folder: Path, *, verify: bool) -> dict[str, Any]:
 
 def _is_sound(said: Any, text: str) -> bool:
     return (
-        said["sha256"] == _own_hash(said)
-        and text == _text(said)
+        text == text_of(said)
         and STATE in said["files"]
         and said["adapter_sha256"] == said["files"][ADAPTER_WEIGHTS]["sha256"]
         and all({"sha256", "bytes"} == set(described) for described in said["files"].values())
@@ -91,10 +96,5 @@ def _describe(path: Path) -> dict[str, Any]:
         return {"sha256": digest.hexdigest(), "bytes": file.tell()}
 
 
-def _text(value: dict[str, Any]) -> str:
+def _compact(value: dict[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _own_hash(said: dict[str, Any]) -> str:
-    rest = {name: value for name, value in said.items() if name != "sha256"}
-    return hashlib.sha256(_text(rest).encode()).hexdigest()

@@ -46,6 +46,18 @@ class RunningEngine:
             return struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
 
 
+def is_healthy(door: Path) -> bool:
+    """Whether an engine's `/health` is 200 at this moment."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        try:
+            connection.connect(str(door))
+            connection.sendall(b"GET /health HTTP/1.0\r\nHost: x\r\n\r\n")
+            return connection.recv(64).split(b" ")[1:2] == [b"200"]
+        except OSError:
+            return False
+
+
 @dataclass
 class EngineProcess:
     """An engine of our own, as the supervisor would start it."""
@@ -56,14 +68,7 @@ class EngineProcess:
 
     def answers(self) -> bool:
         """Whether `/health` is 200 at this moment."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(5)
-            try:
-                connection.connect(str(self.socket))
-                connection.sendall(b"GET /health HTTP/1.0\r\nHost: x\r\n\r\n")
-                return connection.recv(64).split(b" ")[1:2] == [b"200"]
-            except OSError:
-                return False
+        return is_healthy(self.socket)
 
     def wait_until_ready(self) -> None:
         """Bounded; says what the engine said when it ends instead."""

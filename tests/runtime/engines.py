@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any
 from runtime import failpoints
 from runtime.schema import RuntimeConfig
 from runtime.serving import engine
-from tests.runtime.conftest import REPOSITORY, TINY_MODEL
+from tests.runtime.conftest import REPOSITORY, TINY_MODEL, is_healthy
 from tests.runtime.trainers import until
 
 START_SECONDS = 120.0
@@ -54,7 +53,7 @@ class Engine:
         self.pid = self._ask()["pid"]
 
     def until_ready(self) -> None:
-        until(self._answers, START_SECONDS)
+        until(lambda: is_healthy(self.socket), START_SECONDS)
 
     def ended(self) -> int:
         """Wait, bounded, for the end of this life; its exit code, negative for a signal."""
@@ -65,16 +64,6 @@ class Engine:
         self._server.stdin.close()  # its children die with it
         self._server.wait(30)
         shutil.rmtree(self._sockets, ignore_errors=True)
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(5)
-            try:
-                connection.connect(str(self.socket))
-                connection.sendall(b"GET /health HTTP/1.0\r\nHost: x\r\n\r\n")
-                return connection.recv(64).split(b" ")[1:2] == [b"200"]
-            except OSError:
-                return False
 
     def _ask(self, **ask: Any) -> dict[str, Any]:
         assert self._server.stdin

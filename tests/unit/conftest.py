@@ -1,10 +1,13 @@
-"""For the tests of the launcher: the processes they start may keep what they compile."""
+"""For the tests of the launcher: a small run to talk to; what the processes they start compile is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.support.small_run import TOKEN, SmallRun
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,3 +16,14 @@ def compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
+    """An endpoint that speaks our routes, where a program finds its run."""
+    small = SmallRun()
+    monkeypatch.setenv("LAUNCH_BASE_URL", small.base_url)
+    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
+    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
+    yield small
+    small.close()

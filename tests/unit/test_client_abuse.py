@@ -11,10 +11,9 @@ import inspect
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import dspy
@@ -739,16 +738,6 @@ TABLE = {
     "as parameter,": PARAMETERS,
 }
 ROWS = [pytest.param(row, id=f"{what} {row.did}") for what, rows in TABLE.items() for row in rows]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
-    small = SmallRun()
-    monkeypatch.setenv("LAUNCH_BASE_URL", small.base_url)
-    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
-    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
-    yield small
-    small.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from launcher.client import GRPO, TrainingFailed
 from launcher.client.alarms import Alarms, Observed, Thresholds, repeated_share
 from tests.support.abuses import Asked, answering, length, member, predict
-from tests.support.small_run import CUT_OFF, TOKEN, SmallRun
+from tests.support.small_run import CUT_OFF, SmallRun
 
 STEPS = 12
 
@@ -116,16 +116,6 @@ def test_repetition_is_the_share_of_four_word_sequences_said_before(text: str, s
 
 
 # ----------------------------------------------------------------- in a training
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
-    small = SmallRun()
-    monkeypatch.setenv("LAUNCH_BASE_URL", small.base_url)
-    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
-    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
-    yield small
-    small.close()
 
 
 def train(**changes: Any) -> GRPO:

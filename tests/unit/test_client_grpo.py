@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,6 @@ from tests.support.small_run import CUT_OFF, TOKEN, Asked, SmallRun, answering
 
 GOOD = "[[ ## french ## ]]\nbonjour\n\n[[ ## completed ## ]]"
 BAD = "I would rather not"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
-    small = SmallRun()
-    monkeypatch.setenv("LAUNCH_BASE_URL", small.base_url)
-    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
-    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
-    yield small
-    small.close()
 
 
 def examples(count: int) -> list[dspy.Example]:

@@ -7,8 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dspy
@@ -16,19 +14,15 @@ import pytest
 
 from launcher.client import GRPO, PolicyLM
 from tests.support import abuses as a
-from tests.support.small_run import TOKEN, Asked, SmallRun
+from tests.support.small_run import Asked, SmallRun
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
-    small = SmallRun(answer=a.varied)
-    monkeypatch.setenv("LAUNCH_BASE_URL", small.base_url)
-    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
-    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
-    yield small
-    small.close()
+def run(run: SmallRun) -> SmallRun:
+    run.answer = a.varied
+    return run
 
 
 def examples(count: int) -> list[dspy.Example]:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed, group
 from launcher.client.errors import Rewound
-from tests.support.small_run import TOKEN, Asked, SmallRun, answering
+from tests.support.small_run import Asked, SmallRun, answering
 
 GOOD = answering(french="bonjour")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
-    small = SmallRun()
-    monkeypatch.setenv("LAUNCH_BASE_URL", small.base_url)
-    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
-    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
-    yield small
-    small.close()
 
 
 def train(run: SmallRun, **changes: object) -> GRPO:

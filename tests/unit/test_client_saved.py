@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import dspy
@@ -16,13 +15,10 @@ KEY = "sk-the-users-own-key"
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallRun]:
-    small = SmallRun(answer=a.varied)
-    monkeypatch.setenv("LAUNCH_BASE_URL", small.base_url)
-    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
+def run(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> SmallRun:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    yield small
-    small.close()
+    run.answer = a.varied
+    return run
 
 
 def saved(run: SmallRun, path: Path) -> Path:
