@@ -75,6 +75,7 @@ class Rig:
         self._binds = "\n".join(f"{source}:{target}" for source, target in (binds or {}).items())
         self._world: subprocess.Popen[bytes] | None = None
         self._world_pid = 0
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         baked = image()
@@ -150,7 +151,7 @@ class Rig:
     ) -> subprocess.Popen[bytes]:
         """A command on the laptop. The process returned waits for it; `send` signals the command itself."""
         where = ["--pid", "--net", "--mount", f"--target={self._world_pid}"]
-        return subprocess.Popen(
+        started = subprocess.Popen(
             ["nsenter", *where, f"--wdns={cwd or self.home}", "--", *command],
             env=dict(environ) if environ is not None else self.environ(),
             stdin=stdin,
@@ -158,16 +159,25 @@ class Rig:
             stderr=stderr,
             start_new_session=True,
         )
+        self._started.append(started)
+        return started
 
     def send(self, started: subprocess.Popen[bytes], number: signal.Signals) -> None:
         """Signal what `start` started."""
         os.kill(_only_child(started.pid), number)
 
-    def run(self, command: Sequence[str], *, seconds: float = 120, **named: Any) -> Finished:
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        seconds: float = 120,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Finished:
         """A command on the laptop to its end; AssertionError with all it said when it takes too long."""
         path = self.folder / f"command-{secrets.token_hex(4)}.log"
         with path.open("wb") as log:
-            started = self.start(command, stdout=log, stderr=subprocess.STDOUT, **named)
+            started = self.start(command, stdout=log, stderr=subprocess.STDOUT, environ=environ, cwd=cwd)
             try:
                 code = started.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
@@ -177,19 +187,15 @@ class Rig:
         return Finished(code, path.read_text(errors="replace"))
 
     def processes(self) -> dict[int, str]:
-        """What runs in the rig, machines included: the pid out here and its command line.
-
-        Without commands of `start` that still run: their parent is out here.
-        """
+        """What runs in the rig, machines included: the pid out here and its command line."""
         found: dict[int, str] = {}
-        space = (
-            os.stat(f"/proc/{self._world_pid}/ns/mnt").st_dev,
-            os.readlink(f"/proc/{self._world_pid}/ns/net"),
-        )
-        for entry in Path("/proc").iterdir():
+        waiting = [self._world_pid, *(started.pid for started in self._started)]
+        while waiting:
+            pid = waiting.pop()
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and os.readlink(entry / "ns" / "net") == space[1]:
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    waiting += map(int, (thread / "children").read_text().split())
         return found
 
     # -------------------------------------------------------------- the provider
