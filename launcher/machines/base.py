@@ -161,6 +161,10 @@ def from_record(record: RunRecord) -> Endable:
         from launcher.machines.local import LocalMachine
 
         return LocalMachine.described(record.machine)
+    if kind == "cloud":
+        from launcher.machines.cloud import CloudMachine
+
+        return CloudMachine.described(record.machine)
     raise LaunchError(
         f"{record.id} is on a machine of kind {kind!r}, which this version cannot end",
         "a newer version wrote the record",

@@ -1,0 +1,260 @@
+"""A machine rented through SkyPilot: armed before anything else, taken down by the provider's own word.
+
+Neighbours: `base.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
+its bounded calls; `link.py` is the way to the runtime. `safety/guardian.py` ends it from its description.
+Knows nothing of prices, programs or the terminal.
+
+    arm     an empty launch: provisioned, and autodown armed about 25 s after the machine was asked for
+    push    the runtime's code, by an `exec`; never a second launch, which would re-arm autodown differently
+    down    by name, also in mid-launch; proven by the provider's list of the cluster's machines
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from launcher.errors import JobFailed, LaunchError
+from launcher.failpoints import passing
+from launcher.machines.base import Progress, Proof, silent
+from launcher.machines.link import Host
+from launcher.machines.sky_home import SkyHome
+from launcher.machines.sky_process import SkyProcess
+
+IMPORT_SECONDS = 60.0
+ARM_SECONDS = 1800.0
+PUSH_SECONDS = 600.0
+DOWN_SECONDS = 300.0
+ASK_SECONDS = 60.0
+# The provider's list may go on showing what is ending.
+GONE_SECONDS = 120.0
+# A provider that refuses once often does not refuse twice.
+_DOWN_ATTEMPTS = 2
+_POLL_SECONDS = 1.0
+_LOG_LINES = 12
+_UNFINISHED = ("INIT", "PENDING", "SETTING_UP", "RUNNING")
+
+
+class CloudMachine:
+    """One run's cluster. Its name is the run's id; `folder` is the run's own, `infra` where it may be.
+
+    `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
+    """
+
+    kind = "cloud"
+
+    def __init__(
+        self,
+        run_id: str,
+        folder: Path,
+        *,
+        infra: list[str],
+        gpus: str,
+        idle_minutes: int,
+        disk_gb: int | None = None,
+        keep: Callable[[dict[str, Any]], None] = lambda description: None,
+    ) -> None:
+        self._run_id = run_id
+        self._folder = folder.absolute()
+        self._infra = infra
+        self._gpus = gpus
+        self._idle_minutes = idle_minutes
+        self._disk_gb = disk_gb
+        self._keep = keep
+        # What the books said of the cluster while it was in them: how the provider is asked afterwards.
+        self._standing: dict[str, Any] | None = None
+        # Why the last attempt to end it failed.
+        self._trouble: str | None = None
+        self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
+        self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
+
+    @classmethod
+    def described(cls, description: dict[str, Any]) -> Self:
+        """The machine that `describe` described, perhaps in another process. It can be ended."""
+        machine = cls(
+            description["run_id"],
+            Path(description["folder"]),
+            infra=description["infra"],
+            gpus=description["gpus"],
+            idle_minutes=description["idle_minutes"],
+            disk_gb=description["disk_gb"],
+        )
+        machine._standing = description["standing"]
+        return machine
+
+    def describe(self) -> dict[str, Any]:
+        """See base.py."""
+        return {
+            "kind": self.kind,
+            "run_id": self._run_id,
+            "folder": str(self._folder),
+            "infra": self._infra,
+            "gpus": self._gpus,
+            "idle_minutes": self._idle_minutes,
+            "disk_gb": self._disk_gb,
+            "standing": self._standing,
+        }
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """What the cluster costs, by SkyPilot's catalog; None before it is armed."""
+        return None if self._standing is None else self._standing["price_per_hour"]
+
+    @property
+    def host(self) -> Host:
+        """How the machine is reached by ssh, once armed."""
+        if self._standing is None or self._standing["ssh"] is None:
+            raise LaunchError(f"{self._run_id} has no machine to reach", "it is not armed", None)
+        login = self._standing["ssh"]
+        return Host(
+            address=self._standing["address"],
+            user=login["user"],
+            key=Path(login["key"]),
+            known_hosts=self._folder / "known_hosts",
+            port=login["port"],
+            proxy_command=login["proxy_command"],
+        )
+
+    # -------------------------------------------------------------- up
+
+    def arm(self, progress: Progress = silent) -> None:
+        """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing then."""
+        self._home.make()
+        self._home.serve()
+        self._sky.call("version", IMPORT_SECONDS)
+        passing("cloud.launching")
+        self._standing = self._sky.call(
+            "launch",
+            ARM_SECONDS,
+            progress,
+            task_file=str(_task_file("arm.yaml")),
+            cluster=self._run_id,
+            infra=self._infra,
+            gpus=self._gpus,
+            disk_gb=self._disk_gb,
+            idle_minutes=self._idle_minutes,
+        )
+        self._keep(self.describe())
+
+    def push(self) -> None:
+        """Bring the runtime's code there: a folder with `runtime` and nothing else."""
+        import runtime
+
+        with tempfile.TemporaryDirectory(prefix="slipway-push-") as staging:
+            shutil.copytree(
+                Path(runtime.__file__).parent,
+                Path(staging) / "runtime",
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+            self.run_job("push", "test -d runtime", PUSH_SECONDS, workdir=Path(staging))
+
+    def run_job(
+        self,
+        name: str,
+        run: str,
+        bound_seconds: float,
+        *,
+        workdir: Path | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        """A script as a job on the machine, to its end. Raises JobFailed with its last line.
+
+        The bound is the machine's own: `timeout` ends the script there, whatever happens here.
+        """
+        bounded = f"timeout -k 10 {bound_seconds:.0f} bash -c {shlex.quote(run)}"
+        bound = time.monotonic() + bound_seconds + ASK_SECONDS
+        job = self._sky.call(
+            "run_job",
+            bound_seconds + ASK_SECONDS,
+            progress,
+            cluster=self._run_id,
+            name=name,
+            run=bounded,
+            workdir=None if workdir is None else str(workdir),
+        )["job"]
+        state = self._job_state(job)
+        while state in _UNFINISHED and time.monotonic() < bound:
+            time.sleep(_POLL_SECONDS)
+            state = self._job_state(job)
+        if state == "SUCCEEDED":
+            return
+        lines = self._sky.call("job_log", ASK_SECONDS, cluster=self._run_id, job=job, lines=_LOG_LINES)[
+            "lines"
+        ]
+        for line in lines:
+            progress(f"{name}: {line}")
+        said = [line for line in lines if line.strip()]
+        raise JobFailed(
+            f"{name} failed on the machine ({state or 'unknown'})",
+            said[-1].strip() if said else "it said nothing",
+            f"launch logs {self._run_id} --which {name}",
+        )
+
+    def _job_state(self, job: int) -> str | None:
+        return self._sky.call("job_state", ASK_SECONDS, cluster=self._run_id, job=job)["state"]
+
+    # -------------------------------------------------------------- down
+
+    def down(self) -> None:
+        """See base.py. By name, so it also ends a launch that is under way, whoever began it."""
+        if not self._home.folder.exists():
+            return
+        for attempt in range(_DOWN_ATTEMPTS):
+            try:
+                self._home.serve()
+                self._learn()
+                passing("cloud.downing")
+                self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
+                return
+            except LaunchError as error:  # the proof says what is left, and why
+                self._trouble = f"{error.message}: {error.why}"
+                time.sleep(_POLL_SECONDS if attempt + 1 < _DOWN_ATTEMPTS else 0)
+
+    def proof(self) -> Proof:
+        """The provider's own list has no machine of the cluster: SkyPilot's books alone prove nothing."""
+        if not self._home.folder.exists():
+            return Proof(True, "nothing had been asked of a provider")
+        try:
+            self._learn()
+            proof = self._ask_provider()
+        except LaunchError as error:
+            self._sky.end()
+            return Proof(False, f"{error.message}: {error.why}")
+        self._sky.end()
+        if proof.verified:
+            self._home.remove()
+        return proof
+
+    def _ask_provider(self) -> Proof:
+        if self._standing is None:
+            # SkyPilot writes a cluster into its books before it asks a provider for a machine.
+            return Proof(True, "no machine had been asked for")
+        provider = self._standing["provider"]
+        bound = time.monotonic() + GONE_SECONDS
+        while True:
+            left = self._sky.call("instances", ASK_SECONDS, provider=provider)["instances"]
+            if not left:
+                return Proof(True, f"{provider['name']} lists no machine of {provider['cluster_on_cloud']}")
+            if self._trouble is not None or time.monotonic() > bound:
+                why = "" if self._trouble is None else f" ({self._trouble})"
+                return Proof(False, f"{provider['name']} still lists {', '.join(left)}{why}")
+            time.sleep(_POLL_SECONDS)
+
+    def _learn(self) -> None:
+        """Keep what the books say of the cluster, as long as they have it."""
+        found = self._sky.call("standing", ASK_SECONDS, cluster=self._run_id)
+        if found is not None:
+            self._standing = found
+            self._keep(self.describe())
+
+
+def _task_file(name: str) -> Path:
+    """A task file: in the installed package, or in the checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "sky" / name
+    return installed if installed.exists() else package.parent / "sky" / name
