@@ -1,0 +1,136 @@
+"""A rented machine's life through our own calls, on the test cloud: SkyPilot, sshd and signals are real."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.cloud.rig import REPOSITORY, Rig, wait_until
+
+pytestmark = pytest.mark.slow
+
+_START = """
+import json, os, sys, time
+from pathlib import Path
+from launcher.errors import LaunchError
+from launcher.machines.base import from_record
+from launcher.machines.cloud import CloudMachine
+from launcher.machines.link import run_on
+from launcher.safety.records import RunRecord
+here = Path.cwd()
+begun = time.monotonic()
+def told(what):
+    print(f"[{time.monotonic() - begun:.1f}] {what}", flush=True)
+def keep(description):
+    (here / "described.json").write_text(json.dumps(description))
+machine = CloudMachine("slip-0123abcd", here / "run", infra=INFRA, gpus="H100:4", idle_minutes=10, keep=keep)
+keep(machine.describe())
+"""
+
+_LIFE = """
+machine.arm(told)
+told(f"armed: {machine.price_per_hour} {machine.describe()['standing']['where']}")
+folder = here / "run" / "skypilot"
+assert folder.stat().st_mode & 0o777 == 0o700
+told("home " + " ".join(run_on(machine.host, "ls -a ~ ~/.aws ~/.ssh").stdout.decode().split()))
+machine.push()
+told("pushed")
+machine.run_job("setup", "ls runtime/bootstrap.py && echo $((6 * 7))", 60, progress=told)
+told("job done")
+try:
+    machine.run_job("setup", "echo something; echo no driver here; exit 3", 60)
+except LaunchError as error:
+    told(f"code {error.exit_code}: {error.why}")
+machine.down()
+told("downed")
+told(machine.proof())
+assert not folder.exists()
+"""
+
+_NOWHERE = """
+try:
+    machine.arm()
+except LaunchError as error:
+    told(f"code {error.exit_code}: {error.message} | {error.why}")
+machine.down()
+told(machine.proof())
+"""
+
+_LAUNCHED = """
+machine.arm(told)
+"""
+
+_ENDED_BY_ANOTHER = """
+import time
+record = RunRecord("slip-0123abcd", time.time(), machine=json.loads((here / "described.json").read_text()))
+other = from_record(record)
+other.down()
+told("downed")
+told(other.proof())
+"""
+
+_REFUSED = """
+other = CloudMachine.described(json.loads((here / "described.json").read_text()))
+other.down()
+told(other.proof())
+"""
+
+
+def _program(text: str, infra: list[str] | None = None) -> list[str]:
+    whole = textwrap.dedent(f"INFRA = {infra or ['aws']!r}\n" + _START + text)
+    return [sys.executable, "-c", whole]
+
+
+def _environ(rig: Rig) -> dict[str, str]:
+    return rig.environ(PYTHONPATH=str(REPOSITORY))
+
+
+def _left_of_skypilot(rig: Rig) -> list[str]:
+    return [line for line in rig.processes().values() if "sky" in line.lower() and "tests.cloud" not in line]
+
+
+def test_a_machine_is_armed_pushed_to_and_down_by_the_providers_word(rig: Rig) -> None:
+    said = rig.run(_program(_LIFE), seconds=240, environ=_environ(rig)).ok()
+    print(said)
+    assert "armed: 27.52 AWS/us-east-1" in said
+    assert "code 6: no driver here" in said
+    assert "Proof(verified=True" in said
+    (run,) = rig.witness("run")
+    assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
+    assert not _left_of_skypilot(rig)
+
+
+def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing(rig: Rig) -> None:
+    rig.faults("no-capacity", " ".join(f"{r}{z}" for r in ("us-east-1", "us-west-2") for z in "abcdef"))
+    said = rig.run(_program(_NOWHERE), seconds=120, environ=_environ(rig)).ok()
+    print(said)
+    assert "code 4: " in said
+    assert "Proof(verified=True" in said
+    assert rig.witness("run-refused") and not rig.witness("run")
+    assert not _left_of_skypilot(rig)
+
+
+def test_g07_a_launch_that_was_killed_is_ended_by_another_process_and_only_proof_counts(rig: Rig) -> None:
+    log = rig.folder / "launched.log"
+    with log.open("wb") as output:
+        launched = rig.start(_program(_LAUNCHED), environ=_environ(rig), stdout=output, stderr=output)
+        wait_until(lambda: rig.witness("run"), 90, f"a machine\n{_tail(log)}")
+        rig.send(launched, signal.SIGKILL)
+    rig.faults("fail-describe")
+    said = rig.run(_program(_REFUSED), seconds=200, environ=_environ(rig)).ok()
+    print(said)
+    assert "Proof(verified=False" in said
+    rig.faults("fail-describe", None)
+    said = rig.run(_program(_ENDED_BY_ANOTHER), seconds=120, environ=_environ(rig)).ok()
+    print(said)
+    assert "Proof(verified=True" in said
+    assert not rig.alive()
+    assert not _left_of_skypilot(rig)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-2000:] if log.exists() else ""
