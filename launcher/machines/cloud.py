@@ -6,6 +6,7 @@ Knows nothing of prices, programs or the terminal.
 
     arm     an empty launch: provisioned, and autodown armed about 25 s after the machine was asked for
     push    the runtime's code, by an `exec`; never a second launch, which would re-arm autodown differently
+    setup   the runtime's environment, as a job; serve: its keeper, as a job, and the link to its gateway
     down    by name, also in mid-launch; proven by the provider's list of the cluster's machines
 """
 
@@ -17,14 +18,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from launcher.errors import JobFailed, LaunchError
+from launcher.errors import JobFailed, LaunchError, NotPulled
 from launcher.failpoints import passing
-from launcher.machines.base import Progress, Proof, silent
-from launcher.machines.link import Host
+from launcher.machines.base import Progress, Proof, PullReport, silent
+from launcher.machines.link import Host, Link, run_on
+from launcher.machines.local import make_own_folder, short_folder
+from launcher.machines.remote import RemoteFolder
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
+
+if TYPE_CHECKING:
+    from launcher.durable import Standing
+    from runtime.schema import RuntimeConfig
 
 IMPORT_SECONDS = 60.0
 ARM_SECONDS = 1800.0
@@ -35,8 +42,40 @@ ASK_SECONDS = 60.0
 GONE_SECONDS = 120.0
 # A provider that refuses once often does not refuse twice.
 _DOWN_ATTEMPTS = 2
+SETUP_SECONDS = 3600.0
 _POLL_SECONDS = 1.0
 _LOG_LINES = 12
+_PYTHON = "python"
+_TOKEN = "token"
+# On the machine, in the folder that `push` filled. What is wrong is said in the last line.
+_SETUP = """
+set -e
+if [ {gpus} -gt 0 ]; then
+  found=$(nvidia-smi -L | wc -l)
+  [ "$found" -ge {gpus} ] || {{ echo "{gpus} GPUs were rented, $found are there"; exit 1; }}
+fi
+root=~/.cache/slipway/environments
+mkdir -p "$root"
+free=$(df -k --output=avail "$root" | tail -1)
+if ! python3 -c 'import sys; from pathlib import Path; from runtime import bootstrap as b
+sys.exit(not b.is_ready(Path(sys.argv[1]), sys.argv[2]))' "$root" {variant}; then
+  [ "$free" -ge {needed_kilobytes} ] || {{ echo "the disk is too small: $free kB are free"; exit 1; }}
+fi
+python3 -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
+mv {python}.new {python}
+"""
+# The token is gone from the disk before anything reads it.
+_SERVE = """
+cd {state}
+python=$(cat {python})
+export PYTHONPATH=~/sky_workdir PATH="$(dirname "$python"):$PATH"
+exec 3< {token}
+rm {token}
+"$python" -m runtime.keeper --config {state}/runtime.json <&3 >> logs/keeper.log 2>&1 3<&-
+code=$?
+echo $code > exit
+exit $code
+"""
 _UNFINISHED = ("INIT", "PENDING", "SETTING_UP", "RUNNING")
 
 
@@ -57,6 +96,7 @@ class CloudMachine:
         gpus: str,
         idle_minutes: int,
         disk_gb: int | None = None,
+        variant: str = "cuda",
         keep: Callable[[dict[str, Any]], None] = lambda description: None,
     ) -> None:
         self._run_id = run_id
@@ -65,7 +105,10 @@ class CloudMachine:
         self._gpus = gpus
         self._idle_minutes = idle_minutes
         self._disk_gb = disk_gb
+        self._variant = variant
         self._keep = keep
+        self._link: Link | None = None
+        self._home_there: str | None = None
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
         self._standing: dict[str, Any] | None = None
         # Why the last attempt to end it failed.
@@ -83,6 +126,7 @@ class CloudMachine:
             gpus=description["gpus"],
             idle_minutes=description["idle_minutes"],
             disk_gb=description["disk_gb"],
+            variant=description["variant"],
         )
         machine._standing = description["standing"]
         return machine
@@ -97,6 +141,7 @@ class CloudMachine:
             "gpus": self._gpus,
             "idle_minutes": self._idle_minutes,
             "disk_gb": self._disk_gb,
+            "variant": self._variant,
             "standing": self._standing,
         }
 
@@ -119,6 +164,24 @@ class CloudMachine:
             port=login["port"],
             proxy_command=login["proxy_command"],
         )
+
+    @property
+    def state_dir(self) -> str:
+        """See base.py. Known once armed: it is below the home of the machine's user."""
+        return f"{self._user_home()}/slipway/{self._run_id}"
+
+    @property
+    def socket_dir(self) -> str:
+        """See base.py."""
+        return f"/tmp/{self._run_id}"
+
+    def _user_home(self) -> str:
+        if self._home_there is None:
+            self._home_there = run_on(self.host, 'printf %s "$HOME"').stdout.decode()
+        return self._home_there
+
+    def _remote(self) -> RemoteFolder:
+        return RemoteFolder(self.host, self.state_dir, self._folder / "machine")
 
     # -------------------------------------------------------------- up
 
@@ -152,6 +215,111 @@ class CloudMachine:
                 ignore=shutil.ignore_patterns("__pycache__"),
             )
             self.run_job("push", "test -d runtime", PUSH_SECONDS, workdir=Path(staging))
+
+    def setup(self, progress: Progress = silent) -> None:
+        """See base.py. What it builds is found built on an image that has it."""
+        self._remote().make(self.socket_dir)
+        from runtime.bootstrap import NEEDED_BYTES
+
+        gpus = int(self._gpus.partition(":")[2] or 1) if self._variant == "cuda" else 0
+        script = _SETUP.format(
+            gpus=gpus,
+            needed_kilobytes=NEEDED_BYTES[self._variant] // 1024,
+            variant=self._variant,
+            python=shlex.quote(f"{self.state_dir}/{_PYTHON}"),
+        )
+        self.run_job("setup", script, SETUP_SECONDS, progress=progress)
+
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+        """Start the keeper as a job, wait for the gateway through the link; the link's socket here."""
+        from launcher.machines.startup import START_SECONDS, Startup
+
+        remote = self._remote()
+        place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
+        place["model_path"] = self._model_there(config.model_path)
+        remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
+        remote.write(_TOKEN, token.encode() + b"\n")
+        script = _SERVE.format(state=shlex.quote(self.state_dir), python=_PYTHON, token=_TOKEN)
+        self._sky.call(
+            "run_job", PUSH_SECONDS, progress, cluster=self._run_id, name="serve", run=script, workdir=None
+        )
+        sockets = short_folder(self._run_id)
+        make_own_folder(sockets)
+        gateway = sockets / "gateway.sock"
+        link = self._link = Link(self.host, gateway, f"{self.socket_dir}/gateway.sock")
+        link.start()
+
+        def keeper_code() -> int | None:
+            remote.look()
+            return remote.exit_code()
+
+        Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, START_SECONDS)
+        return gateway
+
+    def _model_there(self, model_path: str) -> str:
+        """A hub name as it is; the model that comes with the runtime, where `push` brought it."""
+        import runtime
+
+        package = Path(runtime.__file__).parent
+        if not Path(model_path).is_relative_to(package):
+            return model_path
+        return f"{self._user_home()}/sky_workdir/runtime/{Path(model_path).relative_to(package)}"
+
+    def ended(self) -> str | None:
+        """See base.py."""
+        from launcher.machines.startup import reason_of_end
+
+        remote = self._remote()
+        try:
+            remote.look()
+        except LaunchError:  # a machine that cannot be reached may well be running
+            return None
+        return None if remote.exit_code() is None else reason_of_end(remote.here)
+
+    # -------------------------------------------------------------- results
+
+    def pull(self, into: Path) -> PullReport:
+        """See base.py. First to the run's folder here, then as from a run on this computer."""
+        from launcher import sync
+
+        return sync.pull(self._fetched(), into)
+
+    def committed(self) -> int | None:
+        """See base.py."""
+        from launcher import checkpoints
+
+        newest = checkpoints.newest_whole(self._fetched() / "checkpoints")
+        return None if newest is None else checkpoints.step_of(newest)
+
+    def secure(self, into: Path) -> Standing:
+        """See base.py."""
+        from launcher import sync
+
+        return sync.secure(self._fetched(), into)
+
+    def seed(self, results: Path) -> int:
+        """See base.py."""
+        from launcher import durable
+
+        with tempfile.TemporaryDirectory(prefix="slipway-seed-") as folder:
+            step = durable.seed(results, Path(folder))
+            remote = self._remote()
+            remote.make(self.socket_dir)
+            remote.send(Path(folder))
+        return step
+
+    def _fetched(self) -> Path:
+        """The machine's results, copied to the run's folder. Raises NotPulled."""
+        remote = self._remote()
+        try:
+            remote.fetch(remote.here)
+        except LaunchError as error:
+            raise NotPulled(
+                f"the results of {self._run_id} are still on the machine", error.why, error.hint
+            ) from error
+        return remote.here
+
+    # -------------------------------------------------------------- jobs
 
     def run_job(
         self,
@@ -202,6 +370,9 @@ class CloudMachine:
 
     def down(self) -> None:
         """See base.py. By name, so it also ends a launch that is under way, whoever began it."""
+        if self._link is not None:
+            self._link.close()
+        shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
         if not self._home.folder.exists():
             return
         for attempt in range(_DOWN_ATTEMPTS):

@@ -132,9 +132,7 @@ class Link:
 
     def open(self, bound_seconds: float = OPEN_SECONDS) -> Path:
         """The local socket, once the machine has answered through it. Raises PreflightError, LaunchError."""
-        self._heard_at = time.monotonic()
-        self._supervisor = threading.Thread(target=self._supervise, name="link", daemon=True)
-        self._supervisor.start()
+        self.start()
         bound = time.monotonic() + bound_seconds
         while self.latency_ms is None:
             if self._failure is not None:
@@ -146,6 +144,12 @@ class Link:
                 raise _lost(self._host, said or f"nothing answered within {bound_seconds:.0f} s")
             time.sleep(_PAUSE_SECONDS / 2)
         return self._local
+
+    def start(self) -> None:
+        """Begin to supervise, and wait for nothing: what is to answer there may not be up yet."""
+        self._heard_at = time.monotonic()
+        self._supervisor = threading.Thread(target=self._supervise, name="link", daemon=True)
+        self._supervisor.start()
 
     def close(self) -> None:
         """End ssh and remove the socket; may be called twice."""

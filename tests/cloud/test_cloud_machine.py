@@ -94,7 +94,7 @@ def _left_of_skypilot(rig: Rig) -> list[str]:
 
 
 def test_a_machine_is_armed_pushed_to_and_down_by_the_providers_word(rig: Rig) -> None:
-    said = rig.run(_program(_LIFE), seconds=240, environ=_environ(rig)).ok()
+    said = rig.run(_program(_LIFE), seconds=600, environ=_environ(rig)).ok()
     print(said)
     assert "armed: 27.52 AWS/us-east-1" in said
     assert "code 6: no driver here" in said
@@ -106,7 +106,7 @@ def test_a_machine_is_armed_pushed_to_and_down_by_the_providers_word(rig: Rig) -
 
 def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing(rig: Rig) -> None:
     rig.faults("no-capacity", " ".join(f"{r}{z}" for r in ("us-east-1", "us-west-2") for z in "abcdef"))
-    said = rig.run(_program(_NOWHERE), seconds=120, environ=_environ(rig)).ok()
+    said = rig.run(_program(_NOWHERE), seconds=600, environ=_environ(rig)).ok()
     print(said)
     assert "code 4: " in said
     assert "Proof(verified=True" in said
@@ -118,14 +118,14 @@ def test_g07_a_launch_that_was_killed_is_ended_by_another_process_and_only_proof
     log = rig.folder / "launched.log"
     with log.open("wb") as output:
         launched = rig.start(_program(_LAUNCHED), environ=_environ(rig), stdout=output, stderr=output)
-        wait_until(lambda: rig.witness("run"), 90, f"a machine\n{_tail(log)}")
+        wait_until(lambda: rig.witness("run"), 300, f"a machine\n{_tail(log)}")
         rig.send(launched, signal.SIGKILL)
     rig.faults("fail-describe")
-    said = rig.run(_program(_REFUSED), seconds=200, environ=_environ(rig)).ok()
+    said = rig.run(_program(_REFUSED), seconds=600, environ=_environ(rig)).ok()
     print(said)
     assert "Proof(verified=False" in said
     rig.faults("fail-describe", None)
-    said = rig.run(_program(_ENDED_BY_ANOTHER), seconds=120, environ=_environ(rig)).ok()
+    said = rig.run(_program(_ENDED_BY_ANOTHER), seconds=600, environ=_environ(rig)).ok()
     print(said)
     assert "Proof(verified=True" in said
     assert not rig.alive()

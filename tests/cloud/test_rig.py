@@ -36,7 +36,7 @@ _OWNER = textwrap.dedent("""
 
 def test_skypilot_launches_and_ends_a_machine_by_itself(rig: Rig) -> None:
     yaml = str(REPOSITORY / "sky" / "arm.yaml")
-    said = rig.run([sys.executable, "-c", _LAUNCH, yaml], seconds=240).ok()
+    said = rig.run([sys.executable, "-c", _LAUNCH, yaml], seconds=600).ok()
     assert "('slip-0123abcd', 10, True)" in said
     (run,) = rig.witness("run")
     assert run["type"] == "p5.24xlarge"

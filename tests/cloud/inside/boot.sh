@@ -3,7 +3,7 @@
 # side of it, the disk and the network card, then what cloud-init and the image do on a rented one.
 #   FOLDER   the machine's scratch folder    ADDRESS  its address, with bits    NAME  its host name
 #   LOGIN    the user cloud-init makes       IMAGE    the baked image           RIG   this folder's parent
-#   ENDPOINT the provider's API              BINDS    SOURCE:TARGET lines, mounted read-only
+#   ENDPOINT the provider's API              BINDS    SOURCE:TARGET lines: folders of this computer's
 set -euo pipefail
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
@@ -41,11 +41,14 @@ cp "$FOLDER/seed.json" "$R/run/seed.json"
 cp "$FOLDER/authorized_keys" "$R/run/authorized_keys"
 HOME_FOLDER=/home/$LOGIN
 mkdir -p "$R$HOME_FOLDER"
+layers=0
 while IFS=: read -r source target; do
   [ -n "$source" ] || continue
   target=${target/#\~/$HOME_FOLDER}
-  mkdir -p "$R$target"
-  mount --bind -o ro "$source" "$R$target"
+  layer=$FOLDER/disk/$((++layers))
+  mkdir -p "$R$target" "$layer/upper" "$layer/work"
+  # Copy-on-write, its own folder open to all: on this computer it may be its owner's alone.
+  mount -t overlay overlay -o "lowerdir=$source,upperdir=$layer/upper,workdir=$layer/work" "$R$target"
 done <<<"$BINDS"
 hostname "$NAME"
 echo "$NAME" >"$R/etc/hostname"
