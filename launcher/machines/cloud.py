@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from launcher.errors import JobFailed, LaunchError, NotPulled
 from launcher.failpoints import passing
+from launcher.machines import scripts
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
@@ -45,37 +46,6 @@ _DOWN_ATTEMPTS = 2
 SETUP_SECONDS = 3600.0
 _POLL_SECONDS = 1.0
 _LOG_LINES = 12
-_PYTHON = "python"
-_TOKEN = "token"
-# On the machine, in the folder that `push` filled. What is wrong is said in the last line.
-_SETUP = """
-set -e
-if [ {gpus} -gt 0 ]; then
-  found=$(nvidia-smi -L | wc -l)
-  [ "$found" -ge {gpus} ] || {{ echo "{gpus} GPUs were rented, $found are there"; exit 1; }}
-fi
-root=~/.cache/slipway/environments
-mkdir -p "$root"
-free=$(df -k --output=avail "$root" | tail -1)
-if ! python3 -c 'import sys; from pathlib import Path; from runtime import bootstrap as b
-sys.exit(not b.is_ready(Path(sys.argv[1]), sys.argv[2]))' "$root" {variant}; then
-  [ "$free" -ge {needed_kilobytes} ] || {{ echo "the disk is too small: $free kB are free"; exit 1; }}
-fi
-python3 -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
-mv {python}.new {python}
-"""
-# The token is gone from the disk before anything reads it.
-_SERVE = """
-cd {state}
-python=$(cat {python})
-export PYTHONPATH=~/sky_workdir PATH="$(dirname "$python"):$PATH"
-exec 3< {token}
-rm {token}
-"$python" -m runtime.keeper --config {state}/runtime.json <&3 >> logs/keeper.log 2>&1 3<&-
-code=$?
-echo $code > exit
-exit $code
-"""
 _UNFINISHED = ("INIT", "PENDING", "SETTING_UP", "RUNNING")
 
 
@@ -219,15 +189,8 @@ class CloudMachine:
     def setup(self, progress: Progress = silent) -> None:
         """See base.py. What it builds is found built on an image that has it."""
         self._remote().make(self.socket_dir)
-        from runtime.bootstrap import NEEDED_BYTES
-
         gpus = int(self._gpus.partition(":")[2] or 1) if self._variant == "cuda" else 0
-        script = _SETUP.format(
-            gpus=gpus,
-            needed_kilobytes=NEEDED_BYTES[self._variant] // 1024,
-            variant=self._variant,
-            python=shlex.quote(f"{self.state_dir}/{_PYTHON}"),
-        )
+        script = scripts.setup(self.state_dir, self._variant, gpus)
         self.run_job("setup", script, SETUP_SECONDS, progress=progress)
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
@@ -238,11 +201,9 @@ class CloudMachine:
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         place["model_path"] = self._model_there(config.model_path)
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
-        remote.write(_TOKEN, token.encode() + b"\n")
-        script = _SERVE.format(state=shlex.quote(self.state_dir), python=_PYTHON, token=_TOKEN)
-        self._sky.call(
-            "run_job", PUSH_SECONDS, progress, cluster=self._run_id, name="serve", run=script, workdir=None
-        )
+        remote.write(scripts.TOKEN, token.encode() + b"\n")
+        job = {"name": "serve", "run": scripts.serve(self.state_dir), "workdir": None}
+        self._sky.call("run_job", PUSH_SECONDS, progress, cluster=self._run_id, **job)
         sockets = short_folder(self._run_id)
         make_own_folder(sockets)
         gateway = sockets / "gateway.sock"
@@ -263,7 +224,7 @@ class CloudMachine:
         package = Path(runtime.__file__).parent
         if not Path(model_path).is_relative_to(package):
             return model_path
-        return f"{self._user_home()}/sky_workdir/runtime/{Path(model_path).relative_to(package)}"
+        return f"{self._user_home()}/{scripts.CODE}/runtime/{Path(model_path).relative_to(package)}"
 
     def ended(self) -> str | None:
         """See base.py."""

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from launcher.errors import LaunchError
 from launcher.machines.link import Host, run_on
+from launcher.machines.scripts import EXIT
 
 # What a run's results are made of; samples and batches stay on the machine.
 RESULTS = ("checkpoints", "metrics.jsonl", "publications.jsonl", "logs")
-_STATES = ("keeper.json", "supervisor.json", "trainer.json", "exit")
+_STATES = ("keeper.json", "supervisor.json", "trainer.json", EXIT)
 _WRITE_SECONDS = 30.0
 _LOOK_SECONDS = 20.0
 _LOOK_EVERY_SECONDS = 1.0
@@ -39,7 +40,8 @@ class RemoteFolder:
         self._looked_at = 0.0
 
     def make(self, sockets: str) -> None:
-        """The run's folder and its folder of sockets, for nobody but the machine's user."""
+        """The run's folder, there and here, and its folder of sockets there; for nobody but their user."""
+        self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
         places = f"{shlex.quote(self.there)}/logs {shlex.quote(sockets)}"
         self._shell(f"umask 077 && mkdir -p {places} && chmod 700 {places}", "make its folders")
 
@@ -61,7 +63,6 @@ class RemoteFolder:
             "look at it",
             bound_seconds=_LOOK_SECONDS,
         )
-        self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tarfile.open(fileobj=io.BytesIO(said)) as seen:
             seen.extractall(self.here, filter="data")
         self._looked_at = time.monotonic()
@@ -69,7 +70,7 @@ class RemoteFolder:
     def exit_code(self) -> int | None:
         """What the runtime's keeper ended with, as of the last look; None while it runs."""
         try:
-            return int((self.here / "exit").read_text())
+            return int((self.here / EXIT).read_text())
         except (FileNotFoundError, ValueError):
             return None
 

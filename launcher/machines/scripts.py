@@ -1,0 +1,70 @@
+"""What runs on a rented machine, as text for a job: setting up, and serving.
+
+Neighbours: `cloud.py` submits these, `runtime/bootstrap.py` and `runtime/keeper.py` are what they run. Both
+run in `CODE`, the folder that `push` filled. No secret is in them. Knows nothing of how a job gets there.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+# Below the home of the machine's user: where SkyPilot brings a task's folder.
+CODE = "sky_workdir"
+ENVIRONMENTS = "~/.cache/slipway/environments"
+# In the run's folder there: the environment's python, the run's token, what the keeper ended with.
+PYTHON = "python"
+TOKEN = "token"
+EXIT = "exit"
+
+# What is wrong is said in the last line.
+_SETUP = """
+set -e
+if [ {gpus} -gt 0 ]; then
+  found=$(nvidia-smi -L | wc -l)
+  [ "$found" -ge {gpus} ] || {{ echo "{gpus} GPUs were rented, $found are there"; exit 1; }}
+fi
+root={environments}
+mkdir -p "$root"
+if ! python3 -c '{is_ready}' "$root"; then
+  free=$(df -k --output=avail "$root" | tail -1)
+  [ "$free" -ge {needed_kilobytes} ] || {{ echo "the disk is too small: $free kB are free"; exit 1; }}
+fi
+python3 -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
+mv {python}.new {python}
+"""
+_IS_READY = (
+    "import sys; from pathlib import Path; from runtime import bootstrap; "
+    'sys.exit(not bootstrap.is_ready(Path(sys.argv[1]), "{variant}"))'
+)
+# The token is off the disk before anything else starts.
+_SERVE = """
+cd {state}
+exec 3< {token}
+rm {token}
+code=~/{code}
+python=$(cat {python})
+export PYTHONPATH="$code" PATH="$(dirname "$python"):$PATH"
+"$python" -m runtime.keeper --config {state}/runtime.json <&3 >> logs/keeper.log 2>&1 3<&-
+ended=$?
+echo $ended > {exit}
+exit $ended
+"""
+
+
+def setup(state_dir: str, variant: str, gpus: int) -> str:
+    """Count the GPUs (0: none are needed), look at the disk, build the environment or find it built."""
+    from runtime.bootstrap import NEEDED_BYTES
+
+    return _SETUP.format(
+        gpus=gpus,
+        environments=ENVIRONMENTS,
+        is_ready=_IS_READY.format(variant=variant),
+        needed_kilobytes=NEEDED_BYTES[variant] // 1024,
+        variant=variant,
+        python=shlex.quote(f"{state_dir}/{PYTHON}"),
+    )
+
+
+def serve(state_dir: str) -> str:
+    """Run the keeper to its end, with the token that was written for it."""
+    return _SERVE.format(state=shlex.quote(state_dir), token=TOKEN, code=CODE, python=PYTHON, exit=EXIT)
