@@ -93,8 +93,8 @@ class SkyHome:
             self._link_credentials(cloud, user_home)
         for kept in _KEPT:
             if (user_home / kept).is_dir() and not (self.folder / kept).exists():
-                # Written anew: by its time SkyPilot judges whether its wheel is older than its code.
-                shutil.copytree(user_home / kept, self.folder / kept, copy_function=shutil.copyfile)
+                # With its times: by them SkyPilot judges whether its wheel is older than its code.
+                shutil.copytree(user_home / kept, self.folder / kept)
         config: dict[str, object] = {"allowed_clouds": self._clouds}
         config |= {cloud: {"remote_identity": "NO_UPLOAD"} for cloud in self._clouds if cloud in _NO_UPLOAD}
         (self.folder / ".sky" / "config.yaml").write_text(json.dumps(config) + "\n")  # JSON is YAML

@@ -122,8 +122,12 @@ class Rig:
         (aws / "credentials").chmod(0o600)
         sky = self.home / ".sky"
         shutil.copytree(HERE / "catalogs", sky / "catalogs")
-        # Newer than the installed package, so that SkyPilot does not build it again.
-        shutil.copytree(baked / "wheels", sky / "wheels", copy_function=shutil.copyfile)
+        shutil.copytree(baked / "wheels", sky / "wheels")
+        # A wheel older than its package is built again, and a package grows younger whenever Python first
+        # compiles a module in it.
+        tomorrow = time.time() + 86400
+        for path in (sky / "wheels").rglob("*"):
+            os.utime(path, (tomorrow, tomorrow))
         (self.folder / provider.FAULTS).mkdir()
 
     # -------------------------------------------------------------- the laptop
