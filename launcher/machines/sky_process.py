@@ -35,7 +35,7 @@ _NO_CATALOG = ("catalog", "Catalog")
 _UNINSTALLED = "ModuleNotFoundError"
 
 
-class SkyCallError(LaunchError):
+class SkyCallError(PreflightError):
     """A call that SkyPilot answered with an error none of the others fits; `kinds` are its class names."""
 
     def __init__(self, call: str, kinds: list[str], text: str, log: Path) -> None:

@@ -10,8 +10,11 @@ import pytest
 
 from launcher.errors import CapacityError, PreflightError
 from launcher.machines import sky_process
+from launcher.machines.base import Machine, from_record
+from launcher.machines.cloud import CloudMachine
 from launcher.machines.sky_home import SkyHome, clouds_of
 from launcher.machines.sky_process import SkyCallError, SkyCallLateError, SkyProcess
+from launcher.safety.records import RunRecord
 
 FIVE = (".aws/credentials", ".config/gcloud/key.json", ".azure/token", ".lambda_cloud/keys", ".runpod/config")
 
@@ -23,6 +26,11 @@ def user_home(tmp_path: Path) -> Path:
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(f"secret of {name}")
     return home
+
+
+def _is_a_machine(machine: CloudMachine) -> Machine:
+    """For the type checker: it keeps the protocol."""
+    return machine
 
 
 def _home(tmp_path: Path, *infra: str) -> SkyHome:
@@ -80,6 +88,17 @@ def test_the_port_is_chosen_once(tmp_path: Path, user_home: Path) -> None:
     assert not home.healthy()
 
 
+def test_a_rented_machine_is_found_again_from_its_record(tmp_path: Path) -> None:
+    machine = CloudMachine("slip-0123abcd", tmp_path, infra=["aws"], gpus="H100:4", idle_minutes=10)
+    record = RunRecord("slip-0123abcd", created=0.0, machine=_is_a_machine(machine).describe())
+    found = from_record(RunRecord.from_json(record.to_json()))
+    assert isinstance(found, CloudMachine)
+    assert found.describe() == machine.describe()
+    found.down()
+    assert found.proof().verified  # nothing was ever asked of a provider
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("kinds", "text", "error", "code"),
     [
@@ -88,7 +107,7 @@ def test_the_port_is_chosen_once(tmp_path: Path, user_home: Path) -> None:
         (["ApiServerConnectionError", "RuntimeError"], "Could not connect", PreflightError, 3),
         (["ModuleNotFoundError", "ImportError"], "No module named 'sky'", PreflightError, 3),
         (["URLError", "OSError"], "Failed to fetch aws catalog v8/vms.csv", PreflightError, 3),
-        (["CloudError", "Exception"], "cluster\n\x1b[31mnot authorized\x1b[0m", SkyCallError, 1),
+        (["CloudError", "Exception"], "cluster\n\x1b[31mnot authorized\x1b[0m", SkyCallError, 3),
     ],
 )
 def test_skypilots_errors_become_ours(
