@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import textwrap
@@ -27,7 +28,9 @@ def told(what):
     print(f"[{time.monotonic() - begun:.1f}] {what}", flush=True)
 def keep(description):
     (here / "described.json").write_text(json.dumps(description))
-machine = CloudMachine("slip-0123abcd", here / "run", infra=INFRA, gpus="H100:4", idle_minutes=10, keep=keep)
+machine = CloudMachine(
+    "slip-0123abcd", here / "run", infra=["aws"], gpus="H100:4", idle_minutes=10, variant="cpu", keep=keep
+)
 keep(machine.describe())
 """
 
@@ -49,6 +52,30 @@ machine.down()
 told("downed")
 told(machine.proof())
 assert not folder.exists()
+"""
+
+_SERVED = """
+import secrets
+from launcher.machines.unix_http import get_json
+from runtime.schema import RuntimeConfig
+token = secrets.token_urlsafe(16)
+machine.arm()
+told("armed")
+machine.push()
+told("pushed")
+machine.setup(told)
+told("set up")
+config = RuntimeConfig(
+    run_id="slip-0123abcd", model_path=MODEL, state_dir=machine.state_dir, socket_dir=machine.socket_dir
+)
+gateway = machine.serve(config, token, told)
+told(f"served: {get_json(gateway, '/healthz')} {get_json(gateway, '/slipway/status', token)[1]['phase']}")
+assert machine.ended() is None
+report = machine.pull(here / "results")
+told(f"pulled {report.files} files: {sorted(p.name for p in (here / 'results' / 'logs').iterdir())}")
+machine.down()
+told(machine.proof())
+assert not gateway.exists()
 """
 
 _NOWHERE = """
@@ -80,9 +107,9 @@ told(other.proof())
 """
 
 
-def _program(text: str, infra: list[str] | None = None) -> list[str]:
-    whole = textwrap.dedent(f"INFRA = {infra or ['aws']!r}\n" + _START + text)
-    return [sys.executable, "-c", whole]
+def _program(text: str) -> list[str]:
+    model = str(REPOSITORY / "runtime" / "tiny" / "model")
+    return [sys.executable, "-c", textwrap.dedent(f"MODEL = {model!r}\n" + _START + text)]
 
 
 def _environ(rig: Rig) -> dict[str, str]:
@@ -102,6 +129,15 @@ def test_a_machine_is_armed_pushed_to_and_down_by_the_providers_word(rig: Rig) -
     (run,) = rig.witness("run")
     assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
     assert not _left_of_skypilot(rig)
+
+
+def test_a_runtime_with_the_tiny_model_answers_through_the_link(runtime_rig: Rig) -> None:
+    said = runtime_rig.run(_program(_SERVED), seconds=900, environ=_environ(runtime_rig)).ok()
+    print(said)
+    assert re.search(r"served: \(200, .*\) ready", said)
+    assert "Proof(verified=True" in said
+    assert not runtime_rig.alive()
+    assert not _left_of_skypilot(runtime_rig)
 
 
 def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing(rig: Rig) -> None:

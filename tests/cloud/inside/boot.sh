@@ -24,6 +24,7 @@ R=$FOLDER/root
 mount -t proc proc "$R/proc"
 mount --rbind /sys "$R/sys"
 mount --rbind /dev "$R/dev"
+mount -t tmpfs -o mode=1777 tmpfs "$R/dev/shm"
 mount -t tmpfs tmpfs "$R/sys/fs/cgroup" || true
 # What is not the distribution's own is not on the machine: homes, work trees, scratch.
 mkdir -p "$R/mnt" "$R/opt"
