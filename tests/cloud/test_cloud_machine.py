@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def told(what):
 def keep(description):
     (here / "described.json").write_text(json.dumps(description))
 machine = CloudMachine(
-    "slip-0123abcd", here / "run", infra=["aws"], gpus="H100:4", idle_minutes=10, variant="cpu", keep=keep
+    "slip-0123abcd", here / "run", infra=["aws"], gpus="H100:4", idle_minutes=IDLE, variant="cpu", keep=keep
 )
 keep(machine.describe())
 """
@@ -91,6 +92,16 @@ _LAUNCHED = """
 machine.arm(told)
 """
 
+# Everything of the laptop dies at once after arming: what is left is the machine's own timer.
+_LAPTOP_LOST = """
+import signal
+machine.arm()
+told("armed")
+machine._sky.end()
+for process in machine._home.processes():
+    process.send(signal.SIGKILL)
+"""
+
 _ENDED_BY_ANOTHER = """
 import time
 record = RunRecord("slip-0123abcd", time.time(), machine=json.loads((here / "described.json").read_text()))
@@ -107,9 +118,10 @@ told(other.proof())
 """
 
 
-def _program(text: str) -> list[str]:
+def _program(text: str, idle_minutes: int = 10) -> list[str]:
     model = str(REPOSITORY / "runtime" / "tiny" / "model")
-    return [sys.executable, "-c", textwrap.dedent(f"MODEL = {model!r}\n" + _START + text)]
+    given = f"MODEL = {model!r}\nIDLE = {idle_minutes}\n"
+    return [sys.executable, "-c", textwrap.dedent(given + _START + text)]
 
 
 def _environ(rig: Rig) -> dict[str, str]:
@@ -117,7 +129,7 @@ def _environ(rig: Rig) -> dict[str, str]:
 
 
 def _left_of_skypilot(rig: Rig) -> list[str]:
-    return [line for line in rig.processes().values() if "sky" in line.lower() and "tests.cloud" not in line]
+    return [line for line in rig.processes().values() if "sky.server" in line or "sky_calls" in line]
 
 
 def test_a_machine_is_armed_pushed_to_and_down_by_the_providers_word(rig: Rig) -> None:
@@ -166,6 +178,16 @@ def test_g07_a_launch_that_was_killed_is_ended_by_another_process_and_only_proof
     assert "Proof(verified=True" in said
     assert not rig.alive()
     assert not _left_of_skypilot(rig)
+
+
+def test_g04_an_armed_machine_ends_itself_when_everything_of_the_laptop_is_gone(rig: Rig) -> None:
+    print(rig.run(_program(_LAPTOP_LOST, idle_minutes=1), seconds=600, environ=_environ(rig)).ok())
+    begun = time.monotonic()
+    assert not _left_of_skypilot(rig)
+    assert rig.alive()
+    # SkyPilot looks at the clock once a minute: idle + a tick + what a busy computer adds.
+    wait_until(lambda: not rig.alive(), 240, "the machine's own timer")
+    print(f"terminated {time.monotonic() - begun:.0f} s after the laptop died")
 
 
 def _tail(log: Path) -> str:
