@@ -129,7 +129,9 @@ def _environ(rig: Rig) -> dict[str, str]:
 
 
 def _left_of_skypilot(rig: Rig) -> list[str]:
-    return [line for line in rig.processes().values() if "sky.server" in line or "sky_calls" in line]
+    """Its processes on the laptop, under their own names and the ones it gives itself."""
+    names = ("sky.server", "SkyPilot:", "sky_calls")
+    return [line for line in rig.processes().values() if any(name in line for name in names)]
 
 
 def test_a_machine_is_armed_pushed_to_and_down_by_the_providers_word(rig: Rig) -> None:
