@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 Json = dict[str, Any]
+
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# How SkyPilot shows a line of a job: (setup, pid=123) the line
+_AROUND = 8
+_OF_A_JOB = re.compile(r"\([^)]*pid=\d+[^)]*\) ?(.*)")
 
 
 def version() -> Json:
@@ -72,14 +78,16 @@ def job_state(cluster: str, job: int) -> Json:
 
 
 def job_log(cluster: str, job: int, lines: int) -> Json:
-    """The last lines a job printed."""
+    """The last lines a job printed itself; SkyPilot's own around them are left out."""
     import io
 
     import sky
 
     text = io.StringIO()
-    sky.tail_logs(cluster, job, follow=False, tail=lines, output_stream=text)
-    return {"lines": text.getvalue().splitlines()[-lines:]}
+    sky.tail_logs(cluster, job, follow=False, tail=lines + _AROUND, output_stream=text)
+    plain = (_COLOUR.sub("", line).rstrip() for line in text.getvalue().splitlines())
+    said = [found[1] for line in plain if (found := _OF_A_JOB.match(line))]
+    return {"lines": said[-lines:]}
 
 
 def down(cluster: str) -> Json:
