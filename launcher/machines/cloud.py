@@ -342,10 +342,20 @@ class CloudMachine:
                 self._learn()
                 passing("cloud.downing")
                 self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
+                self._end_forgotten()
+                self._trouble = None
                 return
             except LaunchError as error:  # the proof says what is left, and why
                 self._trouble = f"{error.message}: {error.why}"
                 time.sleep(_POLL_SECONDS if attempt + 1 < _DOWN_ATTEMPTS else 0)
+
+    def _end_forgotten(self) -> None:
+        """Machines the provider still lists although SkyPilot is done with the cluster, or never knew."""
+        if self._standing is None:
+            return
+        provider = self._standing["provider"]
+        if self._sky.call("instances", ASK_SECONDS, provider=provider)["instances"]:
+            self._sky.call("terminate", DOWN_SECONDS, provider=provider)
 
     def proof(self) -> Proof:
         """The provider's own list has no machine of the cluster: SkyPilot's books alone prove nothing."""

@@ -154,9 +154,16 @@ def instances(provider: Json) -> Json:
     return {"instances": sorted(found)}
 
 
-_CALLS: dict[str, Callable[..., Json | None]] = {
-    call.__name__: call for call in (version, launch, run_job, job_state, job_log, down, standing, instances)
-}
+def terminate(provider: Json) -> Json:
+    """End the cluster's machines at the provider itself: for those SkyPilot has forgotten."""
+    from sky import provision
+
+    provision.terminate_instances(provider["name"], provider["cluster_on_cloud"], provider["config"])
+    return {}
+
+
+_OFFERED = (version, launch, run_job, job_state, job_log, down, standing, instances, terminate)
+_CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in _OFFERED}
 
 
 def main() -> None:
