@@ -165,7 +165,7 @@ class CloudMachine:
             "launch",
             ARM_SECONDS,
             progress,
-            task_file=str(_task_file("arm.yaml")),
+            task_file=str(scripts.task_file("arm.yaml")),
             cluster=self._run_id,
             infra=self._infra,
             gpus=self._gpus,
@@ -393,10 +393,3 @@ class CloudMachine:
         if found is not None:
             self._standing = found
             self._keep(self.describe())
-
-
-def _task_file(name: str) -> Path:
-    """A task file: in the installed package, or in the checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "sky" / name
-    return installed if installed.exists() else package.parent / "sky" / name

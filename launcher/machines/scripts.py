@@ -1,4 +1,4 @@
-"""What runs on a rented machine, as text for a job: setting up, and serving.
+"""What runs on a rented machine: the task it is launched with; setting up and serving, as text for a job.
 
 Neighbours: `cloud.py` submits these, `runtime/bootstrap.py` and `runtime/keeper.py` are what they run. Both
 run in `CODE`, the folder that `push` filled. No secret is in them. Knows nothing of how a job gets there.
@@ -7,6 +7,7 @@ run in `CODE`, the folder that `push` filled. No secret is in them. Knows nothin
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 # Below the home of the machine's user: where SkyPilot brings a task's folder.
 CODE = "sky_workdir"
@@ -68,3 +69,10 @@ def setup(state_dir: str, variant: str, gpus: int) -> str:
 def serve(state_dir: str) -> str:
     """Run the keeper to its end, with the token that was written for it."""
     return _SERVE.format(state=shlex.quote(state_dir), token=TOKEN, code=CODE, python=PYTHON, exit=EXIT)
+
+
+def task_file(name: str) -> Path:
+    """A task file: in the installed package, or in the checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "sky" / name
+    return installed if installed.exists() else package.parent / "sky" / name
