@@ -375,7 +375,7 @@ class CloudMachine:
     def _ask_provider(self) -> Proof:
         if self._standing is None:
             # SkyPilot writes a cluster into its books before it asks a provider for a machine.
-            return Proof(True, "no machine had been asked for")
+            return Proof(True, f"no cluster {self._run_id} came up, none is on SkyPilot's books")
         provider = self._standing["provider"]
         bound = time.monotonic() + GONE_SECONDS
         while True:

@@ -164,6 +164,16 @@ def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing(rig: Rig) -> None:
     assert not _left_of_skypilot(rig)
 
 
+def test_g01_machines_whose_making_was_answered_with_an_error_are_ended(rig: Rig) -> None:
+    rig.faults("create-then-error")
+    said = rig.run(_program(_NOWHERE), seconds=600, environ=_environ(rig)).ok()
+    print(said)
+    assert re.search(r"code [34]: ", said)
+    assert "Proof(verified=True" in said
+    assert rig.witness("run-answer-lost") and rig.witness("run")
+    assert not rig.alive()
+
+
 def test_g07_a_launch_that_was_killed_is_ended_by_another_process_and_only_proof_counts(rig: Rig) -> None:
     log = rig.folder / "launched.log"
     with log.open("wb") as output:
