@@ -89,6 +89,7 @@ class Provider:
         self._image = image
         self._binds = binds
         self._machines: dict[str, Machine] = {}
+        self._answers: dict[str | None, Any] = {}
         self._next_host = 1
         self._lock = threading.Lock()
 
@@ -141,7 +142,11 @@ class Provider:
         return end
 
     def _run_instances(self, original: Callable[..., Any], response: Any) -> Any:
-        answer = original(response)
+        # As EC2 does: a request that is repeated, as boto3 does after an error, makes nothing a second time.
+        token = response.querystring.get("ClientToken", [None])[0]
+        if token is None or token not in self._answers:
+            self._answers[token] = original(response)
+        answer = self._answers[token]
         if self.faults.get("create-then-error") is not None:
             self.witness.write("run-answer-lost")
             raise _refusal("InternalError", "An internal error has occurred after the instance was made.")
