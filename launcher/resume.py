@@ -32,6 +32,13 @@ _KEPT = {
     "port": "port",
     "openai_env": "openai_env",
     "wandb": "wandb",
+    "gpus": "gpus",
+    "infra": "infra",
+    "train_gpus": "train_gpus",
+    "infer_gpus": "infer_gpus",
+    "disk": "disk_gb",
+    "idle": "idle_seconds",
+    "max_price": "max_price",
 }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher import durable
+from launcher import consent, durable
 from launcher.endpoint import RESULTS, Endpoint, is_open, token_file
 from launcher.errors import EXIT_OK, LaunchError, UsageError, suggestion
 from launcher.home import Home
@@ -121,7 +121,7 @@ def gc(output: Output, older_than: str | None, unpulled: bool, yes: bool) -> int
     elif yes or _agreed(output, columns(rows), len(finds)):
         return _remove(output, finds)
     else:
-        shown = "" if _asks(output) else columns(rows)
+        shown = "" if consent.can_ask(output) else columns(rows)
         output.result({"found": [find.to_dict() for find in finds], "removed": False}, shown)
         output.note("nothing was removed: launch gc --yes")
     return EXIT_OK
@@ -175,18 +175,12 @@ def _a_word_when_slow(output: Output, text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _asks(output: Output) -> bool:
-    """Whether somebody is there to answer."""
-    return not output.as_json and sys.stdin.isatty() and sys.stderr.isatty()
-
-
 def _agreed(output: Output, shown: str, count: int) -> bool:
     """Show what would go and ask; without a terminal nobody is asked, and nothing goes."""
-    if not _asks(output):
+    if not consent.can_ask(output):
         return False
     output.note(shown)
-    output.note(f"remove {'this' if count == 1 else f'these {count}'}? [y/N]")
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+    return consent.agreed(output, f"remove {'this' if count == 1 else f'these {count}'}?")
 
 
 def _remove(output: Output, finds: list[reap.Find]) -> int:

@@ -46,14 +46,25 @@ _CREDENTIALS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ibm": ((".ibm",), ()),
     "kubernetes": ((".kube",), ("KUBECONFIG",)),
     "lambda": ((".lambda_cloud",), ()),
+    "mithril": ((".config/mithril",), ("MITHRIL_",)),
     "nebius": ((".nebius",), ("NEBIUS_",)),
     "oci": ((".oci",), ("OCI_",)),
     "paperspace": ((".paperspace",), ()),
     "runpod": ((".runpod",), ("RUNPOD_",)),
+    "scp": ((".scp",), ("SCP_",)),
+    "seeweb": ((".seeweb_cloud",), ("SEEWEB_",)),
+    "shadeform": ((".shadeform",), ("SHADEFORM_",)),
     "slurm": ((".slurm", ".ssh"), ()),
     "ssh": ((".sky/ssh_node_pools.yaml", ".ssh"), ()),
     "vast": ((".config/vastai",), ("VAST_",)),
+    "vsphere": ((".vsphere",), ()),
 }
+KNOWN = frozenset(_CREDENTIALS)
+ALIASES = {"k8s": "kubernetes", "digitalocean": "do"}
+# Clusters of one's own: no price, and one may be on this computer without being meant.
+OWN = frozenset({"kubernetes", "slurm", "ssh"})
+# SkyPilot cannot have their machines end by themselves (see its AUTODOWN feature).
+NEVER_DOWN = frozenset({"hyperbolic", "primeintellect", "verda", "yotta"})
 # Where SkyPilot can be told to upload neither the cloud's credentials nor the key of its clusters.
 _NO_UPLOAD = ("aws", "gcp")
 # What SkyPilot downloads or builds once and keeps: prices, its own wheel.
@@ -71,6 +82,22 @@ def clouds_of(infra: list[str]) -> list[str]:
                 "launch plan --gpus H100:4 --infra aws",
             )
     return found
+
+
+def has_account(cloud: str, user_home: Path, environ: Mapping[str, str]) -> bool:
+    """Whether there are credentials of a cloud, by their places; nobody is asked whether they are good."""
+    places, variables = _CREDENTIALS[cloud]
+    in_environment = any(name.startswith(variable) for name in environ for variable in variables)
+    return in_environment or any((user_home / place).exists() for place in places)
+
+
+def no_account(cloud: str) -> PreflightError:
+    """The error for a cloud without credentials."""
+    return PreflightError(
+        f"there are no credentials for {cloud}",
+        f"neither {' nor '.join(f'~/{place}' for place in _CREDENTIALS[cloud][0])} is there",
+        f"sky check {cloud}   (SkyPilot says how to log in there)",
+    )
 
 
 class SkyHome:
@@ -100,24 +127,16 @@ class SkyHome:
         (self.folder / ".sky" / "config.yaml").write_text(json.dumps(config) + "\n")  # JSON is YAML
 
     def _link_credentials(self, cloud: str, user_home: Path) -> None:
-        places, variables = _CREDENTIALS[cloud]
-        found = False
-        for place in places:
+        if not has_account(cloud, user_home, os.environ):
+            raise no_account(cloud)
+        for place in _CREDENTIALS[cloud][0]:
             if not (user_home / place).exists():
                 continue
-            found = True
             target = self.folder / place
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not target.is_symlink():
                 # A link: credentials are renewed in place, and nothing of them is copied.
                 target.symlink_to((user_home / place).absolute())
-        in_environment = any(name.startswith(variable) for name in os.environ for variable in variables)
-        if not found and not in_environment:
-            raise PreflightError(
-                f"there are no credentials for {cloud}",
-                f"neither {' nor '.join(f'~/{place}' for place in places)} is there",
-                f"sky check {cloud}   (SkyPilot says how to log in there)",
-            )
 
     def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """What SkyPilot's processes get: of the user's own only what the target clouds need."""

@@ -148,9 +148,7 @@ def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchErro
     found = set(kinds)
     why = _last_line(text)
     if _UNINSTALLED in found:
-        return PreflightError(
-            "SkyPilot is not installed here", text, "uv tool install 'slipway-rl[cloud]'   (or: uv sync)"
-        )
+        return PreflightError("SkyPilot is not installed here", text, "pip install 'slipway-rl[cloud]'")
     if found & _NO_CAPACITY:
         return CapacityError(
             "nobody has these GPUs for us now", why, "launch plan --gpus …   (other clouds, other GPUs)"
