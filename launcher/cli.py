@@ -14,7 +14,7 @@ from launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LaunchError, PreflightEr
 _OLDEST_PYTHON = (3, 11)
 # A command line with one of these does not start a run.
 _NO_RUN = frozenset(
-    {"plan", "status", "logs", "pull", "down", "gc", "doctor", "env", "config"}
+    {"plan", "status", "logs", "ssh", "exec", "push", "pull", "down", "gc", "doctor", "env", "config"}
     | {"--help", "-h", "--version", "--dry-run", "--install-completion", "--show-completion", "--json", "--plain"}
 )
 

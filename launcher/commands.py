@@ -19,7 +19,10 @@ from launcher.errors import UsageError, suggestion
 from launcher.options import Debug, Json
 from launcher.output import Output
 
-VERBS = ("plan", "status", "logs", "pull", "down", "gc", "doctor", "env", "config")
+VERBS = (
+    "plan", "status", "logs", "ssh", "exec", "push", "pull", "down", "gc", "doctor", "env", "config",
+)  # fmt: skip
+_WITH_PROGRAM = ("ssh", "exec")
 
 _HELP = """Train a small open model with your own program and metric, on rented GPUs or on this computer.
 
@@ -201,6 +204,40 @@ def logs(
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def ssh(
+    context: typer.Context,
+    name: Name,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Have plain `ssh NAME` work too: one Include line in ~/.ssh/config."),
+    ] = False,
+    debug: Debug = False,
+) -> int:
+    """Enter a run's rented machine, or run what stands behind -- in the shell there."""
+    from launcher import remote_verbs
+
+    invocation: Invocation = context.obj
+    include = yes or bool(invocation.flags.get("yes"))
+    return remote_verbs.ssh(invocation.output, name, invocation.command or [], include)
+
+
+@app.command("exec", cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def execute(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
+    """Run the program behind -- on a run's rented machine, with the runtime's Python."""
+    from launcher import remote_verbs
+
+    return remote_verbs.execute(context.obj.output, name, context.obj.command or [])
+
+
+@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def push(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
+    """Bring this version of the runtime to a run's rented machine."""
+    from launcher import remote_verbs
+
+    return remote_verbs.push(context.obj.output, name)
+
+
+@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
 def pull(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
     """Bring home the newest checkpoint, metrics and logs of a run."""
     from launcher import verbs
@@ -266,13 +303,14 @@ def config(context: typer.Context, as_json: Json = False, debug: Debug = False) 
 
 
 def _check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
-    """A verb takes no program and none of a run's options; `config` shows them, `plan` is about a run."""
+    """A verb takes no program, but for those of the machine, and none of a run's options; `config` shows them,
+    `plan` is about a run."""
     if verb == "plan":
         return
-    if invocation.command is not None:
+    if invocation.command is not None and verb not in _WITH_PROGRAM:
         raise UsageError(f"launch {verb} runs no program", "a program goes with no verb", "launch -- PROGRAM")
     given = [key for key, value in invocation.flags.items() if value is not None]
-    if verb == "gc":
+    if verb in ("gc", "ssh"):
         given = [key for key in given if key != "yes"]
     given += ["set"] if invocation.sets else []
     if dry_run:

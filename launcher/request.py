@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher import config, credentials, preflight, quote, resume
-from launcher.errors import UsageError
 from launcher.home import Home
 from launcher.plan import Plan
 from launcher.resume import Resumed
@@ -70,21 +69,10 @@ def check(
     preflight.check_disk(settings, model_path, home)
     plan = quote.make(settings, say)
     quote.refuse_without_account(plan)
-    _refuse_renting(plan)
     if not rented:
         # Last, because only this may ask the network.
         preflight.check_environment(home)
     return Request(settings, plan, model_path, command, folder, resumed)
-
-
-def _refuse_renting(plan: Plan) -> None:
-    """The switch: rented runs are planned, and not made before run.py has their machine."""
-    if plan.rented is not None:
-        raise UsageError(
-            f"--gpus {plan.rented.gpus}: renting GPUs is not in this version",
-            "it plans and prices such a run; the run itself comes next",
-            "launch -- COMMAND   (the same run here, without --gpus)",
-        )
 
 
 def secret_values(settings: Settings) -> dict[str, str]:

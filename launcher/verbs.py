@@ -24,7 +24,7 @@ from launcher.output import Output, columns
 from launcher.safety import processes, reap
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.settings import SETTINGS
-from launcher.units import format_duration, parse_duration
+from launcher.units import format_duration, format_money, parse_duration
 
 _STATUS_SECONDS = 5.0
 # `down` lets the run's own `launch` end it: results home, runtime in order.
@@ -55,6 +55,11 @@ def logs(output: Output, name: str, which: str, follow: bool) -> int:
     """One log of a run, to its end or as long as the run lives."""
     store = RecordStore(Home.find())
     record = store.load(name)
+    if record.machine.get("kind") == "cloud" and record.live and which not in _LAUNCHER_LOGS:
+        from launcher import remote_verbs
+
+        if (code := remote_verbs.log(store, record, which, follow)) is not None:
+            return code
     path = _log_file(store.folder(record.id), name, which)
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:
@@ -212,6 +217,8 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         ["endpoint", _url(record) or "-"],
         ["folder", str(store.folder(record.id))],
     ]
+    if standing := record.machine.get("standing"):
+        rows.append(["machine", _rented(record, standing)])
     if record.machine:
         rows.append(["steps", _standing(record, store).describe()])
     if record.exit_code is not None:
@@ -276,8 +283,16 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "base_url": f"{_url(record)}/v1" if _url(record) else None,
         "folder": str(store.folder(record.id)),
         "down": record.proof,
+        "price_per_hour": (record.machine.get("standing") or {}).get("price_per_hour"),
         **_standing(record, store).to_dict(),
     }
+
+
+def _rented(record: RunRecord, standing: Mapping[str, Any]) -> str:
+    price = standing["price_per_hour"]
+    cost = price * ((record.ended or time.time()) - record.created) / 3600
+    so_far = f"{format_money(price)}/h, {format_money(cost)} so far"
+    return f"{standing['where']} · {standing['instance_type']} · {so_far}"
 
 
 def _standing(record: RunRecord, store: RecordStore) -> durable.Standing:

@@ -5,8 +5,8 @@ its bounded calls; `link.py` is the way to the runtime. `safety/guardian.py` end
 Knows nothing of prices, programs or the terminal.
 
     arm     an empty launch: provisioned, and autodown armed about 25 s after the machine was asked for
-    push    the runtime's code, by an `exec`; never a second launch, which would re-arm autodown differently
-    setup   the runtime's environment, as a job; serve: its keeper, as a job, and the link to its gateway
+    push    the runtime's code, by rsync; never a second launch, which would re-arm autodown differently
+    setup   the runtime's environment; serve: its keeper and the link to its gateway (`remote_job.py`)
     down    by name, also in mid-launch; proven by the provider's list of the cluster's machines
 """
 
@@ -16,27 +16,28 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from launcher.errors import JobFailed, LaunchError, NotPulled
+from launcher.durable import Standing
+from launcher.errors import LaunchError, NotPulled
 from launcher.failpoints import passing
-from launcher.machines import scripts
+from launcher.machines import scripts, ssh_config
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
 from launcher.machines.remote import RemoteFolder
+from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
 
 if TYPE_CHECKING:
-    from launcher.durable import Standing
     from runtime.schema import RuntimeConfig
 
 IMPORT_SECONDS = 60.0
 ARM_SECONDS = 1800.0
-PUSH_SECONDS = 600.0
 DOWN_SECONDS = 300.0
 ASK_SECONDS = 60.0
 # The provider's list may go on showing what is ending.
@@ -45,13 +46,15 @@ GONE_SECONDS = 120.0
 _DOWN_ATTEMPTS = 2
 SETUP_SECONDS = 3600.0
 _POLL_SECONDS = 1.0
-_LOG_LINES = 12
-_UNFINISHED = ("INIT", "PENDING", "SETTING_UP", "RUNNING")
+# Asking the runtime for its step takes milliseconds, copying starts a process on each side.
+_LOOK_EVERY_SECONDS = 0.5
 
 
 class CloudMachine:
     """One run's cluster. Its name is the run's id; `folder` is the run's own, `infra` where it may be.
 
+    `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `secrets` are variables for
+    the runtime's environment; no description holds them. `alias`: another name for plain ssh.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     """
 
@@ -66,8 +69,11 @@ class CloudMachine:
         gpus: str,
         idle_minutes: int,
         disk_gb: int | None = None,
+        max_price_per_hour: float | None = None,
         variant: str = "cuda",
-        keep: Callable[[dict[str, Any]], None] = lambda description: None,
+        keep: Callable[[dict[str, Any]], object] = lambda description: None,
+        secrets: Mapping[str, str] | None = None,
+        alias: str | None = None,
     ) -> None:
         self._run_id = run_id
         self._folder = folder.absolute()
@@ -75,9 +81,15 @@ class CloudMachine:
         self._gpus = gpus
         self._idle_minutes = idle_minutes
         self._disk_gb = disk_gb
+        self._max_price_per_hour = max_price_per_hour
         self._variant = variant
         self._keep = keep
+        self._secrets = secrets or {}
+        self._alias = alias
         self._link: Link | None = None
+        self._token: str | None = None
+        self._looked_at = 0.0
+        self._seen = Standing()
         self._home_there: str | None = None
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
         self._standing: dict[str, Any] | None = None
@@ -151,12 +163,20 @@ class CloudMachine:
         return self._home_there
 
     def _remote(self) -> RemoteFolder:
-        return RemoteFolder(self.host, self.state_dir, self._folder / "machine")
+        return RemoteFolder(self.host, self.state_dir, self._remote_copy)
+
+    @property
+    def device(self) -> str:
+        """See base.py."""
+        return self._variant
 
     # -------------------------------------------------------------- up
 
     def arm(self, progress: Progress = silent) -> None:
         """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing then."""
+        # What an earlier life's machine said must not be taken for what this one says.
+        shutil.rmtree(self._folder / "machine", ignore_errors=True)
+        (self._folder / "known_hosts").unlink(missing_ok=True)
         self._home.make()
         self._home.serve()
         self._sky.call("version", IMPORT_SECONDS)
@@ -171,30 +191,39 @@ class CloudMachine:
             gpus=self._gpus,
             disk_gb=self._disk_gb,
             idle_minutes=self._idle_minutes,
+            max_price_per_hour=self._max_price_per_hour,
         )
         self._keep(self.describe())
+        ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
+        remote = self._remote()
+        remote.make(self.socket_dir)
 
     def push(self) -> None:
         """Bring the runtime's code there: a folder with `runtime` and nothing else."""
         import runtime
 
+        code = RemoteFolder(self.host, f"{self._user_home()}/{scripts.CODE}", self._folder)
         with tempfile.TemporaryDirectory(prefix="slipway-push-") as staging:
             shutil.copytree(
                 Path(runtime.__file__).parent,
                 Path(staging) / "runtime",
                 ignore=shutil.ignore_patterns("__pycache__"),
             )
-            self.run_job("push", "test -d runtime", PUSH_SECONDS, workdir=Path(staging))
+            code.send(Path(staging))
 
     def setup(self, progress: Progress = silent) -> None:
         """See base.py. What it builds is found built on an image that has it."""
-        self._remote().make(self.socket_dir)
         gpus = int(self._gpus.partition(":")[2] or 1) if self._variant == "cuda" else 0
-        script = scripts.setup(self.state_dir, self._variant, gpus)
-        self.run_job("setup", script, SETUP_SECONDS, progress=progress)
+        self.run_job("setup", scripts.setup(self.state_dir, self._variant, gpus), SETUP_SECONDS, progress)
+
+    def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = silent) -> None:
+        """A script on the machine, to its end. Raises JobFailed with its last line."""
+        job = RemoteJob(self._remote(), name)
+        job.start(script, bound_seconds)
+        job.wait(bound_seconds, progress)
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
-        """Start the keeper as a job, wait for the gateway through the link; the link's socket here."""
+        """Start the keeper, wait for the gateway through the link; the link's socket here."""
         from launcher.machines.startup import START_SECONDS, Startup
 
         remote = self._remote()
@@ -202,8 +231,10 @@ class CloudMachine:
         place["model_path"] = self._model_there(config.model_path)
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
         remote.write(scripts.TOKEN, token.encode() + b"\n")
-        job = {"name": "serve", "run": scripts.serve(self.state_dir), "workdir": None}
-        self._sky.call("run_job", PUSH_SECONDS, progress, cluster=self._run_id, **job)
+        if self._secrets:
+            lines = "".join(f"{name}={value}\n" for name, value in self._secrets.items())
+            remote.write(scripts.SECRETS, lines.encode())
+        RemoteJob(remote, "serve").start(scripts.serve(self.state_dir))
         sockets = short_folder(self._run_id)
         make_own_folder(sockets)
         gateway = sockets / "gateway.sock"
@@ -215,16 +246,24 @@ class CloudMachine:
             return remote.exit_code()
 
         Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, START_SECONDS)
+        self._token = token
         return gateway
 
     def _model_there(self, model_path: str) -> str:
-        """A hub name as it is; the model that comes with the runtime, where `push` brought it."""
+        """A hub name as it is; the model that comes with the runtime, where `push` brought it; a folder of
+        the user's is brought there now."""
         import runtime
 
         package = Path(runtime.__file__).parent
-        if not Path(model_path).is_relative_to(package):
+        if not Path(model_path).is_absolute():
             return model_path
-        return f"{self._user_home()}/{scripts.CODE}/runtime/{Path(model_path).relative_to(package)}"
+        if Path(model_path).is_relative_to(package):
+            return f"{self._user_home()}/{scripts.CODE}/runtime/{Path(model_path).relative_to(package)}"
+        there = f"{self._user_home()}/{scripts.MODELS}/{Path(model_path).name}"
+        models = RemoteFolder(self.host, there, self._folder)
+        models.shell(f"mkdir -p {shlex.quote(there)}", "make the model's folder")
+        models.send(Path(model_path))
+        return there
 
     def ended(self) -> str | None:
         """See base.py."""
@@ -246,17 +285,38 @@ class CloudMachine:
         return sync.pull(self._fetched(), into)
 
     def committed(self) -> int | None:
-        """See base.py."""
+        """See base.py. As it was seen last; nothing of a machine that is gone."""
         from launcher import checkpoints
 
-        newest = checkpoints.newest_whole(self._fetched() / "checkpoints")
+        if not self._home.folder.exists():
+            return None
+        newest = checkpoints.newest_whole(self._remote_copy / "checkpoints")
         return None if newest is None else checkpoints.step_of(newest)
 
     def secure(self, into: Path) -> Standing:
-        """See base.py."""
+        """See base.py. The runtime is asked for its step through the link; a new one is copied."""
         from launcher import sync
 
-        return sync.secure(self._fetched(), into)
+        if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
+            return self._seen
+        self._looked_at = time.monotonic()
+        step = self._step_there()
+        if step is None or step > (self._seen.durable or 0):
+            self._seen = sync.secure(self._fetched(), into)
+        # What is committed there now, not what it was when the copy began.
+        committed = max((found for found in (self._step_there(), self._seen.committed) if found), default=None)
+        self._seen = replace(self._seen, committed=committed)
+        return self._seen
+
+    def _step_there(self) -> int | None:
+        """The runtime's newest step; None when it does not answer, or has none."""
+        from launcher.machines.unix_http import get_json
+
+        try:
+            status, body = get_json(short_folder(self._run_id) / "gateway.sock", "/slipway/status", self._token)
+        except OSError:
+            return None
+        return int(body["step"]) if status == 200 and isinstance(body, dict) else None
 
     def seed(self, results: Path) -> int:
         """See base.py."""
@@ -264,68 +324,24 @@ class CloudMachine:
 
         with tempfile.TemporaryDirectory(prefix="slipway-seed-") as folder:
             step = durable.seed(results, Path(folder))
-            remote = self._remote()
-            remote.make(self.socket_dir)
-            remote.send(Path(folder))
+            self._remote().send(Path(folder))
         return step
+
+    @property
+    def _remote_copy(self) -> Path:
+        """What was seen of the run's folder there."""
+        return self._folder / "machine"
 
     def _fetched(self) -> Path:
         """The machine's results, copied to the run's folder. Raises NotPulled."""
-        remote = self._remote()
         try:
+            remote = self._remote()
             remote.fetch(remote.here)
         except LaunchError as error:
             raise NotPulled(
                 f"the results of {self._run_id} are still on the machine", error.why, error.hint
             ) from error
         return remote.here
-
-    # -------------------------------------------------------------- jobs
-
-    def run_job(
-        self,
-        name: str,
-        run: str,
-        bound_seconds: float,
-        *,
-        workdir: Path | None = None,
-        progress: Progress = silent,
-    ) -> None:
-        """A script as a job on the machine, to its end. Raises JobFailed with its last line.
-
-        The bound is the machine's own: `timeout` ends the script there, whatever happens here.
-        """
-        bounded = f"timeout -k 10 {bound_seconds:.0f} bash -c {shlex.quote(run)}"
-        bound = time.monotonic() + bound_seconds + ASK_SECONDS
-        job = self._sky.call(
-            "run_job",
-            bound_seconds + ASK_SECONDS,
-            progress,
-            cluster=self._run_id,
-            name=name,
-            run=bounded,
-            workdir=None if workdir is None else str(workdir),
-        )["job"]
-        state = self._job_state(job)
-        while state in _UNFINISHED and time.monotonic() < bound:
-            time.sleep(_POLL_SECONDS)
-            state = self._job_state(job)
-        if state == "SUCCEEDED":
-            return
-        lines = self._sky.call("job_log", ASK_SECONDS, cluster=self._run_id, job=job, lines=_LOG_LINES)[
-            "lines"
-        ]
-        for line in lines:
-            progress(f"{name}: {line}")
-        said = [line for line in lines if line.strip()]
-        raise JobFailed(
-            f"{name} failed on the machine ({state or 'unknown'})",
-            said[-1].strip() if said else "it said nothing",
-            f"launch logs {self._run_id} --which {name}",
-        )
-
-    def _job_state(self, job: int) -> str | None:
-        return self._sky.call("job_state", ASK_SECONDS, cluster=self._run_id, job=job)["state"]
 
     # -------------------------------------------------------------- down
 
@@ -370,6 +386,7 @@ class CloudMachine:
         self._sky.end()
         if proof.verified:
             self._home.remove()
+            ssh_config.forget(self._folder)
         return proof
 
     def _ask_provider(self) -> Proof:

@@ -107,7 +107,17 @@ class LocalMachine:
         """See base.py."""
         return str(self._sockets)
 
-    def arm(self) -> None:
+    @property
+    def device(self) -> str:
+        """See base.py."""
+        return self._variant
+
+    @property
+    def price_per_hour(self) -> float:
+        """See base.py."""
+        return 0.0
+
+    def arm(self, progress: Progress = silent) -> None:
         """Make the two folders, for nobody but this user."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._folder / "logs").mkdir(mode=0o700, exist_ok=True)

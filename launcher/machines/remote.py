@@ -8,6 +8,7 @@ Secrets go over ssh's stdin into files of nobody else's; never into a command li
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import subprocess
 import tarfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from launcher.errors import LaunchError
 from launcher.machines.link import Host, run_on
 from launcher.machines.scripts import EXIT
+from launcher.safety import locks
 
 # What a run's results are made of; samples and batches stay on the machine.
 RESULTS = ("checkpoints", "metrics.jsonl", "publications.jsonl", "logs")
@@ -43,12 +45,12 @@ class RemoteFolder:
         """The run's folder, there and here, and its folder of sockets there; for nobody but their user."""
         self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
         places = f"{shlex.quote(self.there)}/logs {shlex.quote(sockets)}"
-        self._shell(f"umask 077 && mkdir -p {places} && chmod 700 {places}", "make its folders")
+        self.shell(f"umask 077 && mkdir -p {places} && chmod 700 {places}", "make its folders")
 
     def write(self, name: str, content: bytes) -> None:
         """A file (0600), over ssh's stdin."""
         path = shlex.quote(f"{self.there}/{name}")
-        self._shell(f"umask 077 && rm -f {path} && cat > {path}", f"write {name}", content)
+        self.shell(f"umask 077 && rm -f {path} && cat > {path}", f"write {name}", content)
 
     def look(self) -> None:
         """Bring the small files that say how it is, and the ends of the logs. Renews the lease: who looks
@@ -56,7 +58,7 @@ class RemoteFolder:
         if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
             return
         names = " ".join(_STATES)
-        said = self._shell(
+        said = self.shell(
             f"cd {shlex.quote(self.there)} && touch lease && rm -rf .look && mkdir -p .look/logs &&"
             f' for log in logs/*.log; do test -f "$log" && tail -c {_LOG_BYTES} "$log" >".look/$log"; done;'
             f" cp {names} .look/ 2>/dev/null; tar -C .look -cf - .",
@@ -79,7 +81,14 @@ class RemoteFolder:
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
         wanted = [f"--include=/{name}" for name in RESULTS]
         wanted += [f"--include=/{name}/***" for name in RESULTS if "." not in name]
-        self._rsync([*wanted, "--exclude=*", "--delete", f"{self._target}/", f"{into}/"])
+        descriptor = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
+        try:  # `launch pull` may copy while the run does
+            locks.hold(descriptor, into, _COPY_SECONDS)
+            self._rsync([*wanted, "--exclude=*", "--delete", f"{self._target}/", f"{into}/"])
+        except TimeoutError as error:
+            raise LaunchError("copying took too long", error.strerror, None) from error
+        finally:
+            os.close(descriptor)
 
     def send(self, folder: Path) -> None:
         """Copy a folder's content there."""
@@ -105,9 +114,10 @@ class RemoteFolder:
             lines = done.stderr.strip().splitlines() or [f"rsync ended with code {done.returncode}"]
             raise LaunchError(f"{self.host.address}: copying failed", lines[-1], None)
 
-    def _shell(
+    def shell(
         self, command: str, what: str, stdin: bytes = b"", bound_seconds: float = _WRITE_SECONDS
     ) -> bytes:
+        """A shell command there, to its end; what it printed. Raises LaunchError, also when it fails."""
         done = run_on(self.host, command, stdin=stdin, bound_seconds=bound_seconds)
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()

@@ -1,7 +1,7 @@
-"""What runs on a rented machine: the task it is launched with; setting up and serving, as text for a job.
+"""What runs on a rented machine: the task it is launched with; setting up and serving, as text.
 
-Neighbours: `cloud.py` submits these, `runtime/bootstrap.py` and `runtime/keeper.py` are what they run. Both
-run in `CODE`, the folder that `push` filled. No secret is in them. Knows nothing of how a job gets there.
+Neighbours: `cloud.py` hands these to `remote_job.py`; `runtime/bootstrap.py` and `runtime/keeper.py` are what
+they run, both in `CODE`, the folder that `push` filled. No secret is in them. Knows nothing of how they get there.
 """
 
 from __future__ import annotations
@@ -9,43 +9,59 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-# Below the home of the machine's user: where SkyPilot brings a task's folder.
-CODE = "sky_workdir"
+# Below the home of the machine's user.
+CODE = "slipway-code"
+MODELS = "slipway-models"
 ENVIRONMENTS = "~/.cache/slipway/environments"
-# In the run's folder there: the environment's python, the run's token, what the keeper ended with.
+# In the run's folder there: the environment's python; the run's token and the runtime's secrets, which go when
+# they are read; what the keeper ended with.
 PYTHON = "python"
 TOKEN = "token"
+SECRETS = "secrets"
 EXIT = "exit"
 
 # What is wrong is said in the last line.
 _SETUP = """
 set -e
+export PATH="$HOME/.local/bin:$PATH"
+python=$(command -v python3)
+if ! "$python" -c "import sys; sys.exit(sys.version_info < (3, 11))"; then
+  uv python install 3.12
+  python=$(uv python find 3.12)
+fi
 if [ {gpus} -gt 0 ]; then
   found=$(nvidia-smi -L | wc -l)
   [ "$found" -ge {gpus} ] || {{ echo "{gpus} GPUs were rented, $found are there"; exit 1; }}
 fi
 root={environments}
 mkdir -p "$root"
-if ! python3 -c '{is_ready}' "$root"; then
+if ! "$python" -c '{is_ready}' "$root"; then
   free=$(df -k --output=avail "$root" | tail -1)
   [ "$free" -ge {needed_kilobytes} ] || {{ echo "the disk is too small: $free kB are free"; exit 1; }}
 fi
-python3 -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
+"$python" -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
 mv {python}.new {python}
 """
 _IS_READY = (
     "import sys; from pathlib import Path; from runtime import bootstrap; "
     'sys.exit(not bootstrap.is_ready(Path(sys.argv[1]), "{variant}"))'
 )
-# The token is off the disk before anything else starts.
+# Token and secrets are off the disk before anything else starts; `export` and `read` are the shell's own, so
+# that neither is in a command line. The supervisor hands each child its part.
 _SERVE = """
 cd {state}
 exec 3< {token}
 rm {token}
+if [ -f {secrets} ]; then
+  exec 4< {secrets}
+  rm {secrets}
+  while IFS= read -r secret <&4; do export "$secret"; done
+  exec 4<&-
+fi
 code=~/{code}
 python=$(cat {python})
 export PYTHONPATH="$code" PATH="$(dirname "$python"):$PATH"
-"$python" -m runtime.keeper --config {state}/runtime.json <&3 >> logs/keeper.log 2>&1 3<&-
+"$python" -m runtime.keeper --config {state}/runtime.json --autodown {database} <&3 >> logs/keeper.log 2>&1 3<&-
 ended=$?
 echo $ended > {exit}
 exit $ended
@@ -67,8 +83,18 @@ def setup(state_dir: str, variant: str, gpus: int) -> str:
 
 
 def serve(state_dir: str) -> str:
-    """Run the keeper to its end, with the token that was written for it."""
-    return _SERVE.format(state=shlex.quote(state_dir), token=TOKEN, code=CODE, python=PYTHON, exit=EXIT)
+    """Run the keeper to its end, with the token and the secrets that were written for it."""
+    from runtime.autodown import DATABASE
+
+    return _SERVE.format(
+        state=shlex.quote(state_dir),
+        token=TOKEN,
+        secrets=SECRETS,
+        code=CODE,
+        python=PYTHON,
+        database=DATABASE,
+        exit=EXIT,
+    )
 
 
 def task_file(name: str) -> Path:

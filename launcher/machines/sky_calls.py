@@ -20,10 +20,6 @@ from typing import Any
 
 Json = dict[str, Any]
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# How SkyPilot shows a line of a job: (setup, pid=123) the line
-_AROUND = 8
-_OF_A_JOB = re.compile(r"\([^)]*pid=\d+[^)]*\) ?(.*)")
 _ALL_TYPES = "common/accelerators.csv"
 # Clusters of one's own: no catalog, no price, and only they know what they have.
 _OWN = ("kubernetes", "slurm", "ssh")
@@ -160,36 +156,6 @@ def launch(
     return found
 
 
-def run_job(cluster: str, name: str, run: str, workdir: str | None) -> Json:
-    """Bring the folder `workdir` there, submit the script `run` as a job; its id. Never a second launch:
-    that would silently re-arm autodown so that a running job holds it back."""
-    import sky
-
-    job, _ = sky.stream_and_get(sky.exec(sky.Task(name=name, run=run, workdir=workdir), cluster))
-    return {"job": job}
-
-
-def job_state(cluster: str, job: int) -> Json:
-    """SkyPilot's word for where a job stands, such as RUNNING or FAILED; None when it knows of none."""
-    import sky
-
-    state = sky.get(sky.job_status(cluster, [job])).get(job)
-    return {"state": None if state is None else state.value}
-
-
-def job_log(cluster: str, job: int, lines: int) -> Json:
-    """The last lines a job printed itself; SkyPilot's own around them are left out."""
-    import io
-
-    import sky
-
-    text = io.StringIO()
-    sky.tail_logs(cluster, job, follow=False, tail=lines + _AROUND, output_stream=text)
-    plain = (_COLOUR.sub("", line).rstrip() for line in text.getvalue().splitlines())
-    said = [found[1] for line in plain if (found := _OF_A_JOB.match(line))]
-    return {"lines": said[-lines:]}
-
-
 def down(cluster: str) -> Json:
     """End the cluster, also in the middle of its launch; nothing happens when SkyPilot knows of none."""
     import sky
@@ -262,7 +228,7 @@ def terminate(provider: Json) -> Json:
     return {}
 
 
-_OFFERED = (version, offers, launch, run_job, job_state, job_log, down, standing, instances, terminate)
+_OFFERED = (version, offers, launch, down, standing, instances, terminate)
 _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in _OFFERED}
 
 

@@ -81,6 +81,9 @@ class SkyProcess:
             ) from None
         except BrokenPipeError:
             line = None
+        except BaseException:  # interrupted: its answer must not be taken for the next call's
+            self.end()
+            raise
         finally:
             self._progress = silent
         if line is None:

@@ -27,6 +27,7 @@ def told(what):
     print(f"[{time.monotonic() - begun:.1f}] {what}", flush=True)
 here = Path.cwd()
 TOKEN = "canary-" + secrets.token_hex(8)
+SECRET = "canary-" + secrets.token_hex(8)
 _, host = bare.rent(here)
 state, sockets = "/home/ubuntu/slipway/slip-0123abcd", "/tmp/slip-0123abcd"
 folder = RemoteFolder(host, state, here / "machine")
@@ -47,8 +48,11 @@ assert job(scripts.setup(state, "cpu", gpus=4)).stdout == b"4 GPUs were rented, 
 config = RuntimeConfig(run_id="slip-0123abcd", model_path="tiny", state_dir=state, socket_dir=sockets)
 folder.write("runtime.json", config.model_dump_json().encode())
 folder.write(scripts.TOKEN, TOKEN.encode() + b"\\n")
-modes = run_on(host, f"stat -c %a {state}/{scripts.TOKEN} {state} {sockets}").stdout.split()
-assert modes == [b"600", b"700", b"700"]
+folder.write(scripts.SECRETS, f"HF_TOKEN={SECRET}\\n".encode())
+modes = run_on(
+    host, f"cd {state} && stat -c %a {scripts.TOKEN} {scripts.SECRETS} {state} {sockets}"
+).stdout.split()
+assert modes == [b"600", b"600", b"700", b"700"]
 serving = threading.Thread(target=job, args=(scripts.serve(state),), daemon=True)
 serving.start()
 link = Link(host, here / "g.sock", sockets + "/gateway.sock")
@@ -60,10 +64,14 @@ Startup("slip-0123abcd", folder.here, here / "g.sock", told).wait(TOKEN, code_of
 told(f"ready: {get_json(here / 'g.sock', '/healthz')}")
 
 said = run_on(host, "cat /proc/[0-9]*/cmdline | tr '\\\\0' ' '").stdout.decode()
-assert "runtime.keeper" in said and TOKEN not in said
-assert not any(TOKEN in " ".join(process.cmdline()) for process in psutil.process_iter())
-assert run_on(host, f"test -e {state}/{scripts.TOKEN}").returncode == 1
-assert run_on(host, f"grep -rl {TOKEN} {state} /tmp ~/.bash_history 2>/dev/null").stdout == b""
+assert "runtime.keeper" in said
+for canary in (TOKEN, SECRET):
+    assert canary not in said
+    assert not any(canary in " ".join(process.cmdline()) for process in psutil.process_iter())
+    assert run_on(host, f"grep -rl {canary} {state} /tmp ~/.bash_history 2>/dev/null").stdout == b""
+assert run_on(host, f"ls {state}/{scripts.TOKEN} {state}/{scripts.SECRETS}").stdout == b""
+of_keeper = f"grep -lz HF_TOKEN={SECRET[:7]} /proc/[0-9]*/environ"
+assert run_on(host, of_keeper).stdout
 told("no token")
 
 folder.fetch(folder.here)
