@@ -221,8 +221,10 @@ def ssh(
     return remote_verbs.ssh(invocation.output, name, invocation.command or [], include)
 
 
-@app.command("exec", cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def execute(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
+@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def exec(  # noqa: A001 - the verb's name
+    context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False
+) -> int:
     """Run the program behind -- on a run's rented machine, with the runtime's Python."""
     from launcher import remote_verbs
 
