@@ -209,7 +209,7 @@ def ssh(
     name: Name,
     yes: Annotated[
         bool,
-        typer.Option("--yes", "-y", help="Have plain `ssh NAME` work too: one Include line in ~/.ssh/config."),
+        typer.Option("--yes", "-y", help="Have plain `ssh NAME` work too, by one line in ~/.ssh/config."),
     ] = False,
     debug: Debug = False,
 ) -> int:
@@ -305,7 +305,7 @@ def config(context: typer.Context, as_json: Json = False, debug: Debug = False) 
 
 
 def _check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
-    """A verb takes no program, but for those of the machine, and none of a run's options; `config` shows them,
+    """A verb takes no program, but for those of a machine, and none of a run's options; `config` shows them,
     `plan` is about a run."""
     if verb == "plan":
         return

@@ -1,4 +1,4 @@
-"""Makes each committed step durable while the run lives, in a thread of its own; at its end, tries for longer.
+"""Makes each committed step durable while the run lives, in a thread of its own; at its end, tries again.
 
 Neighbours: `run.py` starts and stops it, `work.py` says when it falls behind its bound; the machine does the
 copying. It takes nothing from the training: it reads files the trainer has finished with.

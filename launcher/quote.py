@@ -112,7 +112,9 @@ def _table(plan: Plan) -> str:
     shown = plan.candidates[:_SHOWN_CANDIDATES]
     rows = [["  IN THIS ORDER", "MACHINE", "PRICE"]]
     for offer in shown:
-        rows.append([f"  {offer.infra}", offer.instance_type or "-", f"{format_money(offer.price_per_hour)}/h"])
+        rows.append(
+            [f"  {offer.infra}", offer.instance_type or "-", f"{format_money(offer.price_per_hour)}/h"]
+        )
     more = len(plan.candidates) - len(shown)
     rest = [f"  and {more} more, up to {format_money(plan.dearest_per_hour)}/h"] if more else []
     return "\n".join([*lines, columns(rows), *rest])

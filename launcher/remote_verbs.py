@@ -1,6 +1,6 @@
 """The verbs that go to a rented machine: ssh, exec, push, and its logs as they grow.
 
-Neighbours: `commands.py` calls these, `verbs.py` for logs; `machines/cloud.py` knows how a machine is reached.
+Neighbours: `commands.py` calls these, `verbs.py` for logs; `machines/cloud.py` knows the way there.
 Knows nothing of SkyPilot: a run's record says all there is to say.
 """
 
@@ -38,7 +38,9 @@ def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
 def execute(output: Output, name: str, command: list[str]) -> int:
     """Run a program on the machine, beside the runtime's code and with its Python first on the PATH."""
     if not command:
-        raise UsageError("nothing to run", "the program stands behind --", f"launch exec {name} -- nvidia-smi")
+        raise UsageError(
+            "nothing to run", "the program stands behind --", f"launch exec {name} -- nvidia-smi"
+        )
     machine = _machine(RecordStore(Home.find()).load(name))
     there = (
         f"cd ~/{scripts.CODE} && export PYTHONPATH=~/{scripts.CODE}"
@@ -82,7 +84,9 @@ def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int 
         return None
     following = " -F" if follow else ""
     sys.stdout.flush()
-    reader = subprocess.Popen(machine.host.command("--", f"tail -n +1{following} {path}"), stdin=subprocess.DEVNULL)
+    reader = subprocess.Popen(
+        machine.host.command("--", f"tail -n +1{following} {path}"), stdin=subprocess.DEVNULL
+    )
     try:
         while True:
             try:

@@ -190,7 +190,7 @@ class Run:
         return machine
 
     def _say_rented(self, machine: Machine) -> None:
-        """What it really costs counts from now on, and from the beginning of the run; and how it is entered."""
+        """What it really costs counts, from the beginning of the run; and how it is entered."""
         price = machine.price_per_hour
         if self._request.plan.rented is None or price is None:
             return
@@ -320,7 +320,9 @@ class Run:
 
         now, received = time.monotonic(), self._signals.received
         left = self._limits.left(now)
-        seconds = min([self._request.settings.lease_seconds, *([] if left is None else [left])])
+        seconds = self._request.settings.lease_seconds
+        if left is not None:
+            seconds = min(seconds, left)
         told_to_end = received == signal.SIGTERM  # `launch down`, above all
         if not machine.price_per_hour or seconds <= 0 or told_to_end:
             return None

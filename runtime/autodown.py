@@ -93,7 +93,7 @@ class Timer:
         self._told: str | None = None
 
     def tick(self) -> str | None:
-        """Set it back when that is due and the runtime answers; something to say, the first time it is new."""
+        """Set it back when that is due and the runtime answers; something to say when it is new."""
         if time.monotonic() < self._next_at:
             return None
         self._next_at = time.monotonic() + RENEW_EVERY_SECONDS
@@ -111,7 +111,9 @@ class Timer:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="runtime.autodown", description="Sets the machine's timer back once.")
+    parser = argparse.ArgumentParser(
+        prog="runtime.autodown", description="Sets the machine's timer back once."
+    )
     parser.add_argument("--database", default=DATABASE)
     database = Path(os.path.expanduser(parser.parse_args(arguments).database))
     try:

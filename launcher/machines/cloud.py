@@ -53,8 +53,8 @@ _LOOK_EVERY_SECONDS = 0.5
 class CloudMachine:
     """One run's cluster. Its name is the run's id; `folder` is the run's own, `infra` where it may be.
 
-    `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `secrets` are variables for
-    the runtime's environment; no description holds them. `alias`: another name for plain ssh.
+    `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `secrets` are variables
+    for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     """
 
@@ -304,7 +304,9 @@ class CloudMachine:
         if step is None or step > (self._seen.durable or 0):
             self._seen = sync.secure(self._fetched(), into)
         # What is committed there now, not what it was when the copy began.
-        committed = max((found for found in (self._step_there(), self._seen.committed) if found), default=None)
+        committed = max(
+            (found for found in (self._step_there(), self._seen.committed) if found), default=None
+        )
         self._seen = replace(self._seen, committed=committed)
         return self._seen
 
@@ -313,7 +315,9 @@ class CloudMachine:
         from launcher.machines.unix_http import get_json
 
         try:
-            status, body = get_json(short_folder(self._run_id) / "gateway.sock", "/slipway/status", self._token)
+            status, body = get_json(
+                short_folder(self._run_id) / "gateway.sock", "/slipway/status", self._token
+            )
         except OSError:
             return None
         return int(body["step"]) if status == 200 and isinstance(body, dict) else None

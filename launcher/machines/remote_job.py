@@ -1,9 +1,9 @@
-"""A script that runs on a machine by itself: in a session of its own, with a log and a file for its exit code.
+"""A script that runs on a machine by itself: in a session of its own, with a log and an exit file.
 
-Neighbours: `cloud.py` sets up and serves by these, `scripts.py` has the scripts, `link.py` says how the machine
-is reached. Over our own ssh and not as jobs of SkyPilot's, each of which costs 10 to 25 s before it begins and
-whose log comes only at its end; this one costs under a second, shows its lines as they come, and as a job does
-outlives the link that started it. Knows nothing of what the scripts do.
+Neighbours: `cloud.py` sets up and serves by these, `scripts.py` has the scripts, `link.py` is the way there.
+Over our own ssh and not as jobs of SkyPilot's, each of which costs 10 to 25 s before it begins, and whose log
+comes only at its end. This one costs under a second, shows its lines as they come, and as a job does outlives
+the link that started it. Knows nothing of what the scripts do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ mv jobs/{name}.sh.new jobs/{name}.sh
 rm -f jobs/{name}.exit
 cd ~/{code} && setsid -f flock -n -o {folder}/jobs/{name}.lock bash -c {run} </dev/null >/dev/null 2>&1
 """
-_RUN = "{limit} bash {folder}/jobs/{name}.sh > {folder}/logs/{name}.log 2>&1; echo $? > {exit}.new; mv {exit}.new {exit}"
+_RUN = (
+    "{limit} bash {folder}/jobs/{name}.sh > {folder}/logs/{name}.log 2>&1;"
+    " echo $? > {exit}.new; mv {exit}.new {exit}"
+)
 # Who waits is alive: the machine's own timer is set back, until the runtime's keeper does that.
 _WATCH = """
 cd ~/{code} && python3 -m runtime.autodown 2>/dev/null

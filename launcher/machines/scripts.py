@@ -1,7 +1,8 @@
 """What runs on a rented machine: the task it is launched with; setting up and serving, as text.
 
 Neighbours: `cloud.py` hands these to `remote_job.py`; `runtime/bootstrap.py` and `runtime/keeper.py` are what
-they run, both in `CODE`, the folder that `push` filled. No secret is in them. Knows nothing of how they get there.
+they run, both in `CODE`, the folder that `push` filled. No secret is in them. Knows
+nothing of how they get there.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 CODE = "slipway-code"
 MODELS = "slipway-models"
 ENVIRONMENTS = "~/.cache/slipway/environments"
-# In the run's folder there: the environment's python; the run's token and the runtime's secrets, which go when
-# they are read; what the keeper ended with.
+# In the run's folder there: the environment's python; the run's token and the runtime's secrets, which go
+# when they are read; what the keeper ended with.
 PYTHON = "python"
 TOKEN = "token"
 SECRETS = "secrets"
@@ -48,7 +49,7 @@ _IS_READY = (
 )
 # Token and secrets are off the disk before anything else starts; `export` and `read` are the shell's own, so
 # that neither is in a command line. The supervisor hands each child its part.
-_SERVE = """
+_SERVE = r"""
 cd {state}
 exec 3< {token}
 rm {token}
@@ -61,7 +62,8 @@ fi
 code=~/{code}
 python=$(cat {python})
 export PYTHONPATH="$code" PATH="$(dirname "$python"):$PATH"
-"$python" -m runtime.keeper --config {state}/runtime.json --autodown {database} <&3 >> logs/keeper.log 2>&1 3<&-
+"$python" -m runtime.keeper --config {state}/runtime.json --autodown {database} \
+  <&3 >> logs/keeper.log 2>&1 3<&-
 ended=$?
 echo $ended > {exit}
 exit $ended

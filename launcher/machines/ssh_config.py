@@ -1,7 +1,7 @@
-"""What lets plain `ssh RUN` and `scp` find a run: one file in the run's folder, one Include line for them all.
+"""What lets plain `ssh RUN` and `scp` find a run: a file in its folder, one Include line for them all.
 
-    ~/.ssh/config          Include "…/runs/*/ssh_config"        the one line, first, only where it was agreed to
-    runs/<id>/ssh_config   Host slip-0123abcd my-name …         while the machine lives
+    ~/.ssh/config          Include "…/runs/*/ssh_config"      the one line, first, where it was agreed to
+    runs/<id>/ssh_config   Host slip-0123abcd my-name …       while the machine lives
 
 The machine's host key is the one the run has pinned. Neighbours: `cloud.py` writes and forgets, `run.py` and
 `launch ssh` add the line when they may. Knows nothing of SkyPilot, and nothing of the user's other lines.

@@ -53,7 +53,9 @@ class Limits:
 
     def left(self, now: float) -> float | None:
         """Seconds until the first of the two; None without either."""
-        found = [seconds for seconds in (self.deadline_left(now), self._budget_left(now)) if seconds is not None]
+        found = [
+            seconds for seconds in (self.deadline_left(now), self._budget_left(now)) if seconds is not None
+        ]
         return min(found) if found else None
 
     def _budget_left(self, now: float) -> float | None:

@@ -44,7 +44,9 @@ class Launched:
         return self._log.read_text(errors="replace")
 
     def wait_for(self, text: str, seconds: float) -> None:
-        wait_until(lambda: text in self.text or self.process.poll() is not None, seconds, f"{text}\n{self.text}")
+        wait_until(
+            lambda: text in self.text or self.process.poll() is not None, seconds, f"{text}\n{self.text}"
+        )
         assert text in self.text, self.text
 
     def wait(self, seconds: float) -> int:

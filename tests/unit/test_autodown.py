@@ -61,7 +61,9 @@ def test_the_timer_is_set_back_and_nothing_else_is_touched(database: Path) -> No
     assert values["autostop_config"] == "theirs"
 
 
-def test_where_nothing_is_armed_no_database_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_is_armed_no_database_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "none.db"
     assert autodown.main(["--database", str(path)]) == 1
     assert "nothing of SkyPilot's is armed" in capsys.readouterr().err

@@ -47,7 +47,9 @@ def user_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in list(catalogs.rglob("*.csv")):
         stamp = catalogs / "v8" / ".meta" / file.relative_to(catalogs / "v8")
         stamp.parent.mkdir(parents=True, exist_ok=True)
-        digest = subprocess.run(["md5sum", file], capture_output=True, text=True, check=True).stdout.split()[0]
+        digest = subprocess.run(["md5sum", file], capture_output=True, text=True, check=True).stdout.split()[
+            0
+        ]
         Path(f"{stamp}.md5").write_text(digest)
         os.utime(file, (time.time() - 30 * 86400,) * 2)
     return home

@@ -110,7 +110,9 @@ def test_an_account_is_asked_for_where_it_runs(agreement: tuple[Settings, Plan],
     quote.refuse_without_account(plan, tmp_path)
 
 
-@pytest.mark.parametrize("words", [["plan"], ["--dry-run"], ["--dry-run", "--", "true"], ["plan", "--", "true"]])
+@pytest.mark.parametrize(
+    "words", [["plan"], ["--dry-run"], ["--dry-run", "--", "true"], ["plan", "--", "true"]]
+)
 def test_the_plan_of_a_run_here_is_shown_and_nothing_is_started(
     typed: Typed, words: list[str], tmp_path: Path
 ) -> None:

@@ -36,7 +36,9 @@ def test_ssh_finds_a_run_by_its_id_and_its_name(tmp_path: Path, home: Path) -> N
         said = subprocess.run(
             ["ssh", "-G", "-F", home / ".ssh" / "config", name], capture_output=True, text=True, check=True
         ).stdout.splitlines()
-        assert {"hostname 10.0.0.7", "user ubuntu", "port 2222", f"identityfile {folder / 'a key'}"} <= set(said)
+        assert {"hostname 10.0.0.7", "user ubuntu", "port 2222", f"identityfile {folder / 'a key'}"} <= set(
+            said
+        )
         assert f"userknownhostsfile {folder / 'known_hosts'}" in said
 
 
