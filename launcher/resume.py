@@ -23,7 +23,7 @@ from launcher.settings import TINY_MODEL, Settings, Value
 _GUARDIAN_SECONDS = 180.0
 # What decides which policy the checkpoints hold: anything else may be given anew.
 _FIXED = ("dtype", "train.lora.rank", "train.lora.alpha")
-# Where nobody says, the machine decides: GPUs have other defaults than a CPU.
+# Where nobody says, a rented machine decides: GPUs have other defaults than a CPU.
 _BY_MACHINE = ("dtype", "engines", "train_processes")
 # Settings of ours that a resumed run keeps, and the field of Settings each one is.
 _KEPT = {
@@ -87,7 +87,7 @@ def details(settings: Settings, model_path: str, folder: Path | None = None) -> 
     runtime = {
         key: value.value
         for key, value in settings.values.items()
-        if key in known and not (key in _BY_MACHINE and value.source == "default")
+        if key in known and not (settings.gpus and key in _BY_MACHINE and value.source == "default")
     }
     return {
         "settings": kept,
