@@ -194,9 +194,11 @@ class Run:
         price = machine.price_per_hour
         if self._request.plan.rented is None or price is None:
             return
-        if price > self._limits.price_per_hour:
-            planned = format_money(self._limits.price_per_hour)
-            self._output.warn(f"it costs {format_money(price)}/h, the plan said {planned}/h")
+        most = self._request.plan.dearest_per_hour
+        if price > most:
+            self._output.warn(
+                f"it costs {format_money(price)}/h, the plan said {format_money(most)}/h at most"
+            )
         self._limits = replace(self._limits, price_per_hour=price)
         standing = machine.describe()["standing"]
         if self._request.settings.yes and ssh_config.include(self._store.runs):

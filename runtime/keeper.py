@@ -1,6 +1,6 @@
 """The process that ends the runtime when nobody renews its lease, at its deadline, or when it is told to.
 
-    python -m runtime.keeper --config STATE/runtime.json [--autodown DATABASE]
+    python -m runtime.keeper --config STATE/runtime.json [--autodown [DATABASE]]
                                                            (the token on the first line of stdin)
 
 It is the parent of the supervisor and adopts every orphan below, so that whatever is killed, nothing is left:
@@ -204,7 +204,9 @@ def read_token(descriptor: int = 0, bound_seconds: float = TOKEN_SECONDS) -> byt
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="runtime.keeper", description="Ends the runtime when it must end.")
     parser.add_argument("--config", required=True, help="state_dir/runtime.json")
-    parser.add_argument("--autodown", type=Path, help="skylet's database, on a machine that it ends")
+    parser.add_argument(
+        "--autodown", nargs="?", const=autodown.DATABASE, help="a machine that skylet ends: its database"
+    )
     options = parser.parse_args(arguments)
     config_path = Path(options.config).resolve()
     config = json.loads(config_path.read_text())
@@ -220,7 +222,7 @@ def main(arguments: list[str]) -> int:
     timer = None
     if options.autodown is not None:
         answering = autodown.Answering(state_dir, Path(config["socket_dir"]))
-        timer = autodown.Timer(options.autodown, answering)
+        timer = autodown.Timer(Path(os.path.expanduser(options.autodown)), answering)
     return Keeper(state_dir, limits, command, timer=timer).run(token)
 
 

@@ -49,7 +49,7 @@ _IS_READY = (
 )
 # Token and secrets are off the disk before anything else starts; `export` and `read` are the shell's own, so
 # that neither is in a command line. The supervisor hands each child its part.
-_SERVE = r"""
+_SERVE = """
 cd {state}
 exec 3< {token}
 rm {token}
@@ -62,8 +62,7 @@ fi
 code=~/{code}
 python=$(cat {python})
 export PYTHONPATH="$code" PATH="$(dirname "$python"):$PATH"
-"$python" -m runtime.keeper --config {state}/runtime.json --autodown {database} \
-  <&3 >> logs/keeper.log 2>&1 3<&-
+"$python" -m runtime.keeper --config {state}/runtime.json --autodown <&3 >> logs/keeper.log 2>&1 3<&-
 ended=$?
 echo $ended > {exit}
 exit $ended
@@ -86,15 +85,12 @@ def setup(state_dir: str, variant: str, gpus: int) -> str:
 
 def serve(state_dir: str) -> str:
     """Run the keeper to its end, with the token and the secrets that were written for it."""
-    from runtime.autodown import DATABASE
-
     return _SERVE.format(
         state=shlex.quote(state_dir),
         token=TOKEN,
         secrets=SECRETS,
         code=CODE,
         python=PYTHON,
-        database=DATABASE,
         exit=EXIT,
     )
 
