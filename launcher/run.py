@@ -377,7 +377,7 @@ class Run:
             run_id=self._record.id,
             name=self._record.name,
             seconds=seconds,
-            cost=self._limits.cost(time.monotonic()),
+            cost=self._cost(),
             status=self._pulse.now().status if self._pulse is not None else None,
             results=self._pulled.into if self._pulled is not None else None,
             proof=proof,
@@ -386,6 +386,12 @@ class Run:
             program_exit_code=program_code_of(failure, self._request.command),
             standing=self._standing(),
         )
+
+    def _cost(self) -> float:
+        """What it has cost; nothing where no machine came up."""
+        if self._machine is None or self._machine.price_per_hour is None:
+            return 0.0
+        return self._limits.cost(time.monotonic())
 
     def _standing(self) -> Standing:
         """Where the run stands at its end: what is on the machine, what is at home."""
