@@ -15,7 +15,16 @@ _OLDEST_PYTHON = (3, 11)
 # A command line with one of these does not start a run.
 _NO_RUN = frozenset(
     {"plan", "status", "logs", "pull", "down", "gc", "doctor", "env", "config"}
-    | {"--help", "-h", "--version", "--dry-run", "--install-completion", "--show-completion", "--json", "--plain"}
+    | {
+        "--help",
+        "-h",
+        "--version",
+        "--dry-run",
+        "--install-completion",
+        "--show-completion",
+        "--json",
+        "--plain",
+    }
 )
 
 

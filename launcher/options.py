@@ -116,7 +116,9 @@ OpenaiEnv = Annotated[
 ]
 EnvFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Secrets and ids. Default: .env in this folder.", rich_help_panel=_WHAT),
+    typer.Option(
+        metavar="FILE", help="Secrets and ids. Default: .env in this folder.", rich_help_panel=_WHAT
+    ),
 ]
 
 # ------------------------------------------------------------------ money

@@ -27,7 +27,8 @@ _OLD_DAYS = 14
 def make(settings: Settings, say: Callable[[str], None] = lambda line: None) -> Plan:
     """The plan for these settings, with the prices at hand where GPUs are to be rented.
 
-    `say` gets what is going on, and what should be known of the prices. Raises UsageError, CapacityError, PreflightError.
+    `say` gets what is going on, and what should be known of the prices. Raises UsageError,
+    CapacityError, PreflightError.
     """
     if settings.gpus is None:
         return make_plan(settings)
@@ -112,7 +113,9 @@ def _table(plan: Plan) -> str:
     shown = plan.candidates[:_SHOWN_CANDIDATES]
     rows = [["  IN THIS ORDER", "MACHINE", "PRICE"]]
     for offer in shown:
-        rows.append([f"  {offer.infra}", offer.instance_type or "-", f"{format_money(offer.price_per_hour)}/h"])
+        rows.append(
+            [f"  {offer.infra}", offer.instance_type or "-", f"{format_money(offer.price_per_hour)}/h"]
+        )
     more = len(plan.candidates) - len(shown)
     rest = [f"  and {more} more, up to {format_money(plan.dearest_per_hour)}/h"] if more else []
     return "\n".join([*lines, columns(rows), *rest])

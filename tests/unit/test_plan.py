@@ -1,4 +1,4 @@
-"""launcher/plan.py: what is chosen of the offers, in which order, how it is used, and the most it can cost."""
+"""launcher/plan.py: what is chosen of the offers, in what order, how it is used, and the most it can cost."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def test_the_cheapest_is_tried_first_and_the_dearest_decides_what_it_may_cost(wi
     assert rented(plan).gpus == "H100:4"
     hours = (2 * 3600 + 900 + 600 + TIMER_SECONDS) / 3600
     assert plan.cost_at_most == pytest.approx(29.10 * hours)
-    assert plan.describe() == (
-        "4×H100 on lambda/us-east-3, $11.96/h (up to $29.10/h elsewhere), deadline 2h"
-    )
+    assert plan.describe() == ("4×H100 on lambda/us-east-3, $11.96/h (up to $29.10/h elsewhere), deadline 2h")
 
 
 def test_what_is_agreed_to_is_one_line(wish) -> None:
@@ -100,7 +98,9 @@ def test_without_a_deadline_or_a_budget_it_ends_after_four_hours(wish) -> None:
     assert plan.deadline_seconds is None
     assert plan.cost_at_most == 40.0
     assert plan.describe() == "4×H100 on aws/us-east-1, $27.52/h, budget $40.00"
-    assert make_plan(wish(budget="40", max="1h"), market(EAST)).cost_at_most == pytest.approx(39.678, abs=0.01)
+    assert make_plan(wish(budget="40", max="1h"), market(EAST)).cost_at_most == pytest.approx(
+        39.678, abs=0.01
+    )
 
 
 @given(
@@ -146,7 +146,8 @@ def test_one_share_given_the_other_is_the_rest(wish) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "train", "infer"), [(4, 2, 3), (4, 1, 1), (4, 4, None), (4, None, 4), (4, None, 9), (1, 2, None)]
+    ("count", "train", "infer"),
+    [(4, 2, 3), (4, 1, 1), (4, 4, None), (4, None, 4), (4, None, 9), (1, 2, None)],
 )
 def test_shares_that_do_not_add_up_are_refused(count: int, train: int | None, infer: int | None) -> None:
     with pytest.raises(UsageError, match="not a way to use"):
