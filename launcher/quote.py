@@ -27,15 +27,17 @@ _OLD_DAYS = 14
 def make(settings: Settings, say: Callable[[str], None] = lambda line: None) -> Plan:
     """The plan for these settings, with the prices at hand where GPUs are to be rented.
 
-    `say` gets what is going on, and what should be known of the prices. Raises UsageError, CapacityError, PreflightError.
+    `say` gets what is going on, and what should be known of the prices. Raises UsageError,
+    CapacityError, PreflightError.
     """
-    if settings.gpus is None:
+    gpus = settings.gpus
+    if gpus is None:
         return make_plan(settings)
     from launcher.machines import prices
 
     say("reading SkyPilot's price catalogs")
     settings = replace(settings, infra=prices.places(tuple(settings.infra)))
-    market = prices.market(*gpus_of(settings.gpus), settings.infra)
+    market = prices.market(*gpus_of(gpus), settings.infra)
     plan = make_plan(settings, market, _model_bytes(settings.model))
     for remark in _remarks(market):
         say(remark)

@@ -40,7 +40,8 @@ def offers(gpu: str, count: int, infra: list[str]) -> Json:
 
     Reads files: asks neither the API server nor a provider, and fetches nothing where `.meta` is not beside
     the catalogs. "types": every GPU type there and how many of it a machine has. "elsewhere": other
-    clouds that have the type, by SkyPilot's own list. "without_prices": the clouds asked for without a catalog.
+    clouds that have the type, by SkyPilot's own list. "without_prices": the clouds asked for
+    that have no catalog here.
     """
     version()
     from sky.catalog import common

@@ -27,7 +27,9 @@ begun = time.monotonic()
 def told(what):
     print(f"[{time.monotonic() - begun:.1f}] {what}", flush=True)
 here = Path.cwd()
-machine = CloudMachine("slip-0123abcd", here / "run", infra=["aws"], gpus="H100:4", idle_minutes=1, variant="cpu")
+machine = CloudMachine(
+    "slip-0123abcd", here / "run", infra=["aws"], gpus="H100:4", idle_minutes=1, variant="cpu"
+)
 machine.arm()
 armed_at = time.monotonic()
 told("armed")

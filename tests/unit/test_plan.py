@@ -1,4 +1,4 @@
-"""launcher/plan.py: what is chosen of the offers, in which order, how it is used, and the most it can cost."""
+"""launcher/plan.py: what is chosen of the offers, in what order, how it is used, and the most it can cost."""
 
 from __future__ import annotations
 

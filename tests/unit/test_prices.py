@@ -1,4 +1,4 @@
-"""Prices are SkyPilot's own, read from hand-made catalogs by the real SkyPilot: offline, with nobody's keys."""
+"""Prices are SkyPilot's own, read from hand-made catalogs by the real one: offline, with nobody's keys."""
 
 from __future__ import annotations
 
@@ -135,21 +135,15 @@ def test_old_prices_are_not_renewed_behind_ones_back(
     assert found.without_prices == ("azure",)
 
 
-@pytest.mark.slow
-def test_without_skypilot_it_is_said_how_to_install_it(
-    user_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_skypilot_it_is_said_how_to_install_it(tmp_path: Path) -> None:
     """Where it is missing, a folder of that name imports as an empty package."""
-    original = prices.shutil.copytree
-
-    def with_an_empty_sky(source: Path, target: Path, **options: Any) -> None:
-        original(source, target, **options)
-        (target.parents[1] / "sky").mkdir()
-        (target.parents[1] / "sky" / "__init__.py").touch()
-
-    monkeypatch.setattr(prices.shutil, "copytree", with_an_empty_sky)
+    home = SkyHome(tmp_path, [], "00000000")
+    (tmp_path / "sky").mkdir()
+    (tmp_path / "sky" / "__init__.py").touch()
+    sky = SkyProcess(home, tmp_path / "skypilot.log")
     with pytest.raises(PreflightError, match="SkyPilot is not installed") as refused:
-        prices.market("H100", 4, ("aws",), user_home)
+        sky.call("offers", 90.0, gpu="H100", count=4, infra=["aws"])
+    sky.end()
     assert refused.value.hint == "pip install 'slipway-rl[cloud]'"
 
 
@@ -192,8 +186,8 @@ def test_g26_a_rented_run_is_planned_and_priced_without_a_network(user_home: Pat
     assert plan["where"] == "4×H100 on aws/us-east-1"
     assert plan["cost_at_most"] == pytest.approx(29.10 * (3600 + 900 + 600 + 90) / 3600)
     assert plan["rented"] == {
-        "gpus": "H100:4", "infra": ["aws"], "idle_minutes": 10, "disk_gb": 100, "train_gpus": 1, "infer_gpus": 3,
-        "max_price_per_hour": 29.10,
+        "gpus": "H100:4", "infra": ["aws"], "idle_minutes": 10, "disk_gb": 100,
+        "train_gpus": 1, "infer_gpus": 3, "max_price_per_hour": 29.10,
     }  # fmt: skip
     assert [offer["price_per_hour"] for offer in plan["candidates"]] == [27.52, 29.10]
     assert "30 days old" in done.stderr

@@ -1,10 +1,12 @@
-"""launcher/quote.py and `launch plan`: what a person sees and agrees to before a provider is asked for anything."""
+"""launcher/quote.py and `launch plan`: what a person sees and agrees to before a provider is asked."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from launcher.settings import Settings
 from tests.support.typed import Typed
 
 CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"
+POPEN = subprocess.Popen
 QUESTION = "4×H100 on aws/us-east-1, $27.52/h, deadline 4h: at most $122.24. Proceed? [y/N]"
 
 
@@ -32,6 +35,12 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
     shutil.copytree(CATALOGS, tmp_path / "user" / ".sky" / "catalogs")
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     return Typed(tmp_path / "project", tmp_path / "home")
+
+
+@pytest.fixture(autouse=True)
+def no_account_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -58,7 +67,7 @@ def test_g11_without_a_terminal_and_without_yes_nothing_is_asked_of_anyone(
 def test_g11_above_the_price_cap_the_run_is_refused(
     typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr("subprocess.Popen", POPEN)
     words = ["--gpus", "H100:4", "--infra", "aws", "--max-price", "20", "--yes", "--", "true"]
     home = str(tmp_path / "user")
     done = typed(*words, HOME=home)
@@ -134,7 +143,7 @@ def test_the_plan_takes_the_options_of_a_run_before_and_behind_it(typed: Typed) 
 def test_the_plan_of_a_rented_run_says_where_and_what_it_costs(
     typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr("subprocess.Popen", POPEN)
     done = typed("--gpus", "H100:4", "plan", "--infra", "aws/us-east-1", HOME=str(tmp_path / "user"))
     assert done.returncode == 0, done.stderr
     first, *table = done.stdout.splitlines()
