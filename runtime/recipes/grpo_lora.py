@@ -30,7 +30,7 @@ from runtime.files import write_json
 from runtime.metrics import MetricsLog, WandbLog, line_of
 from runtime.training import policy as policies
 from runtime.training import resume
-from runtime.training.batch import Batch, BatchError, read_batch, step_folder
+from runtime.training.batch import Batch, BatchError, read_batch, restored_from, step_folder
 from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from runtime.training.ranks import Ranks
 from runtime.training.update import SettingsError, Trained, UpdateSettings, probe, update
@@ -61,6 +61,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.metrics = MetricsLog(self.output / "metrics.jsonl")
         self.settings = UpdateSettings.of(cfg)
         self.stopping = False
+        # A run has its pins; a replay has none, and knows what its steps will go back to.
+        self.awaited = set[str]() if cfg.follow else restored_from(self.steps)
         self.step = 0
         # Sums over all committed steps.
         self.counters: dict[str, int] = {}
@@ -234,7 +236,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.wandb.append(line)
         self.metrics.append(line)
         failpoints.passing("trainer.logged")
-        self.store.prune(self.cfg.keep_checkpoints)
+        self.store.prune(self.cfg.keep_checkpoints, self.awaited)
 
     def _when_there_is_room(self, commit: Callable[[], Checkpoint]) -> Checkpoint:
         """A step that is computed waits, bounded, for the disk to take it; whoever looks is told."""

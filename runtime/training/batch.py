@@ -136,6 +136,19 @@ def write_batch(folder: Path, batch: Batch) -> None:
     _sync(folder.parent)
 
 
+def restored_from(steps: Path) -> set[str]:
+    """The checkpoints that the steps recorded in this folder go back to."""
+    found = set()
+    for path in steps.glob(f"??????/{META}"):
+        try:
+            meta = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue  # whoever takes that step says what is wrong with it
+        if isinstance(meta, dict) and meta.get("kind") == "restore":
+            found.add(str(meta.get("from")))
+    return found
+
+
 def read_batch(folder: Path) -> Batch:
     """Read and check a step's folder. Raises BatchError."""
     try:

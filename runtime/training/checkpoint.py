@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,9 +193,10 @@ class CheckpointStore:
             files.write_json(self.root / _PINNED, sorted(pins), durable=True)
         return _info(checkpoint, pinned=True)
 
-    def prune(self, keep: int) -> list[str]:
-        """Remove what is older than the newest `keep` (2 at least) readable ones and not pinned; the names.
+    def prune(self, keep: int, spare: Collection[str] = ()) -> list[str]:
+        """Remove what is older than the newest `keep` (2 at least) readable ones; the names removed.
 
+        Pinned ones stay, and those to `spare`.
         Nothing is removed while pins change or when they cannot be read: the next prune makes up for it.
         """
         with self._retention(0) as held:
@@ -203,7 +204,7 @@ class CheckpointStore:
             kept = [checkpoint.name for checkpoint in self.readable()][-max(LEAST_KEPT, keep) :]
             if pins is None or not kept:
                 return []
-            removed = [name for name in self.names() if name < kept[0] and name not in pins]
+            removed = [name for name in self.names() if name < kept[0] and name not in {*pins, *spare}]
             for name in removed:
                 self._remove(name)
         return removed

@@ -69,6 +69,7 @@ def test_c14_an_adapter_on_the_head_or_the_embeddings_is_refused(changes: dict, 
         fresh_policy().import_adapter(exported_config(tmp_path, **changes))
 
 
+@pytest.mark.slow
 def test_c14_neither_head_nor_embeddings_have_an_adapter_of_ours() -> None:
     policy = fresh_policy()
     assert len(policy.masters) == 2 * 7 * 2

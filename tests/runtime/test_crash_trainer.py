@@ -184,3 +184,12 @@ def test_retention_keeps_the_latest_and_the_pinned_and_each_can_be_restored(run:
         assert run.newest.adapter_sha256 == straight.store.load(expected).adapter_sha256
     assert run.newest.state["kind"] == "restore" and run.newest.state["counters"]["steps"] == 9
     assert run.newest.state["counters"]["updates"] == 6
+
+
+def test_a_replay_keeps_what_a_later_step_goes_back_to(run: Run, straight: Run) -> None:
+    run.record(1, 6)
+    back = {"schema": 1, "kind": "restore", "step": 7, "from": "step-000001", "key": "back-7"}
+    write_batch(step_folder(run.folder / "steps", 7), empty_batch(back))
+    assert run.live() == 0
+    assert run.store.names() == ["step-000001", "step-000006", "step-000007"]
+    assert run.newest.adapter_sha256 == straight.store.load("step-000001").adapter_sha256

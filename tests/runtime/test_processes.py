@@ -18,6 +18,8 @@ import pytest
 from runtime import failpoints, processes, tether
 from tests.runtime.failpoints import arm, instants
 
+pytestmark = pytest.mark.slow
+
 SLEEP = ["sleep", "1000"]
 # A child that ignores SIGTERM, with a child of its own in another session: what vLLM's processes are like.
 STUBBORN = ["sh", "-c", "trap '' TERM; setsid sleep 1001 & while :; do sleep 1002; done"]
@@ -119,7 +121,6 @@ def test_a_signal_to_the_keeper_ends_everything_in_order(family) -> None:
     assert {child["state"] for child in it.said("supervisor")["children"]} == {"stopped"}
 
 
-@pytest.mark.slow
 def test_a_lease_nobody_renews_ends_everything(family) -> None:
     it = family(lease_seconds=2.0).until_ready()
     for _ in range(10):  # renewed for longer than it lasts
@@ -131,7 +132,6 @@ def test_a_lease_nobody_renews_ends_everything(family) -> None:
     assert it.keeper.returncode == 0
 
 
-@pytest.mark.slow
 def test_a_lease_stamped_by_a_wrong_clock_is_a_renewal_all_the_same(family) -> None:
     it = family(lease_seconds=2.0).until_ready()
     for tick in range(10):
@@ -140,7 +140,6 @@ def test_a_lease_stamped_by_a_wrong_clock_is_a_renewal_all_the_same(family) -> N
     assert it.keeper.poll() is None
 
 
-@pytest.mark.slow
 def test_the_deadline_ends_everything_however_fresh_the_lease_is(family) -> None:
     it = family(deadline_seconds=1.5)
     it.gone()
@@ -176,7 +175,6 @@ REACHED_BY = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("instant", sorted(instants("supervisor")))
 def test_a_supervisor_killed_at_a_named_instant_leaves_nothing_and_the_next_one_starts(
     family, instant: str, tmp_path: Path
@@ -198,7 +196,6 @@ def test_a_supervisor_killed_at_a_named_instant_leaves_nothing_and_the_next_one_
     assert {child["state"] for child in again.said("supervisor")["children"]} == {"ready"}
 
 
-@pytest.mark.slow
 def test_a_frozen_supervisor_is_ended_when_the_grace_is_over(family) -> None:
     it = family(grace_seconds=1.0).until_ready()
     os.kill(it.supervisor_pid, signal.SIGSTOP)

@@ -17,6 +17,8 @@ from runtime.probes import TrainerProbe
 from runtime.serving.status import Machine
 from runtime.supervision import ChildSpec, Restarts, Supervisor
 
+pytestmark = pytest.mark.slow
+
 CALM = ["sleep", "1000"]
 # In its first life it does not hear SIGTERM, as a process that is frozen does not.
 DEAF_ONCE = "[ -e heard ] && exec sleep 1000; touch heard; trap '' TERM; while :; do sleep 1000; done"
@@ -74,7 +76,6 @@ def supervised(
     asyncio.run(run())
 
 
-@pytest.mark.slow
 def test_g23_a_child_that_is_not_well_is_said_before_it_is_ended_and_forgotten_when_it_is_well(
     tmp_path: Path,
 ) -> None:

@@ -8,6 +8,7 @@ outcomes arrive over a pipe, so an item ends when its test does.
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from tests.support.remote_report import DESCRIPTOR_VARIABLE, function_of
 
 # The marks that choose tests; the others mean something only inside the runtime's own pytest.
 _MARKS = {"slow", "long"}
+_PIPE_BYTES = 1 << 20
 FOLDER = REPOSITORY / "tests" / "runtime"
 
 
@@ -85,6 +87,8 @@ class RemoteSession:
 
     def __init__(self, nodeids: list[str]) -> None:
         reader, writer = os.pipe()
+        # Nobody may read for minutes; it must not wait for that.
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         self._cases: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()

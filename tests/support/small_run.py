@@ -78,7 +78,7 @@ class SmallRun:
     def __post_init__(self) -> None:
         handler = type("Handler", (_Handler,), {"run": self})
         self._server = _Server(("127.0.0.1", 0), handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
 
     @property
     def base_url(self) -> str:

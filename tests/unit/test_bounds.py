@@ -33,6 +33,8 @@ from launcher.safety.records import RecordStore
 from runtime import bootstrap
 from tests.support.typed import Typed
 
+pytestmark = pytest.mark.slow
+
 # What a person may have to wait for the first word about something that hangs.
 A_MESSAGE_SECONDS = 30.0
 

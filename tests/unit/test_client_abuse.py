@@ -738,16 +738,7 @@ TABLE = {
     "a run that": RUN,
     "as parameter,": PARAMETERS,
 }
-# A row whose runs are left behind takes that long.
-ROWS = [
-    pytest.param(
-        row,
-        id=f"{what} {row.did}",
-        marks=[pytest.mark.slow] if row.asked_for.get("rollout_seconds", 0) >= 2 else [],
-    )
-    for what, rows in TABLE.items()
-    for row in rows
-]
+ROWS = [pytest.param(row, id=f"{what} {row.did}") for what, rows in TABLE.items() for row in rows]
 
 
 @pytest.fixture
@@ -767,6 +758,7 @@ def warm() -> None:
         dspy.Predict("english -> french")(english="hello")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_abuse(row: Abuse, run: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:
     run.answer = row.answer

@@ -18,6 +18,8 @@ from launcher.client import GRPO, PolicyLM
 from tests.support import abuses as a
 from tests.support.small_run import TOKEN, Asked, SmallRun
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
@@ -50,7 +52,6 @@ def until(condition: Any, seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
 def test_c22_an_answer_that_comes_after_its_step_is_in_no_step_and_its_program_asks_in_vain(
     run: SmallRun,
 ) -> None:

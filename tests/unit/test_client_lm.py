@@ -181,6 +181,7 @@ def test_threads_of_the_programs_own_count_as_astray_unless_the_context_is_copie
     assert [it.tag("rollout") for it in run.asked] == [None, "r1"]
 
 
+@pytest.mark.slow
 def test_async_programs_are_tagged_in_each_task(run: SmallRun, session: Session) -> None:
     program, lm = dspy.Predict("english -> french"), PolicyLM(session)
 

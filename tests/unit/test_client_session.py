@@ -43,6 +43,7 @@ def test_a_wrong_token_is_named_as_such(run: SmallRun) -> None:
         connect(run.base_url, "another")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", [[503, 503], ["cut before"], ["cut after"], [429, "cut after", 502]])
 def test_a_step_happens_once_whatever_the_connection_does(run: SmallRun, trouble: list[int | str]) -> None:
     session = run.session()

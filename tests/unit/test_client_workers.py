@@ -56,6 +56,7 @@ def test_a_job_that_hangs_is_left_behind_and_its_thread_replaced(never: threadin
     assert told == [1]
 
 
+@pytest.mark.slow
 def test_jobs_that_all_hang_are_given_up_after_some(never: threading.Event) -> None:
     found = work_off([hanging(never)] * 50, threads=4, seconds=0.2)
     assert found == ["overdue"] * 4 + ["not begun"] * 46

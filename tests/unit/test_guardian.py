@@ -22,6 +22,8 @@ from launcher.safety.processes import ProcessId
 from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
 from tests.support.launched import wait_until
 
+pytestmark = pytest.mark.slow
+
 # A launcher as far as the guardian can see: record, guardian, machine, then a keeper whose child leaves its
 # session (and once does not hear TERM), a straggler that no record names, and a program.
 _LAUNCHER = """

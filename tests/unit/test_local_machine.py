@@ -22,6 +22,8 @@ from launcher.safety import processes
 from launcher.safety.records import RUN_VARIABLE, RecordStore
 from runtime.schema import RuntimeConfig
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> RecordStore:

@@ -17,6 +17,8 @@ from launcher.safety import minder, processes
 from launcher.safety.processes import ProcessId
 from tests.support.launched import wait_until
 
+pytestmark = pytest.mark.slow
+
 _DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); open('ready', 'w'); time.sleep(60)"
 
 

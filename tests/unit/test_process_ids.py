@@ -16,6 +16,8 @@ from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 from tests.support.launched import wait_until
 
+pytestmark = pytest.mark.slow
+
 _DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
 
 

@@ -564,6 +564,7 @@ WORDS = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_whatever_is_typed_is_never_a_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random words: the exit code is never 1, and an error is always three lines or one object."""
     monkeypatch.setattr("launcher.run.Run.execute", lambda self: 0)

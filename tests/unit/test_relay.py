@@ -457,6 +457,7 @@ def test_g18_a_connection_lost_at_any_instant_makes_one_sample_and_no_error(
     assert door.stats().given_up == 0 and door.stats().active == 0
 
 
+@pytest.mark.slow
 def test_c46_g17_a_link_lost_again_and_again_during_200_rollouts_duplicates_nothing(
     upstream: Upstream, door: Relay, client: httpx.Client
 ) -> None:

@@ -34,6 +34,8 @@ from launcher.summary import Summary
 from tests.support.environment import REPOSITORY
 from tests.support.pretend_machine import PretendMachine
 
+pytestmark = pytest.mark.slow
+
 IN_ORDER = ["arm", "push", "setup", "serve", "pull", "down", "proof"]
 
 
@@ -223,7 +225,6 @@ def test_a_program_that_fails_is_6_with_its_own_code_and_the_results_still_come_
     assert lived.record.exit_code == 41
 
 
-@pytest.mark.slow
 def test_g19_a_metric_that_always_raises_ends_the_run_with_6_and_its_message(live, tmp_path: Path) -> None:
     """The program is a real one, its optimizer too; its endpoint is the small one of the client's tests."""
     program = (
@@ -345,7 +346,6 @@ def test_results_that_stay_behind_are_exit_8(live) -> None:
     assert lived.machine.calls == IN_ORDER
 
 
-@pytest.mark.slow
 def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_over(
     live, tmp_path: Path
 ) -> None:
@@ -383,7 +383,6 @@ def test_a_run_that_broke_off_says_how_it_is_taken_up(live) -> None:
     assert "  resume   launch --resume dev" in lines.getvalue()
 
 
-@pytest.mark.slow
 def test_the_deadline_ends_a_run_with_7(live) -> None:
     lived = live((sys.executable, "-c", "import time; time.sleep(600)"), flags={"max": "3s"})
     assert lived.code == 7
