@@ -14,8 +14,9 @@ from launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LaunchError, PreflightEr
 _OLDEST_PYTHON = (3, 11)
 # A command line with one of these does not start a run.
 _NO_RUN = frozenset(
-    {"status", "logs", "pull", "down", "gc", "doctor", "env", "config"}
-    | {"--help", "-h", "--version", "--install-completion", "--show-completion", "--json", "--plain"}
+    {"plan", "status", "logs", "ssh", "exec", "push", "pull", "down", "gc", "doctor", "env", "config"}
+    | {"--help", "-h", "--version", "--dry-run", "--json", "--plain"}
+    | {"--install-completion", "--show-completion"}
 )
 
 

@@ -14,19 +14,22 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher import help_text
+from launcher import help_text, options
 from launcher.errors import UsageError, suggestion
+from launcher.options import Debug, Json
 from launcher.output import Output
 
-VERBS = ("status", "logs", "pull", "down", "gc", "doctor", "env", "config")
-_WHAT, _MONEY, _LIFETIME, _OUTPUT = "What to run", "Money", "Lifetime", "Output"
+VERBS = (
+    "plan", "status", "logs", "ssh", "exec", "push", "pull", "down", "gc", "doctor", "env", "config",
+)  # fmt: skip
+_WITH_PROGRAM = ("ssh", "exec")
 
 _HELP = """Train a small open model with your own program and metric, on rented GPUs or on this computer.
 
 \b
-launch -- python optimize.py             run a program against an endpoint that learns, here
-launch --model ./my-model --name dev     hold the endpoint until Ctrl-C
-eval "$(launch env dev)"                 point another terminal at it
+launch -- python optimize.py                 run a program against an endpoint that learns, here
+launch --gpus H100:4 -- python optimize.py   the same on rented GPUs, priced and agreed to first
+launch --name dev                            hold the endpoint: eval "$(launch env dev)" elsewhere
 
 What stands before -- is for launch, what stands behind it is your program. It finds the endpoint
 in LAUNCH_BASE_URL, LAUNCH_API_KEY and LAUNCH_MODEL. However the run ends, the results come home
@@ -34,9 +37,18 @@ first, then everything that was started is taken down, and that is checked.
 """
 
 
+# The parameters of `root` that are settings of a run; --max is named for what it is, max being Python's.
+_SETTINGS = (
+    "model", "name", "resume", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb", "port",
+    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle",
+)  # fmt: skip
+# `launch plan` takes these as well: all but taking up a run.
+_OF_A_PLAN = frozenset({*_SETTINGS, "settings", "env_file", "as_json", "debug"} - {"resume"})
+
+
 @dataclass(frozen=True)
 class Invocation:
-    """What goes round the option parser; `command` is None without a `--`. `root` adds the run's options."""
+    """What goes round the option parser; `command` is None without a `--`. The options of a run are added."""
 
     command: list[str] | None
     output: Output
@@ -44,39 +56,48 @@ class Invocation:
     sets: tuple[str, ...] = ()
     env_file: Path | None = None
 
-
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="One JSON object a line on stdout; what a program prints goes to stderr.",
-        rich_help_panel=_OUTPUT,
-    ),
-]
-Plain = Annotated[
-    bool, typer.Option("--plain", help="No live line, only plain lines.", rich_help_panel=_OUTPUT)
-]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_OUTPUT)
-]
+    def with_options(self, given: Mapping[str, Any]) -> Invocation:
+        """With what the parser read, by parameter, over what there is already."""
+        flags = {name: given.get(name) for name in _SETTINGS}
+        flags["max"] = flags.pop("maximum")
+        flags["infra"] = ",".join(flags["infra"]) if flags["infra"] else None
+        env_file = given.get("env_file")
+        return replace(
+            self,
+            flags={key: self.flags.get(key) if value is None else value for key, value in flags.items()},
+            sets=(*self.sets, *(given.get("settings") or ())),
+            env_file=self.env_file if env_file is None else Path(env_file),
+        )
 
 
-def _names(incomplete: str) -> list[str]:
-    """The names and ids of the recorded runs, for the shell's completion."""
-    from launcher.home import Home
-    from launcher.safety.records import RecordStore
+class PlanCommand(help_text.VerbHelp):
+    """A verb with the options of a run: those of `launch` itself, so that they cannot differ."""
 
-    words = [word for record in RecordStore(Home.find()).list() for word in (record.name, record.id) if word]
-    return [word for word in words if word.startswith(incomplete)]
+    def get_params(self, ctx: Any) -> Any:
+        return [*self._of_a_run(ctx), *super().get_params(ctx)]
+
+    def invoke(self, ctx: Any) -> Any:
+        given = {parameter.name: ctx.params.pop(parameter.name) for parameter in self._of_a_run(ctx)}
+        ctx.obj = ctx.obj.with_options(given)
+        return super().invoke(ctx)
+
+    def _of_a_run(self, ctx: Any) -> list[Any]:
+        return [parameter for parameter in ctx.find_root().command.params if parameter.name in _OF_A_PLAN]
 
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="The run's name or id.", autocompletion=_names, show_default=False),
+    typer.Argument(
+        metavar="NAME", help="The run's name or id.", autocompletion=options.run_names, show_default=False
+    ),
 ]
 OptionalName = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="The run's name or id; all runs without one.", autocompletion=_names),
+    typer.Argument(
+        metavar="NAME",
+        help="The run's name or id; all runs without one.",
+        autocompletion=options.run_names,
+    ),
 ]
 
 app = typer.Typer(
@@ -107,121 +128,34 @@ def invoke(own: list[str], invocation: Invocation) -> int:
 @app.callback()
 def root(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="What to train: a folder, a hub name, or `tiny`, which comes with launch.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A name for the run, instead of its id.", rich_help_panel=_WHAT),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Take up a run that ended or was killed: its name or id. Without -- its own program runs.",
-            rich_help_panel=_WHAT,
-            autocompletion=_names,
-        ),
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(metavar="TYPE:COUNT", help="Rent GPUs (not in this version).", rich_help_panel=_WHAT),
-    ] = None,
-    infra: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLOUD/REGION", help="Where to rent them (not in this version).", rich_help_panel=_WHAT
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting of the runtime, such as train.learning_rate=2e-3. Repeat it for more.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    wandb: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODE",
-            help="Log to Weights & Biases: online, offline or disabled.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    port: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PORT",
-            help="The endpoint's port on 127.0.0.1. Default: 7453, or the next free one.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    openai_env: Annotated[
-        bool | None,
-        typer.Option(
-            "--openai-env",
-            help="Set OPENAI_BASE_URL and OPENAI_API_KEY for the program as well.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    env_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Secrets and ids. Default: .env in this folder.", rich_help_panel=_WHAT
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DOLLARS",
-            help="End before the run costs more. Here a run costs nothing.",
-            rich_help_panel=_MONEY,
-        ),
-    ] = None,
-    yes: Annotated[
-        bool | None,
-        typer.Option("--yes", "-y", help="Do not ask before money is spent.", rich_help_panel=_MONEY),
-    ] = None,
-    maximum: Annotated[
-        str | None,
-        typer.Option(
-            "--max",
-            metavar="TIME",
-            help="The deadline: 90s, 15m, 4h. Default: none.",
-            rich_help_panel=_LIFETIME,
-        ),
-    ] = None,
-    lease: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="End when this computer was silent for so long: 15s or more. Default: 15m.",
-            rich_help_panel=_LIFETIME,
-        ),
-    ] = None,
+    model: options.Model = None,
+    name: options.Name = None,
+    resume: options.Resume = None,
+    gpus: options.Gpus = None,
+    infra: options.Infra = None,
+    train_gpus: options.TrainGpus = None,
+    infer_gpus: options.InferGpus = None,
+    disk: options.Disk = None,
+    settings: options.Set = None,
+    wandb: options.Wandb = None,
+    port: options.Port = None,
+    openai_env: options.OpenaiEnv = None,
+    env_file: options.EnvFile = None,
+    budget: options.Budget = None,
+    max_price: options.MaxPrice = None,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = None,
+    maximum: options.Maximum = None,
+    lease: options.Lease = None,
+    idle: options.Idle = None,
     as_json: Json = False,
-    plain: Plain = False,
+    plain: options.Plain = False,
     debug: Debug = False,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", rich_help_panel=_OUTPUT)
-    ] = False,
+    version: options.Version = False,
 ) -> int:
-    flags = {
-        "model": model, "name": name, "gpus": gpus, "infra": infra, "wandb": wandb, "port": port,
-        "openai_env": openai_env, "budget": budget, "yes": yes, "max": maximum, "lease": lease,
-        "resume": resume,
-    }  # fmt: skip
-    invocation = replace(context.obj, flags=flags, sets=tuple(settings or ()), env_file=env_file)
-    context.obj = invocation
+    invocation = context.obj = context.obj.with_options(context.params)
     if context.invoked_subcommand is not None:
-        _check_verb(context.invoked_subcommand, invocation)
+        _check_verb(context.invoked_subcommand, invocation, dry_run)
         return 0
     if version:
         return _show_version(invocation.output)
@@ -229,9 +163,18 @@ def root(
         raise UsageError(
             "no program behind --", "-- is followed by the program to run", "launch -- python my.py"
         )
+    if dry_run:
+        return _show_plan(invocation)
     from launcher.run import launch_run
 
-    return launch_run(flags, invocation.sets, env_file, tuple(invocation.command or ()), invocation.output)
+    command = tuple(invocation.command or ())
+    return launch_run(invocation.flags, invocation.sets, invocation.env_file, command, invocation.output)
+
+
+@app.command(cls=PlanCommand, context_settings=help_text.SETTINGS)
+def plan(context: typer.Context) -> int:
+    """Show where a run would be, at what price, and the most it can cost; start nothing."""
+    return _show_plan(context.obj)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
@@ -258,6 +201,42 @@ def logs(
     from launcher import verbs
 
     return verbs.logs(context.obj.output, name, which, follow)
+
+
+@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def ssh(
+    context: typer.Context,
+    name: Name,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Have plain `ssh NAME` work too, by one line in ~/.ssh/config."),
+    ] = False,
+    debug: Debug = False,
+) -> int:
+    """Enter a run's rented machine, or run what stands behind -- in the shell there."""
+    from launcher import remote_verbs
+
+    invocation: Invocation = context.obj
+    include = yes or bool(invocation.flags.get("yes"))
+    return remote_verbs.ssh(invocation.output, name, invocation.command or [], include)
+
+
+@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def exec(  # noqa: A001 - the verb's name
+    context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False
+) -> int:
+    """Run the program behind -- on a run's rented machine, with the runtime's Python."""
+    from launcher import remote_verbs
+
+    return remote_verbs.execute(context.obj.output, name, context.obj.command or [])
+
+
+@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def push(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
+    """Bring this version of the runtime to a run's rented machine."""
+    from launcher import remote_verbs
+
+    return remote_verbs.push(context.obj.output, name)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
@@ -325,14 +304,19 @@ def config(context: typer.Context, as_json: Json = False, debug: Debug = False) 
     return verbs.config(invocation.output, invocation.flags, invocation.sets, invocation.env_file)
 
 
-def _check_verb(verb: str, invocation: Invocation) -> None:
-    """A verb takes no program, and of a run's options none but `config` shows them."""
-    if invocation.command is not None:
+def _check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
+    """A verb takes no program, but for those of a machine, and none of a run's options; `config` shows them,
+    `plan` is about a run."""
+    if verb == "plan":
+        return
+    if invocation.command is not None and verb not in _WITH_PROGRAM:
         raise UsageError(f"launch {verb} runs no program", "a program goes with no verb", "launch -- PROGRAM")
     given = [key for key, value in invocation.flags.items() if value is not None]
-    if verb == "gc":
+    if verb in ("gc", "ssh"):
         given = [key for key in given if key != "yes"]
     given += ["set"] if invocation.sets else []
+    if dry_run:
+        raise UsageError(f"--dry-run does not go with {verb}", "it is about a run", f"launch {verb}")
     if given and verb != "config":
         raise _option_of_a_run("--" + given[0].replace("_", "-"), verb)
 
@@ -346,6 +330,12 @@ def _option_of_a_run(option: str, verb: str) -> UsageError:
     return UsageError(
         f"{option} does not go with {verb}", "it is an option of a run", f"launch {verb} --help"
     )
+
+
+def _show_plan(invocation: Invocation) -> int:
+    from launcher import quote
+
+    return quote.show(invocation.output, invocation.flags, invocation.sets, invocation.env_file)
 
 
 def _show_version(output: Output) -> int:

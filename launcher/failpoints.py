@@ -22,6 +22,8 @@ NAMES = (
     "cli.recorded",  # the record is on disk, nothing else is
     "cli.guarded",  # the guardian watches
     "cli.armed",  # the machine's folders are made, a rewind is in place
+    "cloud.launching",  # SkyPilot is up and is about to be asked for a machine
+    "cloud.downing",  # SkyPilot is about to be told to end the cluster
     "cli.served",  # the runtime answers, no door is open yet
     "cli.started",  # the user's program runs
     "cli.pulling",  # some of the results are home, some are not

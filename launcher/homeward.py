@@ -1,4 +1,4 @@
-"""Makes each committed step durable while the run lives, in a thread of its own.
+"""Makes each committed step durable while the run lives, in a thread of its own; at its end, tries again.
 
 Neighbours: `run.py` starts and stops it, `work.py` says when it falls behind its bound; the machine does the
 copying. It takes nothing from the training: it reads files the trainer has finished with.
@@ -7,19 +7,23 @@ copying. It takes nothing from the training: it reads files the trainer has fini
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.durable import Standing
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, NotPulled
 from launcher.log import LOGGER
-from launcher.machines.base import Machine
+from launcher.machines.base import Machine, PullReport
 
 # A look is a few small files; a step takes longer than this.
 _LOOK_EVERY_SECONDS = 0.05
 # A full disk, or a checkpoint that is not whole, is not another one for being looked at again at once.
 _AFTER_TROUBLE_SECONDS = 5.0
 _STOP_SECONDS = 30.0
+# Between two attempts to bring home what was left behind at the end.
+_AGAIN_SECONDS = 10.0
 
 
 class Homeward:
@@ -69,3 +73,21 @@ class Homeward:
             LOGGER.warning("not durable: %s", reason)
         committed = self._machine.committed()
         self._standing = replace(self._standing, committed=committed, trouble=reason)
+
+
+def pull_patiently(
+    machine: Machine, results: Path, seconds: float, given_up: Callable[[], bool]
+) -> PullReport | None:
+    """Pull again and again, for so long at most; None when it was in vain."""
+    bound = time.monotonic() + seconds
+    while time.monotonic() < bound:
+        again = time.monotonic() + _AGAIN_SECONDS
+        while time.monotonic() < min(again, bound):
+            if given_up():
+                return None
+            time.sleep(_LOOK_EVERY_SECONDS)
+        try:
+            return machine.pull(results)
+        except NotPulled as error:
+            LOGGER.warning("not pulled: %s (%s)", error.message, error.why)
+    return None

@@ -1,24 +1,83 @@
 """What a run will use and the most it can cost, before anything starts. Pure: no files, no network.
 
-Neighbours: `run.py` shows the plan and keeps to it, `config.py` gives the wishes.
-A run on this computer costs nothing, whatever its budget.
+Neighbours: `quote.py` brings the prices and has the plan confirmed, `run.py` keeps to it, `config.py` gives
+the wishes. A run on this computer costs nothing, whatever its budget.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher.errors import UsageError
+from launcher.errors import CapacityError, PreflightError, UsageError, suggestion
 from launcher.settings import Settings
 from launcher.units import format_duration, format_money
 
 HERE = "this computer"
+# What bounds a rented run for which nobody gave a deadline or a budget.
+RENTED_SECONDS = 4 * 3600.0
+# A machine's own timer looks once a minute, and the provider takes a while to end it.
+TIMER_SECONDS = 90.0
+# What only a rented run has; on the command line they ask for one.
+_RENTED_ONLY = ("infra", "train_gpus", "infer_gpus", "max_price", "idle", "disk")
+# The image, the driver and the runtime's environment; checkpoints, samples and logs.
+_SYSTEM_GB = 60
+_LEAST_DISK_GB = 100
+_DISK_STEP_GB = 50
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One kind of machine at one place, by SkyPilot's price catalog; its `infra` came of the entry `asked`.
+
+    `instance_type` is None on a cluster of one's own, which has no price either.
+    """
+
+    asked: str
+    infra: str
+    instance_type: str | None
+    gpu: str
+    count: int
+    price_per_hour: float
+
+
+@dataclass(frozen=True)
+class Market:
+    """All the catalogs at hand say of the GPUs asked for, the cheapest offer first.
+
+    `types`: every type there and how many of it one machine has; `elsewhere`: other clouds that have
+    the type; `without_prices`: clouds asked for without a catalog; `as_of`: its oldest file's time.
+    """
+
+    offers: tuple[Offer, ...] = ()
+    types: dict[str, list[int]] | None = None
+    elsewhere: tuple[str, ...] = ()
+    without_prices: tuple[str, ...] = ()
+    as_of: float | None = None
+
+
+@dataclass(frozen=True)
+class Rented:
+    """What is rented, for the machine: one of these GPUs, at the first place of `infra` that has them.
+
+    `disk_gb` None leaves the size to SkyPilot. Nothing dearer than `max_price_per_hour` was agreed to, None
+    where nothing has a price. With one GPU, training and inference share it.
+    """
+
+    gpus: str
+    infra: tuple[str, ...]
+    idle_minutes: int
+    disk_gb: int | None
+    train_gpus: int
+    infer_gpus: int
+    max_price_per_hour: float | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where, for how long, and for how much. Prices in US dollars."""
+    """Where, for how long, and for how much. Prices in US dollars; that of a rented run is the cheapest
+    candidate's until it is known which one it got. `candidates`: in the order they are tried."""
 
     where: str
     model: str
@@ -26,16 +85,28 @@ class Plan:
     deadline_seconds: float | None
     lease_seconds: float
     budget: float | None
+    rented: Rented | None = None
+    candidates: tuple[Offer, ...] = ()
+
+    @property
+    def dearest_per_hour(self) -> float:
+        """The price of the dearest candidate: nobody knows yet which one has room."""
+        return max([self.price_per_hour, *[offer.price_per_hour for offer in self.candidates]])
 
     @property
     def cost_at_most(self) -> float | None:
-        """The price until the deadline or the budget, whichever is less; None when nothing bounds it."""
-        if self.price_per_hour == 0:
+        """The dearest candidate's price until the last rung has ended it, or the budget, whichever is less.
+
+        The last rung: this computer and the runtime are lost just before the deadline, then the lease runs
+        out, then the machine's own timer. None when nothing bounds it.
+        """
+        if self.dearest_per_hour == 0:
             return 0.0
-        until_deadline = (
-            None if self.deadline_seconds is None else self.price_per_hour * self.deadline_seconds / 3600
-        )
-        bounds = [bound for bound in (until_deadline, self.budget) if bound is not None]
+        bounds = [] if self.budget is None else [self.budget]
+        if self.deadline_seconds is not None:
+            idle_seconds = 60 * self.rented.idle_minutes if self.rented else 0
+            seconds = self.deadline_seconds + self.lease_seconds + idle_seconds + TIMER_SECONDS
+            bounds.append(self.dearest_per_hour * seconds / 3600)
         return min(bounds) if bounds else None
 
     def cost_after(self, seconds: float) -> float:
@@ -43,32 +114,194 @@ class Plan:
         return self.price_per_hour * seconds / 3600
 
     def describe(self) -> str:
-        """One line: "tiny on this computer, $0.00/h, deadline 4h 00m"."""
-        limit = (
-            "no deadline"
-            if self.deadline_seconds is None
-            else f"deadline {format_duration(self.deadline_seconds)}"
-        )
-        return f"{self.model} on {self.where}, {format_money(self.price_per_hour)}/h, {limit}"
+        """One line: "tiny on this computer, $0.00/h, deadline 4h", "4×H100 on aws/us-east-1, $27.52/h, …"."""
+        what = self.where if self.rented else f"{self.model} on {self.where}"
+        price = f"{format_money(self.price_per_hour)}/h"
+        if self.dearest_per_hour > self.price_per_hour:
+            price += f" (up to {format_money(self.dearest_per_hour)}/h elsewhere)"
+        return f"{what}, {price}, {self._limits()}"
+
+    def describe_cost(self) -> str:
+        """The same with the most it can cost: what is agreed to."""
+        # Up to the next cent: less would not be the most.
+        most = math.ceil(round((self.cost_at_most or 0) * 100, 6)) / 100
+        return f"{self.describe()}: at most {format_money(most)}"
+
+    def _limits(self) -> str:
+        limits = []
+        if self.deadline_seconds is not None:
+            limits.append(f"deadline {format_duration(self.deadline_seconds)}")
+        if self.rented and self.budget is not None:
+            limits.append(f"budget {format_money(self.budget)}")
+        return ", ".join(limits) or "no deadline"
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"cost_at_most": self.cost_at_most}
+        return asdict(self) | {"cost_at_most": self.cost_at_most, "dearest_per_hour": self.dearest_per_hour}
 
 
-def make_plan(settings: Settings) -> Plan:
-    """The plan for these settings. Raises UsageError for what this version does not rent."""
-    for option, value in (("--gpus", settings.gpus), ("--infra", settings.infra)):
-        if value is not None:
-            raise UsageError(
-                f"{option} {value}: renting GPUs is not in this version",
-                "it runs on this computer; SkyPilot clusters, priced and confirmed first, come next",
-                f"launch -- COMMAND   (the same run here, without {option})",
-            )
+def make_plan(settings: Settings, market: Market | None = None, model_bytes: int | None = None) -> Plan:
+    """The plan for these settings; `market` where GPUs are to be rented.
+
+    Raises UsageError, CapacityError, and PreflightError where there are no prices at hand.
+    """
+    if settings.gpus is None:
+        _refuse_what_is_rented_only(settings)
+        return Plan(
+            where=HERE,
+            model=settings.model,
+            price_per_hour=0.0,
+            deadline_seconds=settings.max_seconds,
+            lease_seconds=settings.lease_seconds,
+            budget=settings.budget,
+        )
+    count = gpus_of(settings.gpus)[1]
+    train, infer = split(count, settings.train_gpus, settings.infer_gpus)
+    market = market or Market()
+    candidates = _affordable(settings, _offers(settings, market))
+    deadline = settings.max_seconds
+    if deadline is None and settings.budget is None:
+        deadline = RENTED_SECONDS
+    first = candidates[0]
+    dearest = max(offer.price_per_hour for offer in candidates)
     return Plan(
-        where=HERE,
+        where=f"{count}×{first.gpu} on {first.infra}",
         model=settings.model,
-        price_per_hour=0.0,
-        deadline_seconds=settings.max_seconds,
+        price_per_hour=first.price_per_hour,
+        deadline_seconds=deadline,
         lease_seconds=settings.lease_seconds,
         budget=settings.budget,
+        rented=Rented(
+            gpus=f"{first.gpu}:{count}",
+            infra=_places(candidates, market.offers),
+            idle_minutes=round(settings.idle_seconds / 60),
+            disk_gb=settings.disk_gb or disk_for(model_bytes),
+            train_gpus=train,
+            infer_gpus=infer,
+            max_price_per_hour=dearest or None,
+        ),
+        candidates=candidates,
     )
+
+
+def gpus_of(text: str) -> tuple[str, int]:
+    """Type and count of "H100:4"."""
+    gpu, _, count = text.rpartition(":")
+    return gpu, int(count)
+
+
+def split(count: int, train: int | None = None, infer: int | None = None) -> tuple[int, int]:
+    """How many of `count` GPUs train and how many serve; with one, both share it. Raises UsageError.
+
+    By default a quarter trains, and at least one. A token is sampled by reading all the weights for each of a
+    few dozen sequences, and is trained once, thousands at a time: about three times as many tokens per second
+    and GPU. What samples is also what waits for programs and metrics.
+    """
+    if count == 1:
+        found = (train or 1, infer or 1)
+        fits = found == (1, 1)
+    else:
+        wanted = train or (max(1, count // 4) if infer is None else count - infer)
+        found = (wanted, infer or count - wanted)
+        fits = min(found) >= 1 and sum(found) == count
+    if fits:
+        return found
+    given = " and ".join(
+        f"--{name}-gpus {value}" for name, value in (("train", train), ("infer", infer)) if value
+    )
+    train, infer = split(count)
+    why = "one GPU is shared by both" if count == 1 else f"together they are to be {count}, each at least 1"
+    hint = f"launch --train-gpus {train} --infer-gpus {infer} …   (the default)"
+    raise UsageError(f"{given}: not a way to use {count} GPU{'s' if count > 1 else ''}", why, hint)
+
+
+def disk_for(model_bytes: int | None) -> int | None:
+    """GB of disk for a model, which is there twice while it is downloaded; None for one of unknown size."""
+    if model_bytes is None:
+        return None
+    needed = _SYSTEM_GB + 2 * model_bytes / 10**9
+    return max(_LEAST_DISK_GB, math.ceil(needed / _DISK_STEP_GB) * _DISK_STEP_GB)
+
+
+def _refuse_what_is_rented_only(settings: Settings) -> None:
+    """From a file they wait for a run that is rented; on the command line they ask for one."""
+    for key in _RENTED_ONLY:
+        option = "--" + key.replace("_", "-")
+        if key in settings.values and settings.values[key].source == option:
+            raise UsageError(
+                f"{option} goes with --gpus",
+                "without --gpus the run is on this computer",
+                f"launch --gpus H100:4 {option} …",
+            )
+
+
+def _offers(settings: Settings, market: Market) -> tuple[Offer, ...]:
+    """All there is of what was asked for. Raises where there is nothing, with why."""
+    if market.offers:
+        return market.offers
+    gpu, count = gpus_of(settings.gpus or "")
+    types = market.types or {}
+    infra = ",".join(settings.infra)
+    if not types and market.without_prices:
+        raise PreflightError(
+            f"there are no prices for {', '.join(market.without_prices)} on this computer",
+            "prices are those of SkyPilot's catalogs, which it fetches when it is first asked",
+            f"sky gpus list {gpu}:{count} --infra {market.without_prices[0]}   (fetches them)",
+        )
+    known = next((name for name in types if name.lower() == gpu.lower()), None)
+    there = f" --infra {infra}" if infra else ""
+    if known is not None and count in types[known]:
+        raise CapacityError(
+            f"nobody rents out {count}×{known}{_on(infra)}",
+            "the catalog has them in other regions",
+            f"launch plan --gpus {known}:{count} --infra {infra.partition('/')[0]}",
+        )
+    if known is not None:
+        best = max([one for one in types[known] if one < count], default=min(types[known]))
+        raise CapacityError(
+            f"no machine has {count} {known}{_on(infra)}",
+            f"there, one machine has {', '.join(map(str, types[known]))}",
+            f"launch plan --gpus {known}:{best}{there}",
+        )
+    if market.elsewhere:
+        raise CapacityError(
+            f"nobody rents out {gpu}{_on(infra)}",
+            f"{', '.join(market.elsewhere)} may have them",
+            f"launch plan --gpus {gpu}:{count} --infra {market.elsewhere[0]}",
+        )
+    meant = suggestion(gpu.upper(), types, 0.5)
+    raise UsageError(
+        f"--gpus {settings.gpus}: no GPU is called {gpu}",
+        f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(types)) or 'none'}",
+        f"launch plan --gpus {meant or next(iter(sorted(types)), 'H100')}:{count}{there}",
+    )
+
+
+def _on(infra: str) -> str:
+    return f" on {infra}" if infra else ""
+
+
+def _affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """Those within --max-price, cheapest first. Raises CapacityError when none is."""
+    offers = tuple(sorted(offers, key=lambda offer: (offer.price_per_hour, offer.infra)))
+    cap = settings.max_price
+    found = offers if cap is None else tuple(offer for offer in offers if offer.price_per_hour <= cap)
+    if found:
+        return found
+    cheapest = offers[0]
+    enough = math.ceil(cheapest.price_per_hour * 100) / 100
+    raise CapacityError(
+        f"--max-price {format_money(cap or 0)}: nothing is that cheap",
+        f"{cheapest.count}×{cheapest.gpu} cost {format_money(cheapest.price_per_hour)}/h or more, "
+        f"on {cheapest.infra}",
+        f"launch plan --gpus {settings.gpus} --max-price {enough:.2f}   (or other GPUs)",
+    )
+
+
+def _places(candidates: tuple[Offer, ...], offers: tuple[Offer, ...]) -> tuple[str, ...]:
+    """Where SkyPilot may look, in the order of price: what was asked for, as it was.
+
+    Its regions one by one where some of them are too dear.
+    """
+    too_dear = {offer.asked for offer in offers if offer not in candidates}
+    places = [offer.infra if offer.asked in too_dear else offer.asked for offer in candidates]
+    return tuple(dict.fromkeys(places))

@@ -7,14 +7,14 @@ that is taken up was begun with. Knows nothing of machines or of what happens la
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import config, credentials, preflight, resume
+from launcher import config, credentials, preflight, quote, resume
 from launcher.home import Home
-from launcher.plan import Plan, make_plan
+from launcher.plan import Plan
 from launcher.resume import Resumed
 from launcher.safety.records import RecordStore
 from launcher.settings import Settings
@@ -42,16 +42,19 @@ def check(
     command: tuple[str, ...],
     home: Home,
     resumed: Resumed | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Request:
-    """Raises LaunchError for the first thing that cannot work."""
+    """Raises LaunchError for the first thing that cannot work; `say` gets remarks on prices."""
     settings = config.load(flags, sets, env_file, home=home)
     folder = None
     if resumed is not None:
         settings = resume.settings(settings, resumed.record)
         if not command and resumed.command:
             command, folder = resumed.command, resumed.folder
-    plan = make_plan(settings)
-    preflight.check_platform()
+    quote.refuse_unasked(settings)
+    rented = settings.gpus is not None
+    if not rented:
+        preflight.check_platform()
     if resumed is None:
         RecordStore(home).check_name(settings.name)
     preflight.check_command(_seen_from(folder, command), folder)
@@ -64,8 +67,11 @@ def check(
     preflight.check_wandb(settings, os.environ)
     preflight.check_folders(home)
     preflight.check_disk(settings, model_path, home)
-    # Last, because only this may ask the network.
-    preflight.check_environment(home)
+    plan = quote.make(settings, say)
+    quote.refuse_without_account(plan)
+    if not rented:
+        # Last, because only this may ask the network.
+        preflight.check_environment(home)
     return Request(settings, plan, model_path, command, folder, resumed)
 
 

@@ -23,6 +23,8 @@ from launcher.settings import TINY_MODEL, Settings, Value
 _GUARDIAN_SECONDS = 180.0
 # What decides which policy the checkpoints hold: anything else may be given anew.
 _FIXED = ("dtype", "train.lora.rank", "train.lora.alpha")
+# Where nobody says, a rented machine decides: GPUs have other defaults than a CPU.
+_BY_MACHINE = ("dtype", "engines", "train_processes")
 # Settings of ours that a resumed run keeps, and the field of Settings each one is.
 _KEPT = {
     "model": "model",
@@ -32,6 +34,13 @@ _KEPT = {
     "port": "port",
     "openai_env": "openai_env",
     "wandb": "wandb",
+    "gpus": "gpus",
+    "infra": "infra",
+    "train_gpus": "train_gpus",
+    "infer_gpus": "infer_gpus",
+    "disk": "disk_gb",
+    "idle": "idle_seconds",
+    "max_price": "max_price",
 }
 
 
@@ -75,7 +84,11 @@ def details(settings: Settings, model_path: str, folder: Path | None = None) -> 
     # A relative folder would be another one elsewhere; the embedded model moves with the package.
     kept["model"] = TINY_MODEL if settings.model == TINY_MODEL else model_path
     known = _runtime_keys()
-    runtime = {key: value.value for key, value in settings.values.items() if key in known}
+    runtime = {
+        key: value.value
+        for key, value in settings.values.items()
+        if key in known and not (settings.gpus and key in _BY_MACHINE and value.source == "default")
+    }
     return {
         "settings": kept,
         "runtime": runtime,

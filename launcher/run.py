@@ -15,12 +15,14 @@ import functools
 import os
 import secrets
 import shlex
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import durable, log, request, resume
+from launcher import durable, log, quote, request, resume
 from launcher.durable import Standing
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
 from launcher.errors import (
@@ -33,6 +35,7 @@ from launcher.errors import (
 )
 from launcher.failpoints import passing
 from launcher.home import Home
+from launcher.machines import ssh_config, wanted
 from launcher.machines.base import Machine, Proof, PullReport
 from launcher.output import Output
 from launcher.request import Request
@@ -42,6 +45,7 @@ from launcher.safety.records import RecordStore, RunRecord
 from launcher.signals import Interrupted, Signals
 from launcher.summary import Summary, exit_code_of, program_code_of, reason_of
 from launcher.timings import Timings
+from launcher.units import format_duration, format_money
 
 if TYPE_CHECKING:
     from launcher.homeward import Homeward
@@ -68,29 +72,18 @@ def launch_run(
     if flags.get("resume") is not None:
         store = RecordStore(home)
         resumed = resume.find(
-            store, flags["resume"], lambda record: local_machine(record, store, home), output.note
+            store, flags["resume"], lambda record: wanted.machine_of(record, store, home), output.note
         )
-    checked = request.check(flags, sets, env_file, command, home, resumed)
+    checked = request.check(flags, sets, env_file, command, home, resumed, output.note)
+    if resumed is not None:
+        wanted.check_same_kind(checked.plan, resumed.record)
+    quote.confirm(output, checked.plan, checked.settings)
     output.claim_stdout()
     for warning in checked.settings.warnings:
         output.warn(warning)
-    machine = functools.partial(local_machine, secrets=request.secret_values(checked.settings))
+    for_runtime = request.secret_values(checked.settings)
+    machine = functools.partial(wanted.machine_for, checked.plan, secrets=for_runtime)
     return Run(checked, home, output, machine).execute()
-
-
-def local_machine(
-    record: RunRecord, store: RecordStore, home: Home, secrets: Mapping[str, str] | None = None
-) -> Machine:
-    """The machine of a run on this computer. `secrets` are for its runtime alone, not for the program."""
-    from launcher.machines.local import LocalMachine
-
-    return LocalMachine(
-        record.id,
-        store.folder(record.id) / "machine",
-        home.environments,
-        keep=lambda description: store.update(record.id, machine=description),
-        secrets=secrets,
-    )
 
 
 class Run:
@@ -101,7 +94,7 @@ class Run:
         request: Request,
         home: Home,
         output: Output,
-        machine: Callable[[RunRecord, RecordStore, Home], Machine] = local_machine,
+        machine: Callable[[RunRecord, RecordStore, Home], Machine] = wanted.local_machine,
     ) -> None:
         self._request = request
         self._home = home
@@ -169,7 +162,7 @@ class Run:
         taken_up = f" · {resumed.describe()}" if resumed else ""
         self._output.event(
             "run",
-            f"{self._label} · {plan.describe()}{taken_up}",
+            f"{self._label} · {plan.describe_cost() if plan.rented else plan.describe()}{taken_up}",
             run_id=self._record.id,
             name=self._record.name,
             plan=plan.to_dict(),
@@ -184,16 +177,36 @@ class Run:
         self._update(guardian=self._guardian.process)
         passing("cli.guarded")
         self._signals.consequence = f"taking everything down{_AGAIN}"
-        with self._phase("arm"):
-            machine.arm()
+        with self._phase("arm") as progress:
+            machine.arm(progress)
             if resumed is not None and resumed.rewinds:
                 machine.seed(self._folder / RESULTS)
+        self._say_rented(machine)
         passing("cli.armed")
         with self._phase("push"):
             machine.push()
         with self._phase("setup") as progress:
             machine.setup(progress)
         return machine
+
+    def _say_rented(self, machine: Machine) -> None:
+        """What it really costs counts, from the beginning of the run; and how it is entered."""
+        price = machine.price_per_hour
+        if self._request.plan.rented is None or price is None:
+            return
+        most = self._request.plan.dearest_per_hour
+        if price > most:
+            self._output.warn(
+                f"it costs {format_money(price)}/h, the plan said {format_money(most)}/h at most"
+            )
+        self._limits = replace(self._limits, price_per_hour=price)
+        standing = machine.describe()["standing"]
+        if self._request.settings.yes and ssh_config.include(self._store.runs):
+            self._output.event("ssh", "one Include line is in ~/.ssh/config until the last run is down")
+        where = f"{standing['where']} · {standing['instance_type']} · {format_money(price)}/h"
+        self._output.event(
+            "rented", f"{where} · launch ssh {self._label}", where=standing["where"], price_per_hour=price
+        )
 
     def _serve(self, machine: Machine) -> tuple[str, Path]:
         """The runtime runs and is ready: its token and its socket here."""
@@ -295,11 +308,32 @@ class Run:
             with self._phase("pull"):
                 self._pulled = machine.pull(self._folder / RESULTS)
         except NotPulled as error:
-            self._output.warn(error.message)
-            return error
+            self._output.warn(f"{error.message}: {error.why}")
+            if (pulled := self._pull_later(machine)) is None:
+                return error
+            self._pulled = pulled
         for skipped in self._pulled.skipped:
             self._output.warn(f"not brought home: {skipped}")
         return None
+
+    def _pull_later(self, machine: Machine) -> PullReport | None:
+        """A rented machine is kept while its results are not home; never past lease, deadline or budget."""
+        from launcher.homeward import pull_patiently
+
+        now, received = time.monotonic(), self._signals.received
+        left = self._limits.left(now)
+        seconds = self._request.settings.lease_seconds
+        if left is not None:
+            seconds = min(seconds, left)
+        told_to_end = received == signal.SIGTERM  # `launch down`, above all
+        if not machine.price_per_hour or seconds <= 0 or told_to_end:
+            return None
+        self._output.warn(
+            f"the machine is kept for {format_duration(seconds)} at most while its results are not home, "
+            f"{format_money(machine.price_per_hour)}/h; Ctrl-C gives them up"
+        )
+        results = self._folder / RESULTS
+        return pull_patiently(machine, results, seconds, lambda: self._signals.received != received)
 
     def _down(self, machine: Machine) -> Proof:
         with self._phase("down"):
@@ -343,7 +377,7 @@ class Run:
             run_id=self._record.id,
             name=self._record.name,
             seconds=seconds,
-            cost=self._request.plan.cost_after(seconds),
+            cost=self._cost(),
             status=self._pulse.now().status if self._pulse is not None else None,
             results=self._pulled.into if self._pulled is not None else None,
             proof=proof,
@@ -353,24 +387,38 @@ class Run:
             standing=self._standing(),
         )
 
+    def _cost(self) -> float:
+        """What it has cost; nothing where no machine came up."""
+        if self._machine is None or self._machine.price_per_hour is None:
+            return 0.0
+        return self._limits.cost(time.monotonic())
+
     def _standing(self) -> Standing:
         """Where the run stands at its end: what is on the machine, what is at home."""
         if self._machine is None:
             return Standing()
-        return Standing(self._machine.committed(), durable.newest_step(self._folder / RESULTS))
+        committed = self._machine.committed()
+        if committed is None and self._pulled is not None:  # a rented machine is gone with what it had
+            committed = self._pulled.step
+        return Standing(committed, durable.newest_step(self._folder / RESULTS))
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
         from launcher import runtime_config
 
-        settings = self._request.settings
+        settings, rented = self._request.settings, self._request.plan.rented
+        overrides = settings.runtime
+        if rented is not None and machine.device == "cuda":
+            split = {"engines": rented.infer_gpus, "train_processes": rented.train_gpus}
+            overrides = {"dtype": "bfloat16"} | split | overrides
         return runtime_config.build(
-            settings.runtime,
+            overrides,
             run_id=self._record.id,
             model_path=self._request.model_path,
+            device=machine.device,
             state_dir=machine.state_dir,
             socket_dir=machine.socket_dir,
             lease_seconds=settings.lease_seconds,
-            deadline_seconds=self._limits.deadline_left(time.monotonic()),
+            deadline_seconds=self._limits.left(time.monotonic()),
             wandb_mode=settings.wandb,
         )
 

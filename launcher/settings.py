@@ -6,16 +6,22 @@ Knows nothing of files, flags or the environment. The runtime's own keys are in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.errors import suggestion
 from launcher.units import format_duration, format_money, parse_duration, parse_money
 
 TINY_MODEL = "tiny"
 WANDB_MODES = ("disabled", "offline", "online")
 # The lease is renewed each quarter of it, and a look at a busy runtime may take 5 s.
 LEAST_LEASE_SECONDS = 15.0
+_GPUS = re.compile(r"([A-Za-z][\w.-]*):(\d{1,4})", re.ASCII)
+_MOST_GPUS = 1024
+_SIZE = re.compile(r"(\d{1,6})\s*(?:gb?)?", re.IGNORECASE | re.ASCII)
+_LEAST_DISK_GB, _MOST_DISK_GB = 50, 65536
 # Handed to those of the runtime's processes that need them, shown as set or not set, never with their value.
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "WANDB_ENTITY", "WANDB_BASE_URL")
 
@@ -47,6 +53,60 @@ def _port(value: Any) -> int:
     if not 1024 <= number <= 65535:
         raise ValueError("a port is a number from 1024 to 65535")
     return number
+
+
+def _gpus(value: Any) -> str:
+    """TYPE:COUNT; whether there is such a type, the price catalogs know."""
+    found = _GPUS.fullmatch(str(value).strip())
+    if found is None:
+        raise ValueError("expected TYPE:COUNT, such as H100:4")
+    if int(found[2]) == 0:
+        raise ValueError("at least one GPU: H100:1")
+    return f"{found[1]}:{int(found[2])}"
+
+
+def _infra(value: Any) -> tuple[str, ...]:
+    """Places such as `aws`, `aws/us-east-1`, `k8s/CONTEXT`, several with commas between them or as a list."""
+    parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    return tuple(dict.fromkeys(_place(str(part).strip().strip("/")) for part in parts))
+
+
+def _place(text: str) -> str:
+    # Only where it is asked for: what stands there imports psutil.
+    from launcher.machines.sky_home import ALIASES, KNOWN, NEVER_DOWN, OWN
+
+    cloud, *rest = (part.strip() for part in text.split("/"))
+    cloud = ALIASES.get(cloud.lower(), cloud.lower())
+    if cloud in NEVER_DOWN:
+        raise ValueError(f"a machine on {cloud} cannot end by itself, so it could be left behind")
+    if cloud not in KNOWN:
+        meant = suggestion(cloud, KNOWN)
+        known = f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(KNOWN))}"
+        raise ValueError(f"{cloud or 'nothing'} is no cloud; {known}")
+    if not all(rest) or (len(rest) > 2 and cloud not in OWN):
+        raise ValueError("expected CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE")
+    return "/".join([cloud, *rest])
+
+
+def _count(value: Any) -> int:
+    text = str(value).strip()
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_GPUS:
+        raise ValueError(f"expected a whole number from 1 to {_MOST_GPUS}")
+    return int(text)
+
+
+def _gigabytes(value: Any) -> int:
+    found = _SIZE.fullmatch(str(value).strip())
+    if found is None or not _LEAST_DISK_GB <= int(found[1]) <= _MOST_DISK_GB:
+        raise ValueError(f"expected a number of GB from {_LEAST_DISK_GB} to {_MOST_DISK_GB}, such as 200")
+    return int(found[1])
+
+
+def _idle(value: Any) -> float:
+    seconds = _duration(value)
+    if seconds % 60:
+        raise ValueError("expected whole minutes, such as 10m: the machine looks once a minute")
+    return seconds
 
 
 def _switch(value: Any) -> bool:
@@ -83,11 +143,16 @@ SETTINGS: dict[str, Setting] = {
     for setting in (
         Setting("model", _text, TINY_MODEL),
         Setting("name", _text),
-        Setting("gpus", _text),
-        Setting("infra", _text),
+        Setting("gpus", _gpus),
+        Setting("infra", _infra, (), lambda infra: ", ".join(infra) or "-"),
+        Setting("train_gpus", _count),
+        Setting("infer_gpus", _count),
+        Setting("disk", _gigabytes, show="{} GB".format),
         Setting("max", _duration, show=format_duration),
         Setting("lease", _lease, 15 * 60.0, format_duration),
+        Setting("idle", _idle, 10 * 60.0, format_duration),
         Setting("budget", _money, show=format_money),
+        Setting("max_price", _money, show=lambda dollars: f"{format_money(dollars)}/h"),
         Setting("port", _port),
         Setting("openai_env", _switch, False),
         Setting("wandb", _wandb, "disabled"),
@@ -117,10 +182,15 @@ class Settings:
     model: str
     name: str | None
     gpus: str | None
-    infra: str | None
+    infra: tuple[str, ...]
+    train_gpus: int | None
+    infer_gpus: int | None
+    disk_gb: int | None
     max_seconds: float | None
     lease_seconds: float
+    idle_seconds: float
     budget: float | None
+    max_price: float | None
     port: int | None
     openai_env: bool
     wandb: str

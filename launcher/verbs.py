@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher import durable
+from launcher import consent, durable
 from launcher.endpoint import RESULTS, Endpoint, is_open, token_file
 from launcher.errors import EXIT_OK, LaunchError, UsageError, suggestion
 from launcher.home import Home
@@ -24,7 +24,7 @@ from launcher.output import Output, columns
 from launcher.safety import processes, reap
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.settings import SETTINGS
-from launcher.units import format_duration, parse_duration
+from launcher.units import format_duration, format_money, parse_duration
 
 _STATUS_SECONDS = 5.0
 # `down` lets the run's own `launch` end it: results home, runtime in order.
@@ -55,6 +55,11 @@ def logs(output: Output, name: str, which: str, follow: bool) -> int:
     """One log of a run, to its end or as long as the run lives."""
     store = RecordStore(Home.find())
     record = store.load(name)
+    if record.machine.get("kind") == "cloud" and record.live and which not in _LAUNCHER_LOGS:
+        from launcher import remote_verbs
+
+        if (code := remote_verbs.log(store, record, which, follow)) is not None:
+            return code
     path = _log_file(store.folder(record.id), name, which)
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:
@@ -121,7 +126,7 @@ def gc(output: Output, older_than: str | None, unpulled: bool, yes: bool) -> int
     elif yes or _agreed(output, columns(rows), len(finds)):
         return _remove(output, finds)
     else:
-        shown = "" if _asks(output) else columns(rows)
+        shown = "" if consent.can_ask(output) else columns(rows)
         output.result({"found": [find.to_dict() for find in finds], "removed": False}, shown)
         output.note("nothing was removed: launch gc --yes")
     return EXIT_OK
@@ -175,18 +180,12 @@ def _a_word_when_slow(output: Output, text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _asks(output: Output) -> bool:
-    """Whether somebody is there to answer."""
-    return not output.as_json and sys.stdin.isatty() and sys.stderr.isatty()
-
-
 def _agreed(output: Output, shown: str, count: int) -> bool:
     """Show what would go and ask; without a terminal nobody is asked, and nothing goes."""
-    if not _asks(output):
+    if not consent.can_ask(output):
         return False
     output.note(shown)
-    output.note(f"remove {'this' if count == 1 else f'these {count}'}? [y/N]")
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+    return consent.agreed(output, f"remove {'this' if count == 1 else f'these {count}'}?")
 
 
 def _remove(output: Output, finds: list[reap.Find]) -> int:
@@ -218,6 +217,8 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         ["endpoint", _url(record) or "-"],
         ["folder", str(store.folder(record.id))],
     ]
+    if standing := record.machine.get("standing"):
+        rows.append(["machine", _rented(record, standing)])
     if record.machine:
         rows.append(["steps", _standing(record, store).describe()])
     if record.exit_code is not None:
@@ -282,8 +283,16 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "base_url": f"{_url(record)}/v1" if _url(record) else None,
         "folder": str(store.folder(record.id)),
         "down": record.proof,
+        "price_per_hour": (record.machine.get("standing") or {}).get("price_per_hour"),
         **_standing(record, store).to_dict(),
     }
+
+
+def _rented(record: RunRecord, standing: Mapping[str, Any]) -> str:
+    price = standing["price_per_hour"]
+    cost = price * ((record.ended or time.time()) - record.created) / 3600
+    so_far = f"{format_money(price)}/h, {format_money(cost)} so far"
+    return f"{standing['where']} · {standing['instance_type']} · {so_far}"
 
 
 def _standing(record: RunRecord, store: RecordStore) -> durable.Standing:

@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+from runtime import gpus
 from runtime.keeper import read_token
 from runtime.probes import EngineProbe, HealthProbe, TrainerProbe
 from runtime.schema import RuntimeConfig
@@ -29,6 +30,9 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
     state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
     logs = state_dir / "logs"
     told = ["--config", str(config_path)]
+    for_trainer, for_engines = None, [None] * config.engines
+    if config.device == "cuda":
+        for_trainer, for_engines = gpus.split(gpus.visible(), config.train_processes, config.engines)
     trainer = ChildSpec(
         name="trainer",
         command=trainer_command(config),
@@ -38,6 +42,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         stop_seconds=TRAINER_STOP_SECONDS,
         stop_rank=0,
         secrets=frozenset({"HF_TOKEN", "WANDB_API_KEY"}),
+        gpus=for_trainer,
     )
     gateway = ChildSpec(
         name="gateway",
@@ -58,6 +63,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
             probe=EngineProbe(socket_dir / f"engine-{index}.sock"),
             stop_rank=2,
             secrets=frozenset({"HF_TOKEN"}),
+            gpus=for_engines[index],
         )
         for index in range(config.engines)
     ]

@@ -1,10 +1,13 @@
 """The process that ends the runtime when nobody renews its lease, at its deadline, or when it is told to.
 
-    python -m runtime.keeper --config STATE/runtime.json        (the token on the first line of stdin)
+    python -m runtime.keeper --config STATE/runtime.json [--autodown [DATABASE]]
+                                                           (the token on the first line of stdin)
 
 It is the parent of the supervisor and adopts every orphan below, so that whatever is killed, nothing is left:
 the supervisor ends its children when the keeper dies (death signal), the keeper ends what a dead supervisor
-leaves. Shares nothing with the runtime but files and signals: standard library only.
+leaves. Shares nothing with the runtime but files and signals: standard library only. On a rented machine it
+also sets back the timer that would end the machine (`autodown.py`), as long as no limit is reached and the
+runtime answers: a frozen runtime, or this process gone, ends the machine.
 
 - `lease`: its mtime *changing* renews the lease, counted on this process's monotonic clock, which stands
   still while the computer sleeps. The deadline counts on the boot clock, which does not.
@@ -26,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import files, processes
+from runtime import autodown, files, processes
 
 TOKEN_SECONDS = 30.0
 # What the supervisor has for an orderly end (it saves between two steps) before everything is killed.
@@ -72,12 +75,18 @@ class Keeper:
     """Runs the supervisor `command` under the limits; `run` returns the exit code."""
 
     def __init__(
-        self, state_dir: Path, limits: Limits, command: list[str], grace_seconds: float = GRACE_SECONDS
+        self,
+        state_dir: Path,
+        limits: Limits,
+        command: list[str],
+        grace_seconds: float = GRACE_SECONDS,
+        timer: autodown.Timer | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._limits = limits
         self._command = command
         self._grace_seconds = grace_seconds
+        self._timer = timer
         self._supervisor = 0
         self._exit_code: int | None = None
 
@@ -127,6 +136,8 @@ class Keeper:
             if ends_at is not None and _boot_seconds() >= ends_at:
                 return "deadline"
             self._end_orphans()
+            if self._timer is not None and (said := self._timer.tick()) is not None:
+                self._say(said)
 
     def _end(self) -> None:
         """SIGTERM and a bounded wait: the supervisor ends its children in order."""
@@ -193,7 +204,11 @@ def read_token(descriptor: int = 0, bound_seconds: float = TOKEN_SECONDS) -> byt
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="runtime.keeper", description="Ends the runtime when it must end.")
     parser.add_argument("--config", required=True, help="state_dir/runtime.json")
-    config_path = Path(parser.parse_args(arguments).config).resolve()
+    parser.add_argument(
+        "--autodown", nargs="?", const=autodown.DATABASE, help="a machine that skylet ends: its database"
+    )
+    options = parser.parse_args(arguments)
+    config_path = Path(options.config).resolve()
     config = json.loads(config_path.read_text())
     state_dir = Path(config["state_dir"])
     (state_dir / "logs").mkdir(parents=True, exist_ok=True)
@@ -204,7 +219,11 @@ def main(arguments: list[str]) -> int:
     # The configuration's own defaults are the schema's; this file reads what it needs without pydantic.
     limits = Limits(float(config.get("lease_seconds", 60.0)), config.get("deadline_seconds"))
     command = [sys.executable, "-m", "runtime", "--config", str(config_path)]
-    return Keeper(state_dir, limits, command).run(token)
+    timer = None
+    if options.autodown is not None:
+        answering = autodown.Answering(state_dir, Path(config["socket_dir"]))
+        timer = autodown.Timer(Path(os.path.expanduser(options.autodown)), answering)
+    return Keeper(state_dir, limits, command, timer=timer).run(token)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime import failpoints, files, processes, tether
+from runtime import failpoints, files, gpus, processes, tether
 from runtime.probes import Probe
 from runtime.schema import ChildState
 
@@ -54,11 +54,14 @@ class ChildSpec:
     vital: bool = False
     # Which of the run's secrets it needs; the others are kept from it.
     secrets: frozenset[str] = frozenset()
+    # The GPUs it sees; None: nobody says.
+    gpus: list[str] | None = None
 
     def environ(self) -> dict[str, str]:
         """What it is started with."""
         kept = SECRETS - self.secrets
-        return {name: value for name, value in os.environ.items() if name not in kept}
+        environ = {name: value for name, value in os.environ.items() if name not in kept}
+        return environ if self.gpus is None else environ | {gpus.VISIBLE: ",".join(self.gpus)}
 
 
 @dataclass(frozen=True)

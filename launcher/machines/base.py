@@ -75,7 +75,17 @@ class Machine(Protocol):
         """The folder (0700, a short path) of the runtime's sockets on the machine."""
         ...
 
-    def arm(self) -> None:
+    @property
+    def device(self) -> str:
+        """What the runtime there computes on: "cpu" or "cuda"."""
+        ...
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """What it costs, in US dollars, by the provider's list; None before that is known."""
+        ...
+
+    def arm(self, progress: Progress = silent) -> None:
         """Make the place. Raises PreflightError, CapacityError."""
         ...
 
@@ -161,6 +171,10 @@ def from_record(record: RunRecord) -> Endable:
         from launcher.machines.local import LocalMachine
 
         return LocalMachine.described(record.machine)
+    if kind == "cloud":
+        from launcher.machines.cloud import CloudMachine
+
+        return CloudMachine.described(record.machine)
     raise LaunchError(
         f"{record.id} is on a machine of kind {kind!r}, which this version cannot end",
         "a newer version wrote the record",

@@ -63,7 +63,7 @@ class LocalMachine:
     ) -> None:
         self._run_id = run_id
         self._folder = folder.absolute()
-        self._sockets = _short_folder(run_id)
+        self._sockets = short_folder(run_id)
         self._environments = environments
         self._variant = variant
         self._keep = keep
@@ -107,11 +107,21 @@ class LocalMachine:
         """See base.py."""
         return str(self._sockets)
 
-    def arm(self) -> None:
+    @property
+    def device(self) -> str:
+        """See base.py."""
+        return self._variant
+
+    @property
+    def price_per_hour(self) -> float:
+        """See base.py."""
+        return 0.0
+
+    def arm(self, progress: Progress = silent) -> None:
         """Make the two folders, for nobody but this user."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._folder / "logs").mkdir(mode=0o700, exist_ok=True)
-        _make_own_folder(self._sockets)
+        make_own_folder(self._sockets)
 
     def push(self) -> None:
         """Copy the runtime's code beside the run: an upgrade of the package meanwhile changes nothing."""
@@ -244,7 +254,7 @@ class LocalMachine:
         return processes.tree(named) | processes.carrying(RUN_VARIABLE, self._run_id)
 
 
-def _short_folder(run_id: str) -> Path:
+def short_folder(run_id: str) -> Path:
     """Where the sockets go: the temporary folder, or /tmp where that one's path is too long for a socket."""
     for parent in (tempfile.gettempdir(), "/tmp"):
         folder = os.path.join(parent, run_id)
@@ -253,7 +263,7 @@ def _short_folder(run_id: str) -> Path:
     raise AssertionError("/tmp is short")
 
 
-def _make_own_folder(folder: Path) -> None:
+def make_own_folder(folder: Path) -> None:
     """Make a folder in a place where others may write; one that stands there already must be ours."""
     try:
         folder.mkdir(mode=0o700)

@@ -51,6 +51,18 @@ class Limits:
         """Seconds until the deadline; None without one."""
         return None if self.deadline_seconds is None else self.begun_at + self.deadline_seconds - now
 
+    def left(self, now: float) -> float | None:
+        """Seconds until the first of the two; None without either."""
+        found = [
+            seconds for seconds in (self.deadline_left(now), self._budget_left(now)) if seconds is not None
+        ]
+        return min(found) if found else None
+
+    def _budget_left(self, now: float) -> float | None:
+        if self.budget is None or self.price_per_hour <= 0:
+            return None
+        return (self.budget - self.cost(now)) * 3600 / self.price_per_hour
+
     def reached(self, now: float) -> str | None:
         """Which limit is reached, in words."""
         left = self.deadline_left(now)

@@ -47,7 +47,15 @@ class PretendMachine:
     def socket_dir(self) -> str:
         return str(self.sockets)
 
-    def arm(self) -> None:
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
+    def price_per_hour(self) -> float | None:
+        return 0.0
+
+    def arm(self, progress: Progress = silent) -> None:
         self._called("arm")
 
     def push(self) -> None:

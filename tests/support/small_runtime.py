@@ -28,6 +28,7 @@ from runtime.training.checkpoint import CheckpointStore
 
 PARTS = ("gateway", "trainer")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+_BEAT_SECONDS = 5.0
 
 
 def supervise(config_path: Path, state_dir: Path, token: bytes) -> int:
@@ -40,7 +41,8 @@ def supervise(config_path: Path, state_dir: Path, token: bytes) -> int:
                 children[part] = _start(part, config_path, state_dir, token)
         said = [{"name": part, "state": "ready", "restarts": 0} for part in PARTS]
         files.write_json(state_dir / "supervisor.json", {"phase": "ready", "children": said, "detail": None})
-        if signal.sigwait(_SIGNALS) != signal.SIGCHLD:
+        received = signal.sigtimedwait(_SIGNALS, _BEAT_SECONDS)
+        if received is not None and received.si_signo != signal.SIGCHLD:
             break
     for child in children.values():
         child.terminate()

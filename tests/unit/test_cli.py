@@ -77,7 +77,7 @@ def test_status_lists_nothing_politely_and_as_json(launch: Launch) -> None:
 RUN_KEYS = {
     "committed_step", "durable_step", "durable_bound_steps",
     "id", "name", "state", "live", "attended", "created", "ended", "ended_by", "reason", "exit_code",
-    "command", "base_url", "folder", "down",
+    "command", "base_url", "folder", "down", "price_per_hour",
 }  # fmt: skip
 
 

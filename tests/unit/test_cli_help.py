@@ -22,6 +22,8 @@ NOT_FOR_HELP = ("rich", "psutil", "asyncio", "platformdirs", "urllib.request", "
         (["--help"], (*HEAVY, *NOT_FOR_HELP, "pydantic")),
         (["status", "--help"], HEAVY + NOT_FOR_HELP),
         (["--version"], HEAVY + NOT_FOR_HELP),
+        (["plan", "--help"], HEAVY + NOT_FOR_HELP),
+        (["plan"], (*HEAVY, "rich")),
         (["status"], (*HEAVY, "rich", "runtime.schema")),
         (["gc"], (*HEAVY, "rich", "runtime.schema")),
     ],

@@ -136,7 +136,10 @@ def test_the_objects_of_a_run_have_the_promised_keys(live) -> None:
         "deadline_seconds": None,
         "lease_seconds": 900.0,
         "budget": None,
+        "rented": None,
+        "candidates": [],
         "cost_at_most": 0.0,
+        "dearest_per_hour": 0.0,
     }
 
 

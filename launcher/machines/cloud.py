@@ -1,0 +1,416 @@
+"""A machine rented through SkyPilot: armed before anything else, taken down by the provider's own word.
+
+Neighbours: `base.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
+its bounded calls; `link.py` is the way to the runtime. `safety/guardian.py` ends it from its description.
+Knows nothing of prices, programs or the terminal.
+
+    arm     an empty launch: provisioned, and autodown armed about 25 s after the machine was asked for
+    push    the runtime's code, by rsync; never a second launch, which would re-arm autodown differently
+    setup   the runtime's environment; serve: its keeper and the link to its gateway (`remote_job.py`)
+    down    by name, also in mid-launch; proven by the provider's list of the cluster's machines
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from launcher.durable import Standing
+from launcher.errors import LaunchError, NotPulled
+from launcher.failpoints import passing
+from launcher.machines import scripts, ssh_config
+from launcher.machines.base import Progress, Proof, PullReport, silent
+from launcher.machines.link import Host, Link, run_on
+from launcher.machines.local import make_own_folder, short_folder
+from launcher.machines.remote import RemoteFolder
+from launcher.machines.remote_job import RemoteJob
+from launcher.machines.sky_home import SkyHome
+from launcher.machines.sky_process import SkyProcess
+
+if TYPE_CHECKING:
+    from runtime.schema import RuntimeConfig
+
+IMPORT_SECONDS = 60.0
+ARM_SECONDS = 1800.0
+DOWN_SECONDS = 300.0
+ASK_SECONDS = 60.0
+# The provider's list may go on showing what is ending.
+GONE_SECONDS = 120.0
+# A provider that refuses once often does not refuse twice.
+_DOWN_ATTEMPTS = 2
+SETUP_SECONDS = 3600.0
+_POLL_SECONDS = 1.0
+# Asking the runtime for its step takes milliseconds, copying starts a process on each side.
+_LOOK_EVERY_SECONDS = 0.5
+
+
+class CloudMachine:
+    """One run's cluster. Its name is the run's id; `folder` is the run's own, `infra` where it may be.
+
+    `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `secrets` are variables
+    for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
+    `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
+    """
+
+    kind = "cloud"
+
+    def __init__(
+        self,
+        run_id: str,
+        folder: Path,
+        *,
+        infra: list[str],
+        gpus: str,
+        idle_minutes: int,
+        disk_gb: int | None = None,
+        max_price_per_hour: float | None = None,
+        variant: str = "cuda",
+        keep: Callable[[dict[str, Any]], object] = lambda description: None,
+        secrets: Mapping[str, str] | None = None,
+        alias: str | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._folder = folder.absolute()
+        self._infra = infra
+        self._gpus = gpus
+        self._idle_minutes = idle_minutes
+        self._disk_gb = disk_gb
+        self._max_price_per_hour = max_price_per_hour
+        self._variant = variant
+        self._keep = keep
+        self._secrets = secrets or {}
+        self._alias = alias
+        self._link: Link | None = None
+        self._token: str | None = None
+        self._looked_at = 0.0
+        self._seen = Standing()
+        self._home_there: str | None = None
+        # What the books said of the cluster while it was in them: how the provider is asked afterwards.
+        self._standing: dict[str, Any] | None = None
+        # Why the last attempt to end it failed.
+        self._trouble: str | None = None
+        self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
+        self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
+
+    @classmethod
+    def described(cls, description: dict[str, Any]) -> Self:
+        """The machine that `describe` described, perhaps in another process. It can be ended."""
+        machine = cls(
+            description["run_id"],
+            Path(description["folder"]),
+            infra=description["infra"],
+            gpus=description["gpus"],
+            idle_minutes=description["idle_minutes"],
+            disk_gb=description["disk_gb"],
+            variant=description["variant"],
+        )
+        machine._standing = description["standing"]
+        return machine
+
+    def describe(self) -> dict[str, Any]:
+        """See base.py."""
+        return {
+            "kind": self.kind,
+            "run_id": self._run_id,
+            "folder": str(self._folder),
+            "infra": self._infra,
+            "gpus": self._gpus,
+            "idle_minutes": self._idle_minutes,
+            "disk_gb": self._disk_gb,
+            "variant": self._variant,
+            "standing": self._standing,
+        }
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """What the cluster costs, by SkyPilot's catalog; None before it is armed."""
+        return None if self._standing is None else self._standing["price_per_hour"]
+
+    @property
+    def host(self) -> Host:
+        """How the machine is reached by ssh, once armed."""
+        if self._standing is None or self._standing["ssh"] is None:
+            raise LaunchError(f"{self._run_id} has no machine to reach", "it is not armed", None)
+        login = self._standing["ssh"]
+        return Host(
+            address=self._standing["address"],
+            user=login["user"],
+            key=Path(login["key"]),
+            known_hosts=self._folder / "known_hosts",
+            port=login["port"],
+            proxy_command=login["proxy_command"],
+        )
+
+    @property
+    def state_dir(self) -> str:
+        """See base.py. Known once armed: it is below the home of the machine's user."""
+        return f"{self._user_home()}/slipway/{self._run_id}"
+
+    @property
+    def socket_dir(self) -> str:
+        """See base.py."""
+        return f"/tmp/{self._run_id}"
+
+    def _user_home(self) -> str:
+        if self._home_there is None:
+            self._home_there = run_on(self.host, 'printf %s "$HOME"').stdout.decode()
+        return self._home_there
+
+    def _remote(self) -> RemoteFolder:
+        return RemoteFolder(self.host, self.state_dir, self._remote_copy)
+
+    @property
+    def device(self) -> str:
+        """See base.py."""
+        return self._variant
+
+    # -------------------------------------------------------------- up
+
+    def arm(self, progress: Progress = silent) -> None:
+        """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing then."""
+        # What an earlier life's machine said must not be taken for what this one says.
+        shutil.rmtree(self._folder / "machine", ignore_errors=True)
+        (self._folder / "known_hosts").unlink(missing_ok=True)
+        self._home.make()
+        self._home.serve()
+        self._sky.call("version", IMPORT_SECONDS)
+        passing("cloud.launching")
+        self._standing = self._sky.call(
+            "launch",
+            ARM_SECONDS,
+            progress,
+            task_file=str(scripts.task_file("arm.yaml")),
+            cluster=self._run_id,
+            infra=self._infra,
+            gpus=self._gpus,
+            disk_gb=self._disk_gb,
+            idle_minutes=self._idle_minutes,
+            max_price_per_hour=self._max_price_per_hour,
+        )
+        self._keep(self.describe())
+        ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
+        remote = self._remote()
+        remote.make(self.socket_dir)
+
+    def push(self) -> None:
+        """Bring the runtime's code there: a folder with `runtime` and nothing else."""
+        import runtime
+
+        code = RemoteFolder(self.host, f"{self._user_home()}/{scripts.CODE}", self._folder)
+        with tempfile.TemporaryDirectory(prefix="slipway-push-") as staging:
+            shutil.copytree(
+                Path(runtime.__file__).parent,
+                Path(staging) / "runtime",
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+            code.send(Path(staging))
+
+    def setup(self, progress: Progress = silent) -> None:
+        """See base.py. What it builds is found built on an image that has it."""
+        gpus = int(self._gpus.partition(":")[2] or 1) if self._variant == "cuda" else 0
+        self.run_job("setup", scripts.setup(self.state_dir, self._variant, gpus), SETUP_SECONDS, progress)
+
+    def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = silent) -> None:
+        """A script on the machine, to its end. Raises JobFailed with its last line."""
+        job = RemoteJob(self._remote(), name)
+        job.start(script, bound_seconds)
+        job.wait(bound_seconds, progress)
+
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+        """Start the keeper, wait for the gateway through the link; the link's socket here."""
+        from launcher.machines.startup import START_SECONDS, Startup
+
+        remote = self._remote()
+        place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
+        place["model_path"] = self._model_there(config.model_path)
+        remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
+        remote.write(scripts.TOKEN, token.encode() + b"\n")
+        if self._secrets:
+            lines = "".join(f"{name}={value}\n" for name, value in self._secrets.items())
+            remote.write(scripts.SECRETS, lines.encode())
+        RemoteJob(remote, "serve").start(scripts.serve(self.state_dir))
+        sockets = short_folder(self._run_id)
+        make_own_folder(sockets)
+        gateway = sockets / "gateway.sock"
+        link = self._link = Link(self.host, gateway, f"{self.socket_dir}/gateway.sock")
+        link.start()
+
+        def keeper_code() -> int | None:
+            remote.look()
+            return remote.exit_code()
+
+        Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, START_SECONDS)
+        self._token = token
+        return gateway
+
+    def _model_there(self, model_path: str) -> str:
+        """A hub name as it is; the model that comes with the runtime, where `push` brought it; a folder of
+        the user's is brought there now."""
+        import runtime
+
+        package = Path(runtime.__file__).parent
+        if not Path(model_path).is_absolute():
+            return model_path
+        if Path(model_path).is_relative_to(package):
+            return f"{self._user_home()}/{scripts.CODE}/runtime/{Path(model_path).relative_to(package)}"
+        there = f"{self._user_home()}/{scripts.MODELS}/{Path(model_path).name}"
+        models = RemoteFolder(self.host, there, self._folder)
+        models.shell(f"mkdir -p {shlex.quote(there)}", "make the model's folder")
+        models.send(Path(model_path))
+        return there
+
+    def ended(self) -> str | None:
+        """See base.py."""
+        from launcher.machines.startup import reason_of_end
+
+        remote = self._remote()
+        try:
+            remote.look()
+        except LaunchError:  # a machine that cannot be reached may well be running
+            return None
+        return None if remote.exit_code() is None else reason_of_end(remote.here)
+
+    # -------------------------------------------------------------- results
+
+    def pull(self, into: Path) -> PullReport:
+        """See base.py. First to the run's folder here, then as from a run on this computer."""
+        from launcher import sync
+
+        return sync.pull(self._fetched(), into)
+
+    def committed(self) -> int | None:
+        """See base.py. As it was seen last; nothing of a machine that is gone."""
+        from launcher import checkpoints
+
+        if not self._home.folder.exists():
+            return None
+        newest = checkpoints.newest_whole(self._remote_copy / "checkpoints")
+        return None if newest is None else checkpoints.step_of(newest)
+
+    def secure(self, into: Path) -> Standing:
+        """See base.py. The runtime is asked for its step through the link; a new one is copied."""
+        from launcher import sync
+
+        if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
+            return self._seen
+        self._looked_at = time.monotonic()
+        step = self._step_there()
+        if step is None or step > (self._seen.durable or 0):
+            self._seen = sync.secure(self._fetched(), into)
+        # What is committed there now, not what it was when the copy began.
+        committed = max(
+            (found for found in (self._step_there(), self._seen.committed) if found), default=None
+        )
+        self._seen = replace(self._seen, committed=committed)
+        return self._seen
+
+    def _step_there(self) -> int | None:
+        """The runtime's newest step; None when it does not answer, or has none."""
+        from launcher.machines.unix_http import get_json
+
+        try:
+            status, body = get_json(
+                short_folder(self._run_id) / "gateway.sock", "/slipway/status", self._token
+            )
+        except OSError:
+            return None
+        return int(body["step"]) if status == 200 and isinstance(body, dict) else None
+
+    def seed(self, results: Path) -> int:
+        """See base.py."""
+        from launcher import durable
+
+        with tempfile.TemporaryDirectory(prefix="slipway-seed-") as folder:
+            step = durable.seed(results, Path(folder))
+            self._remote().send(Path(folder))
+        return step
+
+    @property
+    def _remote_copy(self) -> Path:
+        """What was seen of the run's folder there."""
+        return self._folder / "machine"
+
+    def _fetched(self) -> Path:
+        """The machine's results, copied to the run's folder. Raises NotPulled."""
+        try:
+            remote = self._remote()
+            remote.fetch(remote.here)
+        except LaunchError as error:
+            raise NotPulled(
+                f"the results of {self._run_id} are still on the machine", error.why, error.hint
+            ) from error
+        return remote.here
+
+    # -------------------------------------------------------------- down
+
+    def down(self) -> None:
+        """See base.py. By name, so it also ends a launch that is under way, whoever began it."""
+        if self._link is not None:
+            self._link.close()
+        shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
+        if not self._home.folder.exists():
+            return
+        for attempt in range(_DOWN_ATTEMPTS):
+            try:
+                self._home.serve()
+                self._learn()
+                passing("cloud.downing")
+                self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
+                self._end_forgotten()
+                self._trouble = None
+                return
+            except LaunchError as error:  # the proof says what is left, and why
+                self._trouble = f"{error.message}: {error.why}"
+                time.sleep(_POLL_SECONDS if attempt + 1 < _DOWN_ATTEMPTS else 0)
+
+    def _end_forgotten(self) -> None:
+        """Machines the provider still lists although SkyPilot is done with the cluster, or never knew."""
+        if self._standing is None:
+            return
+        provider = self._standing["provider"]
+        if self._sky.call("instances", ASK_SECONDS, provider=provider)["instances"]:
+            self._sky.call("terminate", DOWN_SECONDS, provider=provider)
+
+    def proof(self) -> Proof:
+        """The provider's own list has no machine of the cluster: SkyPilot's books alone prove nothing."""
+        if not self._home.folder.exists():
+            return Proof(True, "nothing had been asked of a provider")
+        try:
+            self._learn()
+            proof = self._ask_provider()
+        except LaunchError as error:
+            self._sky.end()
+            return Proof(False, f"{error.message}: {error.why}")
+        self._sky.end()
+        if proof.verified:
+            self._home.remove()
+            ssh_config.forget(self._folder)
+        return proof
+
+    def _ask_provider(self) -> Proof:
+        if self._standing is None:
+            # SkyPilot writes a cluster into its books before it asks a provider for a machine.
+            return Proof(True, f"no cluster {self._run_id} came up, none is on SkyPilot's books")
+        provider = self._standing["provider"]
+        bound = time.monotonic() + GONE_SECONDS
+        while True:
+            left = self._sky.call("instances", ASK_SECONDS, provider=provider)["instances"]
+            if not left:
+                return Proof(True, f"{provider['name']} lists no machine of {provider['cluster_on_cloud']}")
+            if self._trouble is not None or time.monotonic() > bound:
+                why = "" if self._trouble is None else f" ({self._trouble})"
+                return Proof(False, f"{provider['name']} still lists {', '.join(left)}{why}")
+            time.sleep(_POLL_SECONDS)
+
+    def _learn(self) -> None:
+        """Keep what the books say of the cluster, as long as they have it."""
+        found = self._sky.call("standing", ASK_SECONDS, cluster=self._run_id)
+        if found is not None:
+            self._standing = found
+            self._keep(self.describe())

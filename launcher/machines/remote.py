@@ -1,0 +1,129 @@
+"""A run's folder on a machine, seen from here over ssh: written to, looked at, copied.
+
+Neighbours: `cloud.py` owns one, `link.py` says how the machine is reached; what was copied here is read by
+`startup.py`, `sync.py` and `durable.py` as if the run were on this computer.
+Secrets go over ssh's stdin into files of nobody else's; never into a command line. Knows nothing of SkyPilot.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+from launcher.errors import LaunchError
+from launcher.machines.link import Host, run_on
+from launcher.machines.scripts import EXIT
+from launcher.safety import locks
+
+# What a run's results are made of; samples and batches stay on the machine.
+RESULTS = ("checkpoints", "metrics.jsonl", "publications.jsonl", "logs")
+_STATES = ("keeper.json", "supervisor.json", "trainer.json", EXIT)
+_WRITE_SECONDS = 30.0
+_LOOK_SECONDS = 20.0
+_LOOK_EVERY_SECONDS = 1.0
+_COPY_SECONDS = 900.0
+_LOG_BYTES = 8192
+# rsync's own word for "some files vanished before they could be copied": the trainer prunes as we look.
+_VANISHED = 24
+
+
+class RemoteFolder:
+    """`there`, a folder on `host`, and `here`, what was seen of it last."""
+
+    def __init__(self, host: Host, there: str, here: Path) -> None:
+        self.host = host
+        self.there = there
+        self.here = here
+        self._looked_at = 0.0
+
+    def make(self, sockets: str) -> None:
+        """The run's folder, there and here, and its folder of sockets there; for nobody but their user."""
+        self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
+        places = f"{shlex.quote(self.there)}/logs {shlex.quote(sockets)}"
+        self.shell(f"umask 077 && mkdir -p {places} && chmod 700 {places}", "make its folders")
+
+    def write(self, name: str, content: bytes) -> None:
+        """A file (0600), over ssh's stdin."""
+        path = shlex.quote(f"{self.there}/{name}")
+        self.shell(f"umask 077 && rm -f {path} && cat > {path}", f"write {name}", content)
+
+    def look(self) -> None:
+        """Bring the small files that say how it is, and the ends of the logs. Renews the lease: who looks
+        is alive. At most once a second; raises LaunchError when the machine cannot be reached."""
+        if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
+            return
+        names = " ".join(_STATES)
+        said = self.shell(
+            f"cd {shlex.quote(self.there)} && touch lease && rm -rf .look && mkdir -p .look/logs &&"
+            f' for log in logs/*.log; do test -f "$log" && tail -c {_LOG_BYTES} "$log" >".look/$log"; done;'
+            f" cp {names} .look/ 2>/dev/null; tar -C .look -cf - .",
+            "look at it",
+            bound_seconds=_LOOK_SECONDS,
+        )
+        with tarfile.open(fileobj=io.BytesIO(said)) as seen:
+            seen.extractall(self.here, filter="data")
+        self._looked_at = time.monotonic()
+
+    def exit_code(self) -> int | None:
+        """What the runtime's keeper ended with, as of the last look; None while it runs."""
+        try:
+            return int((self.here / EXIT).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def fetch(self, into: Path) -> None:
+        """Copy what the results are made of, only what changed. Raises LaunchError."""
+        into.mkdir(mode=0o700, parents=True, exist_ok=True)
+        wanted = [f"--include=/{name}" for name in RESULTS]
+        wanted += [f"--include=/{name}/***" for name in RESULTS if "." not in name]
+        descriptor = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
+        try:  # `launch pull` may copy while the run does
+            locks.hold(descriptor, into, _COPY_SECONDS)
+            self._rsync([*wanted, "--exclude=*", "--delete", f"{self._target}/", f"{into}/"])
+        except TimeoutError as error:
+            raise LaunchError("copying took too long", error.strerror, None) from error
+        finally:
+            os.close(descriptor)
+
+    def send(self, folder: Path) -> None:
+        """Copy a folder's content there."""
+        self._rsync([f"{folder}/", f"{self._target}/"])
+
+    @property
+    def _target(self) -> str:
+        return f"{self.host.address}:{self.there}"
+
+    def _rsync(self, arguments: list[str]) -> None:
+        ssh = shlex.join(["ssh", *self.host.options()])
+        try:
+            done = subprocess.run(
+                ["rsync", "-a", "--partial", "--timeout=60", "-e", ssh, *arguments],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_COPY_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise LaunchError("copying took too long", f"{_COPY_SECONDS:.0f} s", None) from None
+        if done.returncode not in (0, _VANISHED):
+            lines = done.stderr.strip().splitlines() or [f"rsync ended with code {done.returncode}"]
+            raise LaunchError(f"{self.host.address}: copying failed", lines[-1], None)
+
+    def shell(
+        self, command: str, what: str, stdin: bytes = b"", bound_seconds: float = _WRITE_SECONDS
+    ) -> bytes:
+        """A shell command there, to its end; what it printed. Raises LaunchError, also when it fails."""
+        done = run_on(self.host, command, stdin=stdin, bound_seconds=bound_seconds)
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise LaunchError(
+                f"{self.host.address}: could not {what}",
+                lines[-1] if lines else f"code {done.returncode}",
+                None,
+            )
+        return done.stdout

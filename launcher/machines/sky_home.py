@@ -1,0 +1,240 @@
+"""SkyPilot's private home for one run: one cloud's credentials, its own API server on its own port.
+
+Neighbours: `sky_process.py` calls SkyPilot in it, `cloud.py` has one for each run; it goes when the machine
+is proven down. A home of each run's own, so that no run meets another's server, keys or state, and ending
+one ends no other. Knows nothing of clusters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from launcher.errors import PreflightError
+from launcher.safety import processes
+from launcher.safety.processes import ProcessId
+
+SERVER_SECONDS = 90.0
+_END_SECONDS = 3.0
+_HEALTH_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+_MARK = "SLIPWAY_SKYPILOT_HOME"
+_PORT = "api-port"
+# What of the user's environment SkyPilot gets for every cloud.
+_PLAIN = ("PATH", "LANG", "LC_", "TERM", "TMPDIR", "SSL_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "USER")
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+# Where each cloud's credentials are: below the user's home, and in the environment.
+_CREDENTIALS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "aws": ((".aws",), ("AWS_",)),
+    "azure": ((".azure",), ("AZURE_",)),
+    "cudo": ((".config/cudo",), ()),
+    "do": ((".config/doctl",), ()),
+    "fluidstack": ((".fluidstack",), ()),
+    "gcp": ((".config/gcloud",), ("GOOGLE_", "CLOUDSDK_", "GCP_")),
+    "ibm": ((".ibm",), ()),
+    "kubernetes": ((".kube",), ("KUBECONFIG",)),
+    "lambda": ((".lambda_cloud",), ()),
+    "mithril": ((".config/mithril",), ("MITHRIL_",)),
+    "nebius": ((".nebius",), ("NEBIUS_",)),
+    "oci": ((".oci",), ("OCI_",)),
+    "paperspace": ((".paperspace",), ()),
+    "runpod": ((".runpod",), ("RUNPOD_",)),
+    "scp": ((".scp",), ("SCP_",)),
+    "seeweb": ((".seeweb_cloud",), ("SEEWEB_",)),
+    "shadeform": ((".shadeform",), ("SHADEFORM_",)),
+    "slurm": ((".slurm", ".ssh"), ()),
+    "ssh": ((".sky/ssh_node_pools.yaml", ".ssh"), ()),
+    "vast": ((".config/vastai",), ("VAST_",)),
+    "vsphere": ((".vsphere",), ()),
+}
+KNOWN = frozenset(_CREDENTIALS)
+ALIASES = {"k8s": "kubernetes", "digitalocean": "do"}
+# Clusters of one's own: no price, and one may be on this computer without being meant.
+OWN = frozenset({"kubernetes", "slurm", "ssh"})
+# SkyPilot cannot have their machines end by themselves (see its AUTODOWN feature).
+NEVER_DOWN = frozenset({"hyperbolic", "primeintellect", "verda", "yotta"})
+# Where SkyPilot can be told to upload neither the cloud's credentials nor the key of its clusters.
+_NO_UPLOAD = ("aws", "gcp")
+# What SkyPilot downloads or builds once and keeps: prices, its own wheel.
+_KEPT = (".sky/catalogs", ".sky/wheels")
+
+
+def clouds_of(infra: list[str]) -> list[str]:
+    """The clouds in `aws/us-east-1`, `k8s`, `ssh/pool`. Raises PreflightError for an unknown one."""
+    found = sorted({"kubernetes" if one.startswith("k8s") else one.partition("/")[0] for one in infra})
+    for cloud in found:
+        if cloud not in _CREDENTIALS:
+            raise PreflightError(
+                f"--infra {cloud}: not a cloud that can be used here",
+                f"known are {', '.join(sorted(_CREDENTIALS))}",
+                "launch plan --gpus H100:4 --infra aws",
+            )
+    return found
+
+
+def has_account(cloud: str, user_home: Path, environ: Mapping[str, str]) -> bool:
+    """Whether there are credentials of a cloud, by their places; nobody is asked whether they are good."""
+    places, variables = _CREDENTIALS[cloud]
+    in_environment = any(name.startswith(variable) for name in environ for variable in variables)
+    return in_environment or any((user_home / place).exists() for place in places)
+
+
+def no_account(cloud: str) -> PreflightError:
+    """The error for a cloud without credentials."""
+    return PreflightError(
+        f"there are no credentials for {cloud}",
+        f"neither {' nor '.join(f'~/{place}' for place in _CREDENTIALS[cloud][0])} is there",
+        f"sky check {cloud}   (SkyPilot says how to log in there)",
+    )
+
+
+class SkyHome:
+    """`folder` is made by `make` (0700). `user_id`, eight hex digits, names SkyPilot's own sockets."""
+
+    def __init__(self, folder: Path, infra: list[str], user_id: str) -> None:
+        self.folder = folder
+        self._clouds = clouds_of(infra)
+        self._user_id = user_id
+
+    def make(self, user_home: Path | None = None) -> None:
+        """The home, with links to the target clouds' credentials and a copy of what SkyPilot keeps.
+
+        Raises PreflightError when a cloud has no credentials.
+        """
+        user_home = user_home or Path.home()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.folder / ".sky").mkdir(mode=0o700, exist_ok=True)
+        for cloud in self._clouds:
+            self._link_credentials(cloud, user_home)
+        for kept in _KEPT:
+            if (user_home / kept).is_dir() and not (self.folder / kept).exists():
+                # With its times: by them SkyPilot judges whether its wheel is older than its code.
+                shutil.copytree(user_home / kept, self.folder / kept)
+        config: dict[str, object] = {"allowed_clouds": self._clouds}
+        config |= {cloud: {"remote_identity": "NO_UPLOAD"} for cloud in self._clouds if cloud in _NO_UPLOAD}
+        (self.folder / ".sky" / "config.yaml").write_text(json.dumps(config) + "\n")  # JSON is YAML
+
+    def _link_credentials(self, cloud: str, user_home: Path) -> None:
+        if not has_account(cloud, user_home, os.environ):
+            raise no_account(cloud)
+        for place in _CREDENTIALS[cloud][0]:
+            if not (user_home / place).exists():
+                continue
+            target = self.folder / place
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not target.is_symlink():
+                # A link: credentials are renewed in place, and nothing of them is copied.
+                target.symlink_to((user_home / place).absolute())
+
+    def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What SkyPilot's processes get: of the user's own only what the target clouds need."""
+        environ = os.environ if environ is None else environ
+        wanted = [*_PLAIN]
+        for cloud in self._clouds:
+            wanted += _CREDENTIALS[cloud][1]
+        kept = {
+            name: value
+            for name, value in environ.items()
+            if name.startswith(tuple(wanted)) or name.lower() in _PROXIES
+        }
+        own = {
+            "HOME": str(self.folder),
+            "NO_COLOR": "1",
+            "PYTHONUNBUFFERED": "1",
+            "SKYPILOT_API_SERVER_LOCAL_PORT": str(self.port()),
+            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+            "SKYPILOT_USER_ID": self._user_id,
+            _MARK: str(self.folder),
+        }
+        return kept | own
+
+    # -------------------------------------------------------------- the API server
+
+    def port(self) -> int:
+        """The port of this home's API server: a free one, chosen once."""
+        path = self.folder / _PORT
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int(path.read_text())
+        return self._choose_port()
+
+    def _choose_port(self) -> int:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        (self.folder / _PORT).write_text(str(port))
+        return port
+
+    def healthy(self) -> bool:
+        """Whether our API server answers."""
+        url = f"http://127.0.0.1:{self.port()}/api/health"
+        try:
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(url, timeout=_HEALTH_SECONDS) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def serve(self, bound_seconds: float = SERVER_SECONDS) -> None:
+        """Have the API server answer: the one that runs, or a new one. Raises PreflightError."""
+        if self.processes() and self.healthy():
+            return
+        self.end_server()  # what is left of one that does not answer
+        self._choose_port()
+        log = self.folder / "api-server.log"
+        environ = self.environ() | {"IS_SKYPILOT_SERVER": "true"}
+        command = [sys.executable, "-m", "sky.server.server", "--host=127.0.0.1", f"--port={self.port()}"]
+        with log.open("ab") as output:
+            server = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        bound = time.monotonic() + bound_seconds
+        while not self.healthy():
+            if server.poll() is not None or time.monotonic() > bound:
+                ended = server.poll()
+                self.end_server()
+                raise PreflightError(
+                    "SkyPilot's API server does not start",
+                    f"it ended with code {ended}"
+                    if ended is not None
+                    else f"no answer in {bound_seconds:.0f} s",
+                    f"less {log}",
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def processes(self) -> set[ProcessId]:
+        """Everything that was started in this home. SkyPilot renames its processes, which blots out their
+        environment, so the folder they work in counts as well."""
+        found = processes.carrying(_MARK, str(self.folder))
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.cwd() == str(self.folder) and process.pid != os.getpid():
+                    known = ProcessId.of(process.pid)
+                    found |= {known} if known is not None else set()
+        return found
+
+    def end_server(self) -> None:
+        """End the API server, its executors and whatever else works here."""
+        processes.end(self.processes, _END_SECONDS)
+
+    def remove(self) -> None:
+        """After the machine is proven down: the server and the folder go, its links' targets stay."""
+        self.end_server()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,170 @@
+"""Bounded calls of SkyPilot: each ends in an answer, in an error of ours, or is left behind.
+
+Neighbours: `sky_calls.py` is the process at the other end, in a `sky_home.py`; `cloud.py` asks.
+Knows what SkyPilot's errors mean, nothing of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+from launcher.errors import CapacityError, LaunchError, PreflightError
+from launcher.machines.base import Progress, silent
+from launcher.machines.sky_home import SkyHome
+
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# SkyPilot's exceptions by name, most telling first.
+_NO_CAPACITY = {"ResourcesUnavailableError", "ResourcesMismatchError"}
+_NO_ACCESS = {
+    "NoCloudAccessError", "InvalidCloudCredentials", "InvalidCloudConfigs", "CloudUserIdentityError",
+}  # fmt: skip
+_NO_SERVER = {
+    "ApiServerConnectionError", "APIVersionMismatchError", "ConnectionError", "RequestInterruptedError",
+    "ServerTemporarilyUnavailableError",
+}  # fmt: skip
+_NO_CATALOG = ("catalog", "Catalog")
+_UNINSTALLED = "ModuleNotFoundError"
+
+
+class SkyCallError(PreflightError):
+    """A call that SkyPilot answered with an error none of the others fits; `kinds` are its class names."""
+
+    def __init__(self, call: str, kinds: list[str], text: str, log: Path) -> None:
+        super().__init__(f"SkyPilot's {call} failed", f"{kinds[0]}: {_last_line(text)}", f"less {log}")
+        self.kinds = kinds
+
+
+class SkyCallLateError(LaunchError):
+    """A call that was left behind; what it asked for may still happen."""
+
+
+class SkyProcess:
+    """One process that has imported SkyPilot; started when first needed, again after a call was left behind.
+
+    `log` gets all that SkyPilot says.
+    """
+
+    def __init__(self, home: SkyHome, log: Path) -> None:
+        self._home = home
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._progress: Progress = silent
+
+    def call(self, name: str, bound_seconds: float, progress: Progress = silent, /, **arguments: Any) -> Any:
+        """The answer of `sky_calls.<name>`.
+
+        Raises CapacityError, PreflightError, SkyCallError, SkyCallLateError.
+        """
+        process = self._running()
+        assert process.stdin is not None
+        self._progress = progress
+        try:
+            process.stdin.write(json.dumps({"call": name, "arguments": arguments}) + "\n")
+            process.stdin.flush()
+            line = self._answers.get(timeout=bound_seconds)
+        except queue.Empty:
+            self.end()
+            raise SkyCallLateError(
+                f"SkyPilot's {name} was not done after {bound_seconds:.0f} s",
+                "the call was left behind",
+                f"less {self._log}",
+            ) from None
+        except BrokenPipeError:
+            line = None
+        except BaseException:  # interrupted: its answer must not be taken for the next call's
+            self.end()
+            raise
+        finally:
+            self._progress = silent
+        if line is None:
+            code = process.wait()
+            self.end()
+            raise SkyCallError(name, ["Ended"], f"its process ended with code {code}", self._log)
+        answer = json.loads(line)
+        if "error" in answer:
+            raise _translated(name, answer["error"]["kinds"], answer["error"]["text"], self._log)
+        return answer["answer"]
+
+    def end(self) -> None:
+        """Leave whatever runs behind; the next call starts anew."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.end()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "launcher.machines.sky_calls"],
+            cwd=self._home.folder,
+            env=self._home.environ(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a Ctrl-C is for us, not for a call in the middle
+        )
+        answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._answers = answers
+        threading.Thread(target=_read, args=(self._process.stdout, answers), daemon=True).start()
+        threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True).start()
+        return self._process
+
+    def _listen(self, said: IO[str]) -> None:
+        """SkyPilot's lines, without colours: to the log, and to who waits."""
+        with self._log.open("a") as log, said:
+            for line in said:
+                plain = _COLOUR.sub("", line).replace("\r", "").rstrip()
+                if plain:
+                    log.write(plain + "\n")
+                    log.flush()
+                    self._progress(plain)
+
+
+def _read(answers: IO[str], into: queue.SimpleQueue[str | None]) -> None:
+    with contextlib.suppress(ValueError):  # closed under us, by end()
+        for line in answers:
+            into.put(line)
+    into.put(None)
+
+
+def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchError:
+    """SkyPilot's error as one of ours."""
+    found = set(kinds)
+    why = _last_line(text)
+    if _UNINSTALLED in found:
+        return PreflightError("SkyPilot is not installed here", text, "pip install 'slipway-rl[cloud]'")
+    if found & _NO_CAPACITY:
+        return CapacityError(
+            "nobody has these GPUs for us now", why, "launch plan --gpus …   (other clouds, other GPUs)"
+        )
+    if found & _NO_ACCESS:
+        return PreflightError("the cloud does not let us in", why, "sky check")
+    if found & _NO_SERVER:
+        return PreflightError("SkyPilot's API server is in trouble", why, f"less {log}")
+    if any(word in text for word in _NO_CATALOG):
+        return PreflightError("SkyPilot has no price catalog", why, "sky show-gpus   (fetches it)")
+    return SkyCallError(call, kinds, text, log)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()]
+    return lines[-1] if lines else "it did not say why"

@@ -1,0 +1,81 @@
+"""The machine a plan asks for: processes on this computer, or a cluster that is rented.
+
+Neighbours: `run.py` asks for it with the fresh record, `plan.py` says which; `base.py` finds one again.
+Knows nothing of what a machine does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from launcher.errors import UsageError
+from launcher.home import Home
+from launcher.machines.base import Machine
+from launcher.plan import Plan
+from launcher.safety.records import RecordStore, RunRecord
+
+# For tests only: which build of the runtime a rented machine gets. A machine without GPUs is never taken for
+# one that was meant: where "cuda" is wanted and no driver answers, setting up fails.
+VARIANT_VARIABLE = "SLIPWAY_CLOUD_VARIANT"
+
+
+def machine_for(
+    plan: Plan, record: RunRecord, store: RecordStore, home: Home, secrets: Mapping[str, str] | None = None
+) -> Machine:
+    """A new machine. `secrets` are for its runtime alone, not for the program."""
+    if plan.rented is None:
+        return local_machine(record, store, home, secrets)
+    from launcher.machines.cloud import CloudMachine
+
+    return CloudMachine(
+        record.id,
+        store.folder(record.id),
+        infra=list(plan.rented.infra),
+        gpus=plan.rented.gpus,
+        idle_minutes=plan.rented.idle_minutes,
+        disk_gb=plan.rented.disk_gb,
+        max_price_per_hour=plan.rented.max_price_per_hour,
+        variant=os.environ.get(VARIANT_VARIABLE, "cuda"),
+        keep=lambda description: store.update(record.id, machine=description),
+        secrets=secrets,
+        alias=record.name,
+    )
+
+
+def check_same_kind(plan: Plan, record: RunRecord) -> None:
+    """A run that is taken up goes on where it was. Raises UsageError."""
+    was_rented = record.machine.get("kind") == "cloud"
+    if was_rented == (plan.rented is not None):
+        return
+    label = record.name or record.id
+    was = "rented GPUs" if was_rented else "this computer"
+    raise UsageError(
+        f"{label} cannot be taken up on {plan.where}",
+        f"it was begun on {was}: what it learned is in its results/adapter",
+        f"launch --resume {label}   (without --gpus and --infra)",
+    )
+
+
+def machine_of(record: RunRecord, store: RecordStore, home: Home) -> Machine:
+    """The machine of an earlier life of a run: what it still has is what a resume goes on from."""
+    if record.machine.get("kind") == "cloud":
+        from launcher.machines.cloud import CloudMachine
+
+        return CloudMachine.described(record.machine)
+    return local_machine(record, store, home)
+
+
+def local_machine(
+    record: RunRecord, store: RecordStore, home: Home, secrets: Mapping[str, str] | None = None
+) -> Machine:
+    """The machine of a run on this computer."""
+    from launcher.machines.local import LocalMachine
+
+    return LocalMachine(
+        record.id,
+        store.folder(record.id) / "machine",
+        home.environments,
+        keep=lambda description: store.update(record.id, machine=description),
+        secrets=secrets,
+    )

@@ -1,0 +1,140 @@
+"""A run's plan with the prices it needs: made, shown, agreed to. No provider is asked for anything here.
+
+Neighbours: `plan.py` makes the plan, `machines/prices.py` has the prices; `request.py` needs a plan for a
+run, `run.py` has it agreed to, `launch plan` and `--dry-run` only show it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher import config, consent, preflight
+from launcher.errors import EXIT_OK, UsageError
+from launcher.output import Output, columns
+from launcher.plan import Market, Plan, gpus_of, make_plan
+from launcher.settings import TINY_MODEL, Settings
+from launcher.units import format_duration, format_money
+
+_SHOWN_CANDIDATES = 8
+_OLD_DAYS = 14
+
+
+def make(settings: Settings, say: Callable[[str], None] = lambda line: None) -> Plan:
+    """The plan for these settings, with the prices at hand where GPUs are to be rented.
+
+    `say` gets what is going on, and what should be known of the prices. Raises UsageError,
+    CapacityError, PreflightError.
+    """
+    gpus = settings.gpus
+    if gpus is None:
+        return make_plan(settings)
+    from launcher.machines import prices
+
+    say("reading SkyPilot's price catalogs")
+    settings = replace(settings, infra=prices.places(tuple(settings.infra)))
+    market = prices.market(*gpus_of(gpus), settings.infra)
+    plan = make_plan(settings, market, _model_bytes(settings.model))
+    for remark in _remarks(market):
+        say(remark)
+    return plan
+
+
+def refuse_unasked(settings: Settings) -> None:
+    """Nobody is there to agree, and nobody has with --yes: then prices are not even looked up."""
+    if settings.gpus is None or settings.yes or consent.somebody_is_here():
+        return
+    raise _nobody(f"launch plan --gpus {settings.gpus}   (what it costs; then the same run with --yes)")
+
+
+def refuse_without_account(plan: Plan, user_home: Path | None = None) -> None:
+    """Prices need no account, a run does. Raises PreflightError."""
+    from launcher.machines.sky_home import clouds_of, has_account, no_account
+
+    for cloud in clouds_of(list(plan.rented.infra)) if plan.rented else []:
+        if not has_account(cloud, user_home or Path.home(), os.environ):
+            raise no_account(cloud)
+
+
+def confirm(output: Output, plan: Plan, settings: Settings) -> None:
+    """Have the most it can cost agreed to, before any call of a provider. Raises UsageError without that."""
+    if plan.rented is None or settings.yes:
+        return
+    if not consent.can_ask(output):
+        raise _nobody(f"launch --gpus {settings.gpus} --yes …")
+    output.note(_table(plan))
+    if not consent.agreed(output, f"{plan.describe_cost()}. Proceed?"):
+        raise UsageError("not agreed to", "nothing was rented", f"launch --gpus {settings.gpus} --max 1h …")
+
+
+def show(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_file: Path | None) -> int:
+    """`launch plan` and `launch --dry-run`: the plan and nothing else."""
+    if flags.get("resume") is not None:
+        what = "--resume does not go with a plan"
+        raise UsageError(what, "what is left of that run would be looked at and ended", "launch status")
+    settings = config.load(flags, sets, env_file)
+    for warning in settings.warnings:
+        output.note(warning)
+    plan = make(settings, output.note)
+    output.result(plan.to_dict(), f"{plan.describe_cost()}\n{_table(plan)}" if plan.rented else _free(plan))
+    return EXIT_OK
+
+
+# ------------------------------------------------------------------ how
+
+
+def _nobody(hint: str) -> UsageError:
+    return UsageError("nobody is here to agree to what it costs", "renting GPUs costs money", hint)
+
+
+def _free(plan: Plan) -> str:
+    return f"{plan.describe()}; nothing is rented"
+
+
+def _table(plan: Plan) -> str:
+    """What is agreed to, in full: how the GPUs are used, what ends the run, where it may be."""
+    rented = plan.rented
+    assert rented is not None
+    shared = sum((rented.train_gpus, rented.infer_gpus)) > gpus_of(rented.gpus)[1]
+    use = f"{rented.infer_gpus} for inference, {rented.train_gpus} for training"
+    limits = [f"lease {format_duration(plan.lease_seconds)}", f"idle {rented.idle_minutes}m"]
+    limits += [] if plan.deadline_seconds is None else [f"deadline {format_duration(plan.deadline_seconds)}"]
+    limits += [] if plan.budget is None else [f"budget {format_money(plan.budget)}"]
+    disk = "SkyPilot's usual size" if rented.disk_gb is None else f"{rented.disk_gb} GB"
+    lines = [
+        f"  model   {plan.model}",
+        f"  GPUs    {'shared by inference and training' if shared else use}",
+        f"  limits  {' · '.join(limits)}",
+        f"  disk    {disk}; it and traffic are billed apart from the machine",
+    ]
+    shown = plan.candidates[:_SHOWN_CANDIDATES]
+    rows = [["  IN THIS ORDER", "MACHINE", "PRICE"]]
+    for offer in shown:
+        rows.append(
+            [f"  {offer.infra}", offer.instance_type or "-", f"{format_money(offer.price_per_hour)}/h"]
+        )
+    more = len(plan.candidates) - len(shown)
+    rest = [f"  and {more} more, up to {format_money(plan.dearest_per_hour)}/h"] if more else []
+    return "\n".join([*lines, columns(rows), *rest])
+
+
+def _remarks(market: Market) -> list[str]:
+    """What should be known of these prices: what has none, and how old they are."""
+    missing = [
+        f"{cloud} is left out, its prices are not on this computer: sky gpus list --infra {cloud}"
+        for cloud in market.without_prices
+    ]
+    days = 0 if market.as_of is None else int((time.time() - market.as_of) / 86400)
+    old = f"these prices are {days} days old: sky gpus list   (fetches newer ones)"
+    return [*missing, *([old] if days > _OLD_DAYS else [])]
+
+
+def _model_bytes(model: str) -> int | None:
+    """The size of a model that is on this computer."""
+    folder = preflight.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
+    files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
+    return sum(file.stat().st_size for file in files) if files else None

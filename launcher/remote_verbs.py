@@ -1,0 +1,111 @@
+"""The verbs that go to a rented machine: ssh, exec, push, and its logs as they grow.
+
+Neighbours: `commands.py` calls these, `verbs.py` for logs; `machines/cloud.py` knows the way there.
+Knows nothing of SkyPilot: a run's record says all there is to say.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+
+from launcher.errors import EXIT_OK, JobFailed, LaunchError, UsageError
+from launcher.home import Home
+from launcher.machines import scripts, ssh_config
+from launcher.machines.cloud import CloudMachine
+from launcher.machines.link import run_on
+from launcher.output import Output
+from launcher.safety.records import RecordStore, RunRecord
+
+_LOOK_EVERY_SECONDS = 1.0
+_ASK_SECONDS = 20.0
+
+
+def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
+    """Become ssh to the run's machine. As with ssh, `command` is given to the shell there."""
+    store = RecordStore(Home.find())
+    machine = _machine(store.load(name))
+    if include and ssh_config.include(store.runs):
+        output.note("~/.ssh/config has one Include line until the last run is down")
+    words = machine.host.command(*(["--", *command] if command else []))
+    sys.stdout.flush()
+    os.execvp(words[0], words)
+
+
+def execute(output: Output, name: str, command: list[str]) -> int:
+    """Run a program on the machine, beside the runtime's code and with its Python first on the PATH."""
+    if not command:
+        raise UsageError(
+            "nothing to run", "the program stands behind --", f"launch exec {name} -- nvidia-smi"
+        )
+    machine = _machine(RecordStore(Home.find()).load(name))
+    there = (
+        f"cd ~/{scripts.CODE} && export PYTHONPATH=~/{scripts.CODE}"
+        f' PATH="$(dirname "$(cat {shlex.quote(machine.state_dir)}/{scripts.PYTHON})"):$PATH"'
+        f" && {shlex.join(command)}"
+    )
+    code = subprocess.call(machine.host.command("--", there), stdout=2 if output.as_json else None)
+    if output.as_json:
+        output.result({"command": command, "exit_code": code}, "")
+    if code:
+        raise JobFailed(
+            f"the command ended with exit code {code}",
+            shlex.join(command),
+            f"launch ssh {name}",
+            job_exit_code=code,
+        )
+    return EXIT_OK
+
+
+def push(output: Output, name: str) -> int:
+    """Bring this installation's runtime to the machine of a live run."""
+    begun = time.monotonic()
+    _machine(RecordStore(Home.find()).load(name)).push()
+    seconds = time.monotonic() - begun
+    output.result(
+        {"pushed": scripts.CODE, "seconds": round(seconds, 3)},
+        f"~/{scripts.CODE} is as it is here; a process of the runtime takes it up when it starts anew",
+    )
+    return EXIT_OK
+
+
+def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int | None:
+    """A log of the runtime, from the machine to our stdout; None where the machine has none of that name or
+    cannot be asked."""
+    try:
+        machine = _machine(record)
+        path = shlex.quote(f"{machine.state_dir}/logs/{which}.log")
+        if run_on(machine.host, f"test -f {path}", bound_seconds=_ASK_SECONDS).returncode:
+            return None
+    except LaunchError:
+        return None
+    following = " -F" if follow else ""
+    sys.stdout.flush()
+    reader = subprocess.Popen(
+        machine.host.command("--", f"tail -n +1{following} {path}"), stdin=subprocess.DEVNULL
+    )
+    try:
+        while True:
+            try:
+                reader.wait(_LOOK_EVERY_SECONDS)
+                return EXIT_OK
+            except subprocess.TimeoutExpired:
+                if not store.load(record.id).live:
+                    return EXIT_OK
+    finally:
+        reader.terminate()
+        reader.wait()
+
+
+def _machine(record: RunRecord) -> CloudMachine:
+    label = record.name or record.id
+    if record.machine.get("kind") != CloudMachine.kind:
+        raise UsageError(
+            f"{label} is on no rented machine", "what it runs is on this computer", f"launch status {label}"
+        )
+    if not record.live:
+        raise UsageError(f"{label} is over", "its machine is gone", f"launch --resume {label}")
+    return CloudMachine.described(record.machine)

@@ -1,0 +1,128 @@
+"""The rented machine's own timer, which ends it when nobody sets it back: SkyPilot's, kept by its skylet.
+
+    python3 -m runtime.autodown        sets it back once (what `launch` has run while it waits for a set-up)
+
+Skylet looks once a minute whether the machine was active within its idle minutes, by a time in a SQLite table
+of its own; writing the present time there is all it takes (27 ms, no SkyPilot, no API server). It was armed
+before anything else and counts nothing but these writes: who stops writing, for whatever reason, ends the
+machine. Neighbours: `keeper.py` writes while the run may go on. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import os
+import socket
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+DATABASE = "~/.sky/skylet_config.db"
+# The least that can be armed is a minute: three of four may fail.
+RENEW_EVERY_SECONDS = 15.0
+_BUSY_SECONDS = 1.0
+_ANSWER_SECONDS = 2.0
+# The supervisor writes its file every 5 s (supervision.py).
+_BEAT_SECONDS = 30.0
+# A gateway that never answered is starting, for so long; models load behind it.
+_START_SECONDS = 180.0
+_LAST_ACTIVE = "autostop_last_active_time"
+
+
+def renew(database: Path) -> None:
+    """Set the timer back. Raises OSError, sqlite3.Error where there is none."""
+    if not database.is_file():  # connecting would make one that nobody reads
+        raise FileNotFoundError(f"no {database}: nothing of SkyPilot's is armed here")
+    with contextlib.closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as connection, connection:
+        changed = connection.execute(
+            "UPDATE config SET value = ? WHERE key = ?", (str(time.time()), _LAST_ACTIVE)
+        ).rowcount
+    if changed != 1:
+        raise sqlite3.DataError(f"{database} has no {_LAST_ACTIVE}")
+
+
+class Answering:
+    """Whether the runtime of a folder answers: its supervisor beats, its gateway says that it is well."""
+
+    def __init__(self, state_dir: Path, socket_dir: Path) -> None:
+        self._beat = state_dir / "supervisor.json"
+        self._gateway = socket_dir / "gateway.sock"
+        self._begun_at = self._beaten_at = time.monotonic()
+        self._seen: int | None = None
+        self._answered = False
+
+    def trouble(self) -> str | None:
+        """Why the timer must run on; None when it may be set back. Takes 2 s at most."""
+        now = time.monotonic()
+        with contextlib.suppress(FileNotFoundError):
+            stamp = self._beat.stat().st_mtime_ns
+            if stamp != self._seen:
+                self._seen, self._beaten_at = stamp, now
+        if now - self._beaten_at > _BEAT_SECONDS:
+            return f"the supervisor has been silent for {now - self._beaten_at:.0f} s"
+        if self._ask():
+            self._answered = True
+            return None
+        if not self._answered and now - self._begun_at < _START_SECONDS:
+            return None
+        return "the gateway does not answer"
+
+    def _ask(self) -> bool:
+        connection = http.client.HTTPConnection("localhost")
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+                door.settimeout(_ANSWER_SECONDS)
+                door.connect(str(self._gateway))
+                connection.sock = door
+                connection.request("GET", "/healthz")
+                return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+class Timer:
+    """The keeper's hold on the machine's timer."""
+
+    def __init__(self, database: Path, answering: Answering) -> None:
+        self._database = database
+        self._answering = answering
+        self._next_at = 0.0
+        self._told: str | None = None
+
+    def tick(self) -> str | None:
+        """Set it back when that is due and the runtime answers; something to say when it is new."""
+        if time.monotonic() < self._next_at:
+            return None
+        self._next_at = time.monotonic() + RENEW_EVERY_SECONDS
+        trouble = self._answering.trouble()
+        if trouble is None:
+            try:
+                renew(self._database)
+            except (OSError, sqlite3.Error) as error:
+                trouble = str(error)
+        said = f"the machine's timer runs: {trouble}" if trouble else "the machine's timer is set back"
+        if said == self._told:
+            return None
+        self._told = said
+        return said
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="runtime.autodown", description="Sets the machine's timer back once."
+    )
+    parser.add_argument("--database", default=DATABASE)
+    database = Path(os.path.expanduser(parser.parse_args(arguments).database))
+    try:
+        renew(database)
+    except (OSError, sqlite3.Error) as error:
+        print(error, file=sys.stderr)  # noqa: T201 - a command's stderr
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,27 @@
+"""Which of the machine's GPUs each child of the runtime sees.
+
+Neighbours: `__main__.py` gives each child its own, through CUDA's variable. Knows nothing of CUDA itself.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The GPUs this process may use, as CUDA numbers them."""
+    said = (os.environ if environ is None else environ).get(VISIBLE)
+    if said is not None:
+        return [name for name in said.split(",") if name.strip()]
+    return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
+
+
+def split(gpus: list[str], train_processes: int, engines: int) -> tuple[list[str], list[list[str]]]:
+    """The trainer's, and each engine's one: apart where there are enough, else shared from the first on."""
+    if not gpus:
+        return [], [[] for _ in range(engines)]
+    return gpus[:train_processes], [[gpus[(train_processes + index) % len(gpus)]] for index in range(engines)]

@@ -1,0 +1,18 @@
+"""Which GPUs the trainer and each engine see."""
+
+from __future__ import annotations
+
+from runtime import gpus
+
+
+def test_trainer_and_engines_stand_apart_where_there_are_enough() -> None:
+    assert gpus.split(["0", "1", "2", "3"], 2, 2) == (["0", "1"], [["2"], ["3"]])
+
+
+def test_one_gpu_is_shared() -> None:
+    assert gpus.split(["5"], 1, 1) == (["5"], [["5"]])
+
+
+def test_what_is_visible_is_as_cuda_says() -> None:
+    assert gpus.visible({gpus.VISIBLE: "4,5"}) == ["4", "5"]
+    assert gpus.visible({gpus.VISIBLE: ""}) == []

@@ -1,0 +1,49 @@
+"""What ends a run, and a pull that is tried for as long as that allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from launcher import homeward
+from launcher.errors import NotPulled
+from launcher.machines.base import Machine, PullReport
+from launcher.safety.lease import Limits
+
+
+def test_g06_what_is_left_is_the_less_of_deadline_and_budget() -> None:
+    assert Limits(0.0).left(100.0) is None
+    assert Limits(0.0, deadline_seconds=3600).left(600.0) == 3000.0
+    assert Limits(0.0, budget=2.0, price_per_hour=12.0).left(0.0) == 600.0
+    assert Limits(0.0, 3600, 2.0, 12.0).left(60.0) == 540.0
+    assert Limits(0.0, 60, 2.0, 12.0).left(0.0) == 60.0
+
+
+class _Reluctant:
+    """A machine whose results come at the third attempt."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def pull(self, into: Path) -> PullReport:
+        self.attempts += 1
+        if self.attempts < 3:
+            raise NotPulled("not yet", "no", None)
+        return PullReport(into, 1, 1, 0.0, 7)
+
+
+def test_g22_results_that_are_not_home_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homeward, "_AGAIN_SECONDS", 0.01)
+    machine = _Reluctant()
+    report = homeward.pull_patiently(cast("Machine", machine), tmp_path, 20.0, lambda: False)
+    assert report is not None and report.step == 7 and machine.attempts == 3
+
+
+def test_g22_whoever_gives_the_results_up_does_not_wait(tmp_path: Path) -> None:
+    machine = _Reluctant()
+    assert homeward.pull_patiently(cast("Machine", machine), tmp_path, 20.0, lambda: True) is None
+    assert machine.attempts == 0

@@ -1,0 +1,152 @@
+"""launcher/quote.py and `launch plan`: what a person sees and agrees to before a provider is asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher import quote
+from launcher.config import load
+from launcher.errors import PreflightError, UsageError
+from launcher.home import Home
+from launcher.output import Output
+from launcher.plan import Market, Offer, Plan, make_plan
+from launcher.settings import Settings
+from tests.support.typed import Typed
+
+CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"
+POPEN = subprocess.Popen
+QUESTION = "4×H100 on aws/us-east-1, $27.52/h, deadline 4h: at most $122.24. Proceed? [y/N]"
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """`launch` of a user with an AWS account and prices at hand; nothing may be asked of SkyPilot."""
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **options: pytest.fail(f"started {words}"))
+    (tmp_path / "user" / ".aws").mkdir(parents=True)
+    shutil.copytree(CATALOGS, tmp_path / "user" / ".sky" / "catalogs")
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    return Typed(tmp_path / "project", tmp_path / "home")
+
+
+@pytest.fixture(autouse=True)
+def no_account_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def agreement(tmp_path: Path) -> tuple[Settings, Plan]:
+    settings = load({"gpus": "H100:4"}, environ={}, folder=tmp_path, home=Home(*[tmp_path / "none"] * 3))
+    offer = Offer("aws", "aws/us-east-1", "p5.24xlarge", "H100", 4, 27.52)
+    return settings, make_plan(settings, Market((offer,), {"H100": [4]}))
+
+
+def test_g11_without_a_terminal_and_without_yes_nothing_is_asked_of_anyone(
+    typed: Typed, tmp_path: Path
+) -> None:
+    done = typed("--gpus", "H100:4", "--infra", "aws", "--", "true")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "Error: nobody is here to agree to what it costs",
+        "  renting GPUs costs money",
+        "Hint: launch plan --gpus H100:4   (what it costs; then the same run with --yes)",
+    ]
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.slow
+def test_g11_above_the_price_cap_the_run_is_refused(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", POPEN)
+    words = ["--gpus", "H100:4", "--infra", "aws", "--max-price", "20", "--yes", "--", "true"]
+    home = str(tmp_path / "user")
+    done = typed(*words, HOME=home)
+    assert done.returncode == 4, done.stderr
+    assert "nothing is that cheap" in done.stderr and "$27.52/h or more" in done.stderr
+    assert not (tmp_path / "home" / "runs").exists()
+    # With prices that are low enough, an account is what is missing next.
+    shutil.rmtree(tmp_path / "user" / ".aws")
+    words[5] = "28"
+    done = typed(*words, HOME=home)
+    assert done.returncode == 3
+    assert "there are no credentials for aws" in done.stderr
+
+
+@pytest.mark.parametrize(("answer", "agreed"), [("y\n", True), ("YES\n", True), ("\n", False), ("", False)])
+def test_g11_the_price_and_the_most_it_can_cost_are_agreed_to(
+    agreement: tuple[Settings, Plan], monkeypatch: pytest.MonkeyPatch, answer: str, agreed: bool
+) -> None:
+    settings, plan = agreement
+    monkeypatch.setattr("launcher.consent.can_ask", lambda output: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    stderr = io.StringIO()
+    output = Output(stdout=io.StringIO(), stderr=stderr, environ={})
+    if agreed:
+        quote.confirm(output, plan, settings)
+    else:
+        with pytest.raises(UsageError, match="not agreed to"):
+            quote.confirm(output, plan, settings)
+    *shown, question = stderr.getvalue().splitlines()
+    assert question == QUESTION
+    assert any("3 for inference, 1 for training" in line for line in shown)
+    assert any(line.split() == ["aws/us-east-1", "p5.24xlarge", "$27.52/h"] for line in shown)
+
+
+def test_g11_yes_agrees_and_json_cannot_be_asked(agreement: tuple[Settings, Plan]) -> None:
+    settings, plan = agreement
+    output = Output(as_json=True, stdout=io.StringIO(), stderr=io.StringIO(), environ={})
+    quote.confirm(output, plan, replace(settings, yes=True))
+    with pytest.raises(UsageError, match="nobody is here"):
+        quote.confirm(output, plan, settings)
+    quote.confirm(output, make_plan(replace(settings, gpus=None)), settings)
+
+
+def test_an_account_is_asked_for_where_it_runs(agreement: tuple[Settings, Plan], tmp_path: Path) -> None:
+    _, plan = agreement
+    with pytest.raises(PreflightError, match="no credentials for aws"):
+        quote.refuse_without_account(plan, tmp_path)
+    (tmp_path / ".aws").mkdir()
+    quote.refuse_without_account(plan, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words", [["plan"], ["--dry-run"], ["--dry-run", "--", "true"], ["plan", "--", "true"]]
+)
+def test_the_plan_of_a_run_here_is_shown_and_nothing_is_started(
+    typed: Typed, words: list[str], tmp_path: Path
+) -> None:
+    done = typed("--max", "2h", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "tiny on this computer, $0.00/h, deadline 2h; nothing is rented\n"
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_plan_takes_the_options_of_a_run_before_and_behind_it(typed: Typed) -> None:
+    done = typed("--max", "2h", "--lease", "1m", "plan", "--json", "--lease", "5m", "--model", "some/model")
+    plan = json.loads(done.stdout)
+    assert (plan["deadline_seconds"], plan["lease_seconds"]) == (7200, 300)
+    assert plan["model"] == "some/model"
+    assert plan["rented"] is None and plan["cost_at_most"] == 0
+
+
+@pytest.mark.slow
+def test_the_plan_of_a_rented_run_says_where_and_what_it_costs(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", POPEN)
+    done = typed("--gpus", "H100:4", "plan", "--infra", "aws/us-east-1", HOME=str(tmp_path / "user"))
+    assert done.returncode == 0, done.stderr
+    first, *table = done.stdout.splitlines()
+    assert first == QUESTION.removesuffix(". Proceed? [y/N]")
+    assert [line.split()[0] for line in table] == ["model", "GPUs", "limits", "disk", "IN", "aws/us-east-1"]
+    assert done.stderr == "reading SkyPilot's price catalogs\n"

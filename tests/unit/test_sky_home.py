@@ -1,0 +1,137 @@
+"""SkyPilot's private home: one cloud's credentials, its own port; and calls of SkyPilot that are bounded."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import CapacityError, PreflightError
+from launcher.machines import sky_process
+from launcher.machines.base import Machine, from_record
+from launcher.machines.cloud import CloudMachine
+from launcher.machines.sky_home import SkyHome, clouds_of
+from launcher.machines.sky_process import SkyCallError, SkyCallLateError, SkyProcess
+from launcher.safety.records import RunRecord
+
+FIVE = (".aws/credentials", ".config/gcloud/key.json", ".azure/token", ".lambda_cloud/keys", ".runpod/config")
+
+
+@pytest.fixture
+def user_home(tmp_path: Path) -> Path:
+    home = tmp_path / "user"
+    for name in (*FIVE, ".netrc", ".ssh/id_ed25519"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(f"secret of {name}")
+    return home
+
+
+def _is_a_machine(machine: CloudMachine) -> Machine:
+    """For the type checker: it keeps the protocol."""
+    return machine
+
+
+def _home(tmp_path: Path, *infra: str) -> SkyHome:
+    return SkyHome(tmp_path / "sky", list(infra), "0123abcd")
+
+
+def test_g16_only_the_target_clouds_credentials_are_in_its_home(tmp_path: Path, user_home: Path) -> None:
+    home = _home(tmp_path, "aws/us-east-1")
+    home.make(user_home)
+    assert stat.S_IMODE(home.folder.stat().st_mode) == 0o700
+    assert (home.folder / ".aws/credentials").read_text() == "secret of .aws/credentials"
+    seen = {str(path.relative_to(home.folder)) for path in home.folder.rglob("*")}
+    assert seen <= {".aws", ".sky", ".sky/config.yaml", "api-port"}
+    assert "NO_UPLOAD" in (home.folder / ".sky/config.yaml").read_text()
+
+
+def test_g16_only_the_target_clouds_variables_reach_skypilot(tmp_path: Path, user_home: Path) -> None:
+    home = _home(tmp_path, "aws")
+    home.make(user_home)
+    others = {"AZURE_CLIENT_SECRET": "a", "GOOGLE_API_KEY": "b", "HF_TOKEN": "c", "WANDB_API_KEY": "d"}
+    environ = home.environ({"PATH": "/bin", "AWS_PROFILE": "p", **others})
+    assert environ["AWS_PROFILE"] == "p"
+    assert environ["HOME"] == str(home.folder)
+    assert not set(environ) & set(others)
+
+
+def test_a_cloud_without_credentials_is_refused_with_what_to_do(
+    tmp_path: Path, user_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PreflightError) as refused:
+        _home(tmp_path, "vast").make(user_home)
+    assert "vast" in refused.value.message
+    assert refused.value.hint is not None and refused.value.hint.startswith("sky check vast")
+
+
+def test_an_unknown_cloud_is_refused() -> None:
+    with pytest.raises(PreflightError, match="awz"):
+        clouds_of(["awz"])
+    assert clouds_of(["k8s/ctx", "kubernetes", "aws/us-east-1/us-east-1a"]) == ["aws", "kubernetes"]
+
+
+def test_removing_a_home_leaves_the_users_credentials(tmp_path: Path, user_home: Path) -> None:
+    home = _home(tmp_path, "aws")
+    home.make(user_home)
+    home.make(user_home)
+    home.remove()
+    assert not home.folder.exists()
+    assert (user_home / FIVE[0]).exists()
+
+
+def test_the_port_is_chosen_once(tmp_path: Path, user_home: Path) -> None:
+    home = _home(tmp_path, "aws")
+    home.make(user_home)
+    assert home.port() == home.port() == int(home.environ({})["SKYPILOT_API_SERVER_LOCAL_PORT"])
+    assert not home.healthy()
+
+
+def test_a_rented_machine_is_found_again_from_its_record(tmp_path: Path) -> None:
+    machine = CloudMachine("slip-0123abcd", tmp_path, infra=["aws"], gpus="H100:4", idle_minutes=10)
+    record = RunRecord("slip-0123abcd", created=0.0, machine=_is_a_machine(machine).describe())
+    found = from_record(RunRecord.from_json(record.to_json()))
+    assert isinstance(found, CloudMachine)
+    assert found.describe() == machine.describe()
+    found.down()
+    assert found.proof().verified  # nothing was ever asked of a provider
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text", "error", "code"),
+    [
+        (["ResourcesUnavailableError", "Exception"], "Failed to acquire resources", CapacityError, 4),
+        (["NoCloudAccessError", "Exception"], "Cloud access is not set up", PreflightError, 3),
+        (["ApiServerConnectionError", "RuntimeError"], "Could not connect", PreflightError, 3),
+        (["ModuleNotFoundError", "ImportError"], "No module named 'sky'", PreflightError, 3),
+        (["URLError", "OSError"], "Failed to fetch aws catalog v8/vms.csv", PreflightError, 3),
+        (["CloudError", "Exception"], "cluster\n\x1b[31mnot authorized\x1b[0m", SkyCallError, 3),
+    ],
+)
+def test_skypilots_errors_become_ours(
+    kinds: list[str], text: str, error: type[Exception], code: int, tmp_path: Path
+) -> None:
+    found = sky_process._translated("launch", kinds, text, tmp_path / "log")
+    assert type(found) is error and found.exit_code == code
+    assert found.why is not None and "\x1b" not in found.why and found.hint
+
+
+@pytest.mark.slow
+def test_g23_a_call_that_hangs_is_left_behind_and_the_next_one_is_answered(
+    tmp_path: Path, user_home: Path
+) -> None:
+    home = _home(tmp_path, "aws")
+    home.make(user_home)
+    sky = SkyProcess(home, tmp_path / "skypilot.log")
+    with pytest.raises(SkyCallLateError):
+        sky.call("version", 0.01)
+    assert sky.call("version", 60.0)["version"]
+    assert sky.call("standing", 60.0, cluster="slip-0123abcd") is None
+    with pytest.raises(SkyCallError, match="standing failed"):
+        sky.call("standing", 60.0, wrong="x")
+    assert home.processes()
+    sky.end()
+    assert not home.processes()
+    assert os.listdir(home.folder)
