@@ -1,7 +1,8 @@
 """A machine rented through SkyPilot: armed before anything else, taken down by the provider's own word.
 
 Neighbours: `base.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
-its bounded calls; `link.py` is the way to the runtime. `safety/guardian.py` ends it from its description.
+its bounded calls; `link.py` is the way to the runtime; `teardown.py` its end. `safety/guardian.py` ends it
+from its description.
 Knows nothing of prices, programs or the terminal.
 
     arm     an empty launch: provisioned, and autodown armed about 25 s after the machine was asked for
@@ -32,20 +33,14 @@ from launcher.machines.remote import RemoteFolder
 from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
+from launcher.machines.teardown import Teardown
 
 if TYPE_CHECKING:
     from runtime.schema import RuntimeConfig
 
 IMPORT_SECONDS = 60.0
 ARM_SECONDS = 1800.0
-DOWN_SECONDS = 300.0
-ASK_SECONDS = 60.0
-# The provider's list may go on showing what is ending.
-GONE_SECONDS = 120.0
-# A provider that refuses once often does not refuse twice.
-_DOWN_ATTEMPTS = 2
 SETUP_SECONDS = 3600.0
-_POLL_SECONDS = 1.0
 # Asking the runtime for its step takes milliseconds, copying starts a process on each side.
 _LOOK_EVERY_SECONDS = 0.5
 
@@ -93,10 +88,9 @@ class CloudMachine:
         self._home_there: str | None = None
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
         self._standing: dict[str, Any] | None = None
-        # Why the last attempt to end it failed.
-        self._trouble: str | None = None
         self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
         self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
+        self._teardown = Teardown(run_id, self._home, self._sky, self._learned)
 
     @classmethod
     def described(cls, description: dict[str, Any]) -> Self:
@@ -350,67 +344,19 @@ class CloudMachine:
     # -------------------------------------------------------------- down
 
     def down(self) -> None:
-        """See base.py. By name, so it also ends a launch that is under way, whoever began it."""
+        """See base.py. Also ends a launch that is under way, whoever began it."""
         if self._link is not None:
             self._link.close()
         shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
-        if not self._home.folder.exists():
-            return
-        for attempt in range(_DOWN_ATTEMPTS):
-            try:
-                self._home.serve()
-                self._learn()
-                passing("cloud.downing")
-                self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
-                self._end_forgotten()
-                self._trouble = None
-                return
-            except LaunchError as error:  # the proof says what is left, and why
-                self._trouble = f"{error.message}: {error.why}"
-                time.sleep(_POLL_SECONDS if attempt + 1 < _DOWN_ATTEMPTS else 0)
-
-    def _end_forgotten(self) -> None:
-        """Machines the provider still lists although SkyPilot is done with the cluster, or never knew."""
-        if self._standing is None:
-            return
-        provider = self._standing["provider"]
-        if self._sky.call("instances", ASK_SECONDS, provider=provider)["instances"]:
-            self._sky.call("terminate", DOWN_SECONDS, provider=provider)
+        self._teardown.down(self._standing)
 
     def proof(self) -> Proof:
-        """The provider's own list has no machine of the cluster: SkyPilot's books alone prove nothing."""
-        if not self._home.folder.exists():
-            return Proof(True, "nothing had been asked of a provider")
-        try:
-            self._learn()
-            proof = self._ask_provider()
-        except LaunchError as error:
-            self._sky.end()
-            return Proof(False, f"{error.message}: {error.why}")
-        self._sky.end()
+        """See base.py: `teardown.py` asks the provider."""
+        proof = self._teardown.proof(self._standing)
         if proof.verified:
-            self._home.remove()
             ssh_config.forget(self._folder)
         return proof
 
-    def _ask_provider(self) -> Proof:
-        if self._standing is None:
-            # SkyPilot writes a cluster into its books before it asks a provider for a machine.
-            return Proof(True, f"no cluster {self._run_id} came up, none is on SkyPilot's books")
-        provider = self._standing["provider"]
-        bound = time.monotonic() + GONE_SECONDS
-        while True:
-            left = self._sky.call("instances", ASK_SECONDS, provider=provider)["instances"]
-            if not left:
-                return Proof(True, f"{provider['name']} lists no machine of {provider['cluster_on_cloud']}")
-            if self._trouble is not None or time.monotonic() > bound:
-                why = "" if self._trouble is None else f" ({self._trouble})"
-                return Proof(False, f"{provider['name']} still lists {', '.join(left)}{why}")
-            time.sleep(_POLL_SECONDS)
-
-    def _learn(self) -> None:
-        """Keep what the books say of the cluster, as long as they have it."""
-        found = self._sky.call("standing", ASK_SECONDS, cluster=self._run_id)
-        if found is not None:
-            self._standing = found
-            self._keep(self.describe())
+    def _learned(self, standing: dict[str, Any]) -> None:
+        self._standing = standing
+        self._keep(self.describe())
