@@ -15,14 +15,13 @@ import functools
 import os
 import secrets
 import shlex
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import durable, log, quote, request, resume
+from launcher import durable, log, quote, rented, request, resume
 from launcher.durable import Standing
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
 from launcher.errors import (
@@ -35,7 +34,7 @@ from launcher.errors import (
 )
 from launcher.failpoints import passing
 from launcher.home import Home
-from launcher.machines import ssh_config, wanted
+from launcher.machines import wanted
 from launcher.machines.base import Machine, Proof, PullReport
 from launcher.output import Output
 from launcher.request import Request
@@ -45,7 +44,6 @@ from launcher.safety.records import RecordStore, RunRecord
 from launcher.signals import Interrupted, Signals
 from launcher.summary import Summary, exit_code_of, program_code_of, reason_of
 from launcher.timings import Timings
-from launcher.units import format_duration, format_money
 
 if TYPE_CHECKING:
     from launcher.homeward import Homeward
@@ -181,32 +179,17 @@ class Run:
             machine.arm(progress)
             if resumed is not None and resumed.rewinds:
                 machine.seed(self._folder / RESULTS)
-        self._say_rented(machine)
+        if plan.rented is not None:
+            yes = self._request.settings.yes
+            price = rented.announce(self._output, machine, plan, self._label, self._store.runs, yes)
+            # What it really costs counts, from the beginning of the run.
+            self._limits = replace(self._limits, price_per_hour=price)
         passing("cli.armed")
         with self._phase("push"):
             machine.push()
         with self._phase("setup") as progress:
             machine.setup(progress)
         return machine
-
-    def _say_rented(self, machine: Machine) -> None:
-        """What it really costs counts, from the beginning of the run; and how it is entered."""
-        price = machine.price_per_hour
-        if self._request.plan.rented is None or price is None:
-            return
-        most = self._request.plan.dearest_per_hour
-        if price > most:
-            self._output.warn(
-                f"it costs {format_money(price)}/h, the plan said {format_money(most)}/h at most"
-            )
-        self._limits = replace(self._limits, price_per_hour=price)
-        standing = machine.describe()["standing"]
-        if self._request.settings.yes and ssh_config.include(self._store.runs):
-            self._output.event("ssh", "one Include line is in ~/.ssh/config until the last run is down")
-        where = f"{standing['where']} · {standing['instance_type']} · {format_money(price)}/h"
-        self._output.event(
-            "rented", f"{where} · launch ssh {self._label}", where=standing["where"], price_per_hour=price
-        )
 
     def _serve(self, machine: Machine) -> tuple[str, Path]:
         """The runtime runs and is ready: its token and its socket here."""
@@ -309,31 +292,14 @@ class Run:
                 self._pulled = machine.pull(self._folder / RESULTS)
         except NotPulled as error:
             self._output.warn(f"{error.message}: {error.why}")
-            if (pulled := self._pull_later(machine)) is None:
+            results, lease = self._folder / RESULTS, self._request.settings.lease_seconds
+            pulled = rented.pull_later(self._output, machine, results, self._limits, lease, self._signals)
+            if pulled is None:
                 return error
             self._pulled = pulled
         for skipped in self._pulled.skipped:
             self._output.warn(f"not brought home: {skipped}")
         return None
-
-    def _pull_later(self, machine: Machine) -> PullReport | None:
-        """A rented machine is kept while its results are not home; never past lease, deadline or budget."""
-        from launcher.homeward import pull_patiently
-
-        now, received = time.monotonic(), self._signals.received
-        left = self._limits.left(now)
-        seconds = self._request.settings.lease_seconds
-        if left is not None:
-            seconds = min(seconds, left)
-        told_to_end = received == signal.SIGTERM  # `launch down`, above all
-        if not machine.price_per_hour or seconds <= 0 or told_to_end:
-            return None
-        self._output.warn(
-            f"the machine is kept for {format_duration(seconds)} at most while its results are not home, "
-            f"{format_money(machine.price_per_hour)}/h; Ctrl-C gives them up"
-        )
-        results = self._folder / RESULTS
-        return pull_patiently(machine, results, seconds, lambda: self._signals.received != received)
 
     def _down(self, machine: Machine) -> Proof:
         with self._phase("down"):
@@ -405,10 +371,10 @@ class Run:
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
         from launcher import runtime_config
 
-        settings, rented = self._request.settings, self._request.plan.rented
+        settings, gpus = self._request.settings, self._request.plan.rented
         overrides = settings.runtime
-        if rented is not None and machine.device == "cuda":
-            split = {"engines": rented.infer_gpus, "train_processes": rented.train_gpus}
+        if gpus is not None and machine.device == "cuda":
+            split = {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
             overrides = {"dtype": "bfloat16"} | split | overrides
         return runtime_config.build(
             overrides,

@@ -1,0 +1,54 @@
+"""What a run says and does of its machine because it is rented: what it costs, how it is entered, and that it
+is kept while results are not home.
+
+Neighbours: `run.py` calls these at their moments, `homeward.py` does the pulling. Knows nothing of SkyPilot.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from launcher.homeward import pull_patiently
+from launcher.machines import ssh_config
+from launcher.machines.base import Machine, PullReport
+from launcher.output import Output
+from launcher.plan import Plan
+from launcher.safety.lease import Limits
+from launcher.signals import Signals
+from launcher.units import format_duration, format_money
+
+
+def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Path, yes: bool) -> float:
+    """Say where it is, what it costs an hour and how it is entered; that price.
+
+    `yes`: whether plain `ssh` may be made to find it, by a line in the user's configuration.
+    """
+    price = machine.price_per_hour or 0.0
+    if price > plan.dearest_per_hour:
+        most = format_money(plan.dearest_per_hour)
+        output.warn(f"it costs {format_money(price)}/h, the plan said {most}/h at most")
+    standing = machine.describe()["standing"]
+    if yes and ssh_config.include(runs):
+        output.event("ssh", "one Include line is in ~/.ssh/config until the last run is down")
+    where = f"{standing['where']} · {standing['instance_type']} · {format_money(price)}/h"
+    output.event("rented", f"{where} · launch ssh {label}", where=standing["where"], price_per_hour=price)
+    return price
+
+
+def pull_later(
+    output: Output, machine: Machine, results: Path, limits: Limits, lease_seconds: float, signals: Signals
+) -> PullReport | None:
+    """A machine that costs something is kept while its results are not home; never past lease, deadline or
+    budget. None when they did not come, or nobody wants to wait."""
+    received, left = signals.received, limits.left(time.monotonic())
+    seconds = lease_seconds if left is None else min(lease_seconds, left)
+    told_to_end = received == signal.SIGTERM  # `launch down`, above all
+    if not machine.price_per_hour or seconds <= 0 or told_to_end:
+        return None
+    output.warn(
+        f"the machine is kept for {format_duration(seconds)} at most while its results are not home, "
+        f"{format_money(machine.price_per_hour)}/h; Ctrl-C gives them up"
+    )
+    return pull_patiently(machine, results, seconds, lambda: signals.received != received)
