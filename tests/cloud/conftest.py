@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.cloud.rig import Rig, missing, rig_in
 from tests.cloud.runtime_image import runtime_binds
+from tests.cloud.timers import Timers
 
 # Not under the test's own folder: its path may be too long for a socket's.
 _SCRATCH = Path("/var/tmp")
@@ -29,6 +31,27 @@ def runtime_rig() -> Iterator[Rig]:
     _skip_where_there_can_be_none()
     with rig_in(_scratch(), runtime_binds()) as rig:
         yield rig
+
+
+@pytest.fixture(scope="session", autouse=True)
+def timers(request: pytest.FixtureRequest) -> Iterator[Timers]:
+    """What waits for SkyPilot's own minute begins with the first test of this folder; its tests come last."""
+    selected = [item for item in request.session.items if item.get_closest_marker("ticks")]
+    cases = [item.callspec.params["case"] for item in selected if isinstance(item, pytest.Function)]
+    begun, scratch = Timers(), _scratch()
+    try:
+        if missing() is None:
+            begun.begin(cases, scratch)
+        yield begun
+    finally:
+        begun.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _ticks_need_a_rig(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("ticks"):
+        _skip_where_there_can_be_none()
 
 
 def _skip_where_there_can_be_none() -> None:
