@@ -1,5 +1,4 @@
-"""What a run says and does of its machine because it is rented: what it costs, how it is entered, and that it
-is kept while results are not home.
+"""What a run does because its machine is rented: says its price and its door, keeps it while results are not home.
 
 Neighbours: `run.py` calls these at their moments, `homeward.py` does the pulling. Knows nothing of SkyPilot.
 """
