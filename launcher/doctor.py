@@ -77,6 +77,7 @@ def ask_all(home: Home, env_file: Path | None, bound_seconds: float = CHECK_SECO
         ("accounts", lambda: _accounts(env_file)),
         ("left over", lambda: _left_over(home)),
         ("skypilot", _skypilot),
+        ("clouds", _clouds),
     ]
     answers: dict[str, Check] = {}
     threads = [
@@ -253,9 +254,30 @@ def _left_over(home: Home) -> Check:
 
 
 def _skypilot() -> Check:
+    """Only rented machines need it: nothing here keeps a run on this computer from working."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return Check("skypilot", "info", f"{version('skypilot')} is installed")
+        installed = f"{version('skypilot')} is installed"
     except PackageNotFoundError:
         return Check("skypilot", "info", "not installed; only rented machines need it")
+    missing = [tool for tool in ("ssh", "rsync") if shutil.which(tool) is None]
+    if missing:
+        packages = {"ssh": "openssh-client", "rsync": "rsync"}
+        fix = f"apt-get install {' '.join(packages[tool] for tool in missing)}"
+        return Check("skypilot", "warn", f"{installed}, {' and '.join(missing)} not", fix)
+    return Check("skypilot", "info", f"{installed}; ssh and rsync are here")
+
+
+def _clouds() -> Check:
+    """With whom there are credentials, by their places, and whose prices are here; nobody is asked."""
+    from launcher.machines import sky_home
+
+    homes = Path.home()
+    known = [cloud for cloud in sorted(sky_home.KNOWN) if sky_home.has_account(cloud, homes, os.environ)]
+    if not known:
+        return Check("clouds", "info", "no account with any; only rented machines need one (sky check)")
+    priced = {path.parent.name for path in homes.glob(".sky/catalogs/*/*/vms.csv")}
+    without = [cloud for cloud in known if cloud not in priced and cloud not in sky_home.OWN]
+    prices = f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
+    return Check("clouds", "info", f"credentials for {', '.join(known)}{prices}")

@@ -1,4 +1,4 @@
-"""What a run does because its machine is rented: says its price and its door, keeps it while results are not home.
+"""What a run does because its machine is rented: it says price and door, and keeps it for unpulled results.
 
 Neighbours: `run.py` calls these at their moments, `homeward.py` does the pulling. Knows nothing of SkyPilot.
 """

@@ -59,6 +59,8 @@ _CREDENTIALS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "vast": ((".config/vastai",), ("VAST_",)),
     "vsphere": ((".vsphere",), ()),
 }
+# Of those variables, the ones that let somebody in: a region or a CA bundle is no account.
+_LETTING_IN = ("ACCESS_KEY", "API_KEY", "CREDENTIAL", "TOKEN", "SECRET", "KUBECONFIG", "CLIENT_ID")
 KNOWN = frozenset(_CREDENTIALS)
 ALIASES = {"k8s": "kubernetes", "digitalocean": "do"}
 # Clusters of one's own: no price, and one may be on this computer without being meant.
@@ -87,7 +89,9 @@ def clouds_of(infra: list[str]) -> list[str]:
 def has_account(cloud: str, user_home: Path, environ: Mapping[str, str]) -> bool:
     """Whether there are credentials of a cloud, by their places; nobody is asked whether they are good."""
     places, variables = _CREDENTIALS[cloud]
-    in_environment = any(name.startswith(variable) for name in environ for variable in variables)
+    in_environment = any(
+        name.startswith(variables) and any(word in name for word in _LETTING_IN) for name in environ
+    )
     return in_environment or any((user_home / place).exists() for place in places)
 
 

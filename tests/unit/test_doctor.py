@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from tests.support.typed import Typed
 
 NAMES = [
     "python", "platform", "compiler", "uv", "memory", "folders", "disk", "port", "environment", "network",
-    "model", "settings", "accounts", "left over", "skypilot",
+    "model", "settings", "accounts", "left over", "skypilot", "clouds",
 ]  # fmt: skip
 
 
@@ -129,6 +130,24 @@ def test_what_is_wrong_with_the_users_own_files_is_said(answer: Callable[[str], 
     (typed.folder / "launch.toml").write_text("lerning_rate = 1")
     check = answer("settings")
     assert check.state == "fail" and "lerning_rate" in check.detail and check.fix
+
+
+def test_the_clouds_with_an_account_are_named_and_whose_prices_are_missing(
+    answer: Callable[[str], Check], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [
+        name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "CLOUDSDK_", "KUBECONFIG"))
+    ]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/etc/ssl/certs.pem")
+    assert answer("clouds").detail.startswith("no account with any")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "key.json")
+    (tmp_path / ".aws").mkdir()
+    prices = tmp_path / ".sky" / "catalogs" / "v8" / "aws" / "vms.csv"
+    prices.parent.mkdir(parents=True)
+    prices.touch()
+    assert answer("clouds").detail == ("credentials for aws, gcp; prices of gcp are not on this computer")
 
 
 def test_a_taken_port_says_who_holds_it_and_is_no_failure(
