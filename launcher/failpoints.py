@@ -3,7 +3,7 @@
     LAUNCH_FAILPOINT=cli.armed:kill9 launch …
 
 The text's form is `runtime/failpoints.py`'s; `NAMES` are all there are. Inert, and nothing is imported, where
-the variable is not set. Neighbours: `run.py`, `relay.py`, `sync.py`, `durable.py` pass them.
+the variable is not set. Neighbours: `run.py`, `relay.py`, `sync.py`, `durable.py` and `machines/` pass them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ NAMES = (
     "cli.guarded",  # the guardian watches
     "cli.armed",  # the machine's folders are made, a rewind is in place
     "cloud.launching",  # SkyPilot is up and is about to be asked for a machine
+    "cloud.asked",  # it has been asked, nothing is known yet
+    "cloud.launched",  # the machine is up and armed, our books do not have it
+    "cloud.pushed",  # the runtime's code is there
+    "cloud.prepared",  # its environment is there as well
+    "cloud.serving",  # its keeper was started, nobody has heard of it
     "cloud.downing",  # SkyPilot is about to be told to end the cluster
+    "cloud.downed",  # SkyPilot says that it has, the provider was not asked
     "cli.served",  # the runtime answers, no door is open yet
     "cli.started",  # the user's program runs
     "cli.pulling",  # some of the results are home, some are not

@@ -39,9 +39,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is too long for every run is slow as well: `-m "not slow"` takes the place of `not long`."""
+    """What is too long for every run is slow as well: `-m "not slow"` takes the place of the default."""
     for item in items:
-        if item.get_closest_marker("long"):
+        if item.get_closest_marker("long") or item.get_closest_marker("matrix"):
             item.add_marker("slow")
 
 

@@ -187,6 +187,7 @@ class CloudMachine:
             idle_minutes=self._idle_minutes,
             max_price_per_hour=self._max_price_per_hour,
         )
+        passing("cloud.launched")
         self._keep(self.describe())
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
         remote = self._remote()
@@ -204,11 +205,13 @@ class CloudMachine:
                 ignore=shutil.ignore_patterns("__pycache__"),
             )
             code.send(Path(staging))
+        passing("cloud.pushed")
 
     def setup(self, progress: Progress = silent) -> None:
         """See base.py. What it builds is found built on an image that has it."""
         gpus = int(self._gpus.partition(":")[2] or 1) if self._variant == "cuda" else 0
         self.run_job("setup", scripts.setup(self.state_dir, self._variant, gpus), SETUP_SECONDS, progress)
+        passing("cloud.prepared")
 
     def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = silent) -> None:
         """A script on the machine, to its end. Raises JobFailed with its last line."""
@@ -229,6 +232,7 @@ class CloudMachine:
             lines = "".join(f"{name}={value}\n" for name, value in self._secrets.items())
             remote.write(scripts.SECRETS, lines.encode())
         RemoteJob(remote, "serve").start(scripts.serve(self.state_dir))
+        passing("cloud.serving")
         sockets = short_folder(self._run_id)
         make_own_folder(sockets)
         gateway = sockets / "gateway.sock"

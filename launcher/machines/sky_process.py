@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher.errors import CapacityError, LaunchError, PreflightError
+from launcher.failpoints import passing
 from launcher.machines.base import Progress, silent
 from launcher.machines.sky_home import SkyHome
 
@@ -71,6 +72,8 @@ class SkyProcess:
         try:
             process.stdin.write(json.dumps({"call": name, "arguments": arguments}) + "\n")
             process.stdin.flush()
+            if name == "launch":
+                passing("cloud.asked")
             line = self._answers.get(timeout=bound_seconds)
         except queue.Empty:
             self.end()

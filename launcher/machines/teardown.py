@@ -23,6 +23,8 @@ GONE_SECONDS = 120.0
 # A provider that refuses once often does not refuse twice.
 _DOWN_ATTEMPTS = 2
 _POLL_SECONDS = 1.0
+# A request for a machine that was cut off a moment ago is carried out, and listed, within this.
+_SETTLE_SECONDS = 5.0
 
 # What SkyPilot's books said of a cluster while it was in them: how the provider is asked afterwards.
 Standing = dict[str, Any]
@@ -51,7 +53,9 @@ class Teardown:
                 self._home.serve()
                 standing = self._learn(standing)
                 passing("cloud.downing")
-                self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
+                if not self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)["known"]:
+                    standing = self._end_unlisted(standing)
+                passing("cloud.downed")
                 self._end_forgotten(standing)
                 self._trouble = None
                 return
@@ -67,7 +71,10 @@ class Teardown:
         if not self._home.folder.exists():
             return Proof(True, "nothing had been asked of a provider")
         try:
-            proof = self._ask_provider(self._learn(standing))
+            standing = self._learn(standing)
+            if standing is None:
+                standing = self._last_standing()
+            proof = self._ask_provider(standing)
         except LaunchError as error:
             self._sky.end()
             return Proof(False, f"{error.message}: {error.why}")
@@ -76,13 +83,35 @@ class Teardown:
             self._home.remove()
         return proof
 
+    def _end_unlisted(self, standing: Standing | None) -> Standing | None:
+        """A launch on its way into the books, or between two zones, is not in them, and `down` leaves it."""
+        found = self._last_standing()
+        if found is None:
+            return standing
+        self._home.serve()
+        self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
+        return found
+
+    def _last_standing(self) -> Standing | None:
+        """What the books say when nobody is left who could write into them: whatever works in SkyPilot's
+        home ends first."""
+        self._sky.end()
+        self._home.end_server()
+        return self._learn(None)
+
     def _end_forgotten(self, standing: Standing | None) -> None:
         """Machines the provider still lists although SkyPilot is done with the cluster, or never knew."""
         if standing is None:
             return
         provider = standing["provider"]
-        if self._sky.call("instances", ASK_SECONDS, provider=provider)["instances"]:
-            self._sky.call("terminate", DOWN_SECONDS, provider=provider)
+        # Whose launch was broken off may still be on its way into the provider's list.
+        settled_at = time.monotonic() + (_SETTLE_SECONDS if standing["address"] is None else 0)
+        while True:
+            if self._sky.call("instances", ASK_SECONDS, provider=provider)["instances"]:
+                self._sky.call("terminate", DOWN_SECONDS, provider=provider)
+            if time.monotonic() >= settled_at:
+                return
+            time.sleep(_POLL_SECONDS)
 
     def _ask_provider(self, standing: Standing | None) -> Proof:
         if standing is None:
