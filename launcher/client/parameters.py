@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, Protocol, get_args
 
 import dspy
 
@@ -16,9 +16,6 @@ from launcher.client.grouping import Grouping
 from launcher.client.lm import PolicyLM
 from launcher.client.programs import NEUTRAL, is_neutral
 from launcher.client.training import Keep, OnAlarm
-
-if TYPE_CHECKING:
-    from launcher.client.grpo import GRPO
 
 _COUNTS = {
     "num_threads": 1,
@@ -45,7 +42,19 @@ _WHY = {
 }
 
 
-def check_values(asked: GRPO) -> None:
+class Asked(Protocol):
+    """An optimizer, by those of its parameters that are more than one of a kind."""
+
+    adapter: Any
+    failure_score: float
+    format_failure_score: float
+    multitask: bool
+    rollout_seconds: float
+    seed: int
+    variably_invoked_predictor_fill_strategy: None
+
+
+def check_values(asked: Asked) -> None:
     """Raise ValueError for the first parameter that cannot be meant."""
     for name, least in _COUNTS.items():
         _check_count(name, getattr(asked, name), least)
@@ -76,7 +85,7 @@ def _check_count(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}{_WHY.get(name, '')}")
 
 
-def _check_foreign(asked: GRPO) -> None:
+def _check_foreign(asked: Asked) -> None:
     """Parameters of dspy.GRPO and ArborGRPO that mean something else here, or nothing."""
     if not asked.multitask:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a run needs of a place to run: the Machine protocol, and finding a machine again from its record.
+"""What a run needs of a place to run: the Machine protocol, its progress, its proof, its results.
 
 Neighbours: `run.py` drives these calls in order, `local.py` is a machine made of processes on this
 computer; `safety/guardian.py` calls `down` and `proof` when the launcher is gone.
@@ -14,11 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launcher.errors import LaunchError
-
 if TYPE_CHECKING:  # pydantic costs 0.25 s, the guardian must start at once
     from launcher.durable import Standing
-    from launcher.safety.records import RunRecord
     from runtime.schema import RuntimeConfig
 
 # One line of what is going on, for the terminal and the log.
@@ -141,42 +138,3 @@ class Machine(Protocol):
     def describe(self) -> dict[str, Any]:
         """All that another process needs to take this machine down, as JSON."""
         ...
-
-
-class NoMachine:
-    """The machine of a record whose run ended before it had one: nothing to end, nothing left."""
-
-    def down(self) -> None:
-        """Nothing was started."""
-
-    def proof(self) -> Proof:
-        """Nothing was started."""
-        return Proof(True, "nothing had been started")
-
-
-class Endable(Protocol):
-    """The part of a machine that ends it: all that a guardian needs."""
-
-    def down(self) -> None: ...
-
-    def proof(self) -> Proof: ...
-
-
-def from_record(record: RunRecord) -> Endable:
-    """The machine a record describes, in whatever process asks. Raises LaunchError for an unknown kind."""
-    if not record.machine:
-        return NoMachine()
-    kind = record.machine.get("kind")
-    if kind == "local":
-        from launcher.machines.local import LocalMachine
-
-        return LocalMachine.described(record.machine)
-    if kind == "cloud":
-        from launcher.machines.cloud import CloudMachine
-
-        return CloudMachine.described(record.machine)
-    raise LaunchError(
-        f"{record.id} is on a machine of kind {kind!r}, which this version cannot end",
-        "a newer version wrote the record",
-        f"uv tool upgrade slipway-rl && launch down {record.id}",
-    )

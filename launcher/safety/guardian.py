@@ -23,7 +23,8 @@ from typing import Any
 
 from launcher.endpoint import drop_token
 from launcher.errors import LaunchError, PreflightError
-from launcher.machines.base import Proof, from_record
+from launcher.machines.base import Proof
+from launcher.machines.recorded import from_record
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord

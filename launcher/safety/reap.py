@@ -24,7 +24,8 @@ import psutil
 from launcher.endpoint import RESULTS, drop_token
 from launcher.errors import LaunchError, NotPulled, TeardownUnverified
 from launcher.home import Home
-from launcher.machines.base import Machine, NoMachine, PullReport, from_record
+from launcher.machines.base import Machine, PullReport
+from launcher.machines.recorded import NoMachine, from_record
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import ID_PATTERN, RUN_VARIABLE, RecordStore, RunRecord

@@ -18,7 +18,7 @@ _START = """
 import json, time
 from pathlib import Path
 from launcher.errors import LaunchError
-from launcher.machines.base import from_record
+from launcher.machines.recorded import from_record
 from launcher.machines.cloud import CloudMachine
 from launcher.safety.records import RunRecord
 here = Path.cwd()

@@ -16,8 +16,8 @@ import pytest
 
 from launcher.errors import JobFailed, PreflightError
 from launcher.home import Home
-from launcher.machines.base import NoMachine, from_record
 from launcher.machines.local import LocalMachine
+from launcher.machines.recorded import NoMachine, from_record
 from launcher.safety import processes
 from launcher.safety.records import RUN_VARIABLE, RecordStore
 from runtime.schema import RuntimeConfig
@@ -127,7 +127,7 @@ def test_down_in_another_process_ends_all_and_may_be_repeated(
 
     code = f"""
 from pathlib import Path
-from launcher.machines.base import from_record
+from launcher.machines.recorded import from_record
 from launcher.safety.records import RecordStore
 store = RecordStore.holding(Path({str(store.path(store.list()[0].id))!r}))
 machine = from_record(store.list()[0])

@@ -10,8 +10,9 @@ import pytest
 
 from launcher.errors import CapacityError, PreflightError
 from launcher.machines import sky_process
-from launcher.machines.base import Machine, from_record
+from launcher.machines.base import Machine
 from launcher.machines.cloud import CloudMachine
+from launcher.machines.recorded import from_record
 from launcher.machines.sky_home import SkyHome, clouds_of
 from launcher.machines.sky_process import SkyCallError, SkyCallLateError, SkyProcess
 from launcher.safety.records import RunRecord
