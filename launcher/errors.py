@@ -77,7 +77,10 @@ class TeardownUnverified(LaunchError):
 
 
 class JobFailed(LaunchError):
-    """The runtime or the user's command failed; `job_exit_code` is the command's own, where there is one."""
+    """The runtime or the user's command failed; `job_exit_code` is the command's own, where there is one.
+
+    `last_lines`: what it said last, where nobody has seen that; the very last of them is often the reason.
+    """
 
     exit_code = 6
 
@@ -87,12 +90,15 @@ class JobFailed(LaunchError):
         why: str | None = None,
         hint: str | None = None,
         job_exit_code: int | None = None,
+        last_lines: Iterable[str] = (),
     ) -> None:
         super().__init__(message, why, hint)
         self.job_exit_code = job_exit_code
+        self.last_lines = list(last_lines)
 
     def to_dict(self) -> dict[str, object]:
-        return super().to_dict() | {"job_exit_code": self.job_exit_code}
+        own = {"job_exit_code": self.job_exit_code, "last_lines": self.last_lines}
+        return super().to_dict() | own
 
 
 class LimitReached(LaunchError):

@@ -17,13 +17,18 @@ from launcher.errors import PreflightError
 from launcher.log import REDACTOR
 
 _ANSWER_SECONDS = 8.0
+# A plan can do without.
+_SIZE_SECONDS = 3.0
 _LONGEST_BYTES = 10_000_000
 
 
-def check(model: str, environ: Mapping[str, str], token: str | None) -> None:
-    """Raises PreflightError when the runtime could not have or use the model."""
+def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bool = True) -> None:
+    """Raises PreflightError when the runtime could not have or use the model.
+
+    `here`: it would be downloaded to this computer, not to a rented one.
+    """
     config, token = _cached_config(model, environ), token or _login(environ)
-    if config is None and environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
+    if config is None and not _may_ask(environ):
         raise PreflightError(
             f"the model {model} is not on this computer",
             "HF_HUB_OFFLINE is set, so it is not downloaded",
@@ -38,7 +43,7 @@ def check(model: str, environ: Mapping[str, str], token: str | None) -> None:
         raise PreflightError(f"the model {model} cannot be used", why, "launch --model FOLDER") from None
     except model_folder.UnusableError as unusable:
         raise model_folder.unusable_model(model, unusable, "launch --model FOLDER") from None
-    if config is None:
+    if config is None and here:
         _check_space(model, environ, token)
 
 
@@ -70,11 +75,8 @@ def _login(environ: Mapping[str, str]) -> str | None:
 
 def _check_space(model: str, environ: Mapping[str, str], token: str | None) -> None:
     """The download fits on the disk; where the hub does not say how much it is, that is seen later."""
-    try:
-        described = json.loads(_get(f"{_endpoint(environ)}/api/models/{model}?blobs=true", token))
-        needed = sum(int(file["size"]) for file in described["siblings"] if _is_downloaded(file["rfilename"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return
+    sizes = _sizes(model, environ, token)
+    needed = sum(size for name, size in sizes.items() if _is_downloaded(name))
     free = disk.free_bytes(_cache(environ))
     if free < needed:
         raise PreflightError(
@@ -82,6 +84,39 @@ def _check_space(model: str, environ: Mapping[str, str], token: str | None) -> N
             f"{disk.in_units(free)} are free at {_cache(environ)}",
             "free some space, or set HF_HOME to a folder on a larger disk",
         )
+
+
+def weights_bytes(model: str, environ: Mapping[str, str], token: str | None) -> int | None:
+    """The size of a model's weights by the hub's own list; None where it cannot be asked, or has no such."""
+    if not _may_ask(environ):
+        return None
+    sizes = _sizes(model, environ, token or _login(environ), _SIZE_SECONDS)
+    return sum_of_weights(sizes) or None
+
+
+def sum_of_weights(sizes: Mapping[str, int]) -> int:
+    """Of the files of a model, those that are loaded: some have the same weights in another form beside."""
+    weights = {
+        name: size for name, size in sizes.items() if name.endswith(".safetensors") and "/" not in name
+    }
+    loaded = {name: size for name, size in weights.items() if name.startswith("model")}
+    return sum((loaded or weights).values())
+
+
+def _sizes(
+    model: str, environ: Mapping[str, str], token: str | None, bound_seconds: float = _ANSWER_SECONDS
+) -> dict[str, int]:
+    """The files of a model on the hub and their sizes; nothing where the hub does not say."""
+    url = f"{_endpoint(environ)}/api/models/{model}?blobs=true"
+    try:
+        described = json.loads(_get(url, token, bound_seconds))
+        return {file["rfilename"]: int(file["size"]) for file in described["siblings"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _may_ask(environ: Mapping[str, str]) -> bool:
+    return environ.get("HF_HUB_OFFLINE", "").lower() not in {"1", "true", "yes", "on"}
 
 
 def _is_downloaded(name: str) -> bool:
@@ -93,12 +128,12 @@ def _endpoint(environ: Mapping[str, str]) -> str:
     return (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
-def _get(url: str, token: str | None) -> bytes:
+def _get(url: str, token: str | None, bound_seconds: float = _ANSWER_SECONDS) -> bytes:
     request = urllib.request.Request(url)
     if token:
         # Unredirected: the file itself may lie on another host, which is not to have the token.
         request.add_unredirected_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
+    with urllib.request.urlopen(request, timeout=bound_seconds) as answer:
         return answer.read(_LONGEST_BYTES)
 
 

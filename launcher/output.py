@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from launcher.errors import LaunchError
+from launcher.errors import JobFailed, LaunchError
 from launcher.log import LOGGER, REDACTOR, log_path
 from launcher.terminal import StatusLine
 from launcher.units import format_duration, format_money
@@ -103,7 +103,8 @@ class Output:
             self._stdout.flush()
 
     def error(self, error: LaunchError, **fields: Any) -> None:
-        """What failed, why, what to do; and where the log is, if there is one."""
+        """What failed, why, what to do; and where the log is, if there is one. Above it what was said last by
+        what failed, where nobody has seen it."""
         path = log_path()
         LOGGER.error("%s: %s (%s)", type(error).__name__, error.message, error.why)
         if self.as_json:
@@ -111,7 +112,11 @@ class Output:
                 {"event": "error", "error": error.to_dict(), "log": str(path) if path else None, **fields}
             )
         self.release_terminal()
-        lines = [self._styled(_RED + _BOLD, f"Error: {_one_line(error.message)}")]
+        last = error.last_lines if isinstance(error, JobFailed) else []
+        for line in last:
+            LOGGER.info("| %s", line)
+        lines = [self._styled(_DIM, f"  | {_one_line(line)}") for line in last]
+        lines.append(self._styled(_RED + _BOLD, f"Error: {_one_line(error.message)}"))
         lines += [f"  {line}" for line in (error.why or "").splitlines()]
         if error.hint:
             lines.append(f"Hint: {_one_line(error.hint)}")

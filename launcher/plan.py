@@ -62,7 +62,8 @@ class Rented:
     """What is rented, for the machine: one of these GPUs, at the first place of `infra` that has them.
 
     `disk_gb` None leaves the size to SkyPilot. Nothing dearer than `max_price_per_hour` was agreed to, None
-    where nothing has a price. With one GPU, training and inference share it.
+    where nothing has a price. With one GPU, training and inference share it. `model_bytes`: the weights, None
+    where their size is not known; `dtype`: what they are computed in.
     """
 
     gpus: str
@@ -72,6 +73,8 @@ class Rented:
     train_gpus: int
     infer_gpus: int
     max_price_per_hour: float | None = None
+    model_bytes: int | None = None
+    dtype: str = "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,8 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
             train_gpus=train,
             infer_gpus=infer,
             max_price_per_hour=dearest or None,
+            model_bytes=model_bytes,
+            dtype=settings.runtime.get("dtype", "bfloat16"),
         ),
         candidates=candidates,
     )

@@ -95,8 +95,9 @@ def _missing_interpreter(program: Path) -> str | None:
 # ------------------------------------------------------------------ the model
 
 
-def find_model(model: str, secrets: Mapping[str, str] | None = None) -> str:
-    """The model's folder, absolute, checked for what serving and training need; or its hub name as it is."""
+def find_model(model: str, secrets: Mapping[str, str] | None = None, *, here: bool = True) -> str:
+    """The model's folder, absolute, checked for what serving and training need; or its hub name as it is,
+    whose download needs room unless it is not `here` that it runs."""
     if model == TINY_MODEL:
         folder = tiny_folder()
         model_folder.check(model, folder)
@@ -113,7 +114,7 @@ def find_model(model: str, secrets: Mapping[str, str] | None = None) -> str:
         raise PreflightError(f"no model {model}", why, "launch --model Qwen/Qwen2.5-1.5B-Instruct")
     from launcher import hub
 
-    hub.check(model, os.environ, (secrets or {}).get("HF_TOKEN"))
+    hub.check(model, os.environ, (secrets or {}).get("HF_TOKEN"), here=here)
     return model
 
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher import config, consent, preflight
+from launcher import config, consent, model_size
 from launcher.errors import EXIT_OK, UsageError
 from launcher.output import Output, columns
 from launcher.plan import Market, Plan, gpus_of, make_plan
-from launcher.settings import TINY_MODEL, Settings
+from launcher.settings import Settings
 from launcher.units import format_duration, format_money
 
 _SHOWN_CANDIDATES = 8
@@ -38,7 +38,9 @@ def make(settings: Settings, say: Callable[[str], None] = lambda line: None) -> 
     say("reading SkyPilot's price catalogs")
     settings = replace(settings, infra=prices.places(tuple(settings.infra)))
     market = prices.market(*gpus_of(gpus), settings.infra)
-    plan = make_plan(settings, market, _model_bytes(settings.model))
+    token = settings.secrets.get("HF_TOKEN")
+    size = model_size.of(settings.model, os.environ, token.value if token else None)
+    plan = make_plan(settings, market, size)
     for remark in _remarks(market):
         say(remark)
     return plan
@@ -131,10 +133,3 @@ def _remarks(market: Market) -> list[str]:
     days = 0 if market.as_of is None else int((time.time() - market.as_of) / 86400)
     old = f"these prices are {days} days old: sky gpus list   (fetches newer ones)"
     return [*missing, *([old] if days > _OLD_DAYS else [])]
-
-
-def _model_bytes(model: str) -> int | None:
-    """The size of a model that is on this computer."""
-    folder = preflight.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
-    files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
-    return sum(file.stat().st_size for file in files) if files else None

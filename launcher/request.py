@@ -59,7 +59,7 @@ def check(
         RecordStore(home).check_name(settings.name)
     preflight.check_command(_seen_from(folder, command), folder)
     secrets = secret_values(settings)
-    model_path = preflight.find_model(settings.model, secrets)
+    model_path = preflight.find_model(settings.model, secrets, here=not rented)
     if resumed is not None:
         _check_model(model_path, resumed, secrets)
     if settings.port is not None:

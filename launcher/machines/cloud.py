@@ -34,6 +34,7 @@ from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
 from launcher.machines.teardown import Teardown
+from runtime.fitness import Needs
 
 if TYPE_CHECKING:
     from runtime.schema import RuntimeConfig
@@ -48,8 +49,9 @@ _LOOK_EVERY_SECONDS = 0.5
 class CloudMachine:
     """One run's cluster. Its name is the run's id; `folder` is the run's own, `infra` where it may be.
 
-    `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `secrets` are variables
-    for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
+    `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
+    than these GPUs the machine must have. `secrets` are variables for the runtime's environment; no
+    description holds them. `alias`: another name for plain ssh.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     """
 
@@ -66,6 +68,7 @@ class CloudMachine:
         disk_gb: int | None = None,
         max_price_per_hour: float | None = None,
         variant: str = "cuda",
+        needs: Needs | None = None,
         keep: Callable[[dict[str, Any]], object] = lambda description: None,
         secrets: Mapping[str, str] | None = None,
         alias: str | None = None,
@@ -78,6 +81,7 @@ class CloudMachine:
         self._disk_gb = disk_gb
         self._max_price_per_hour = max_price_per_hour
         self._variant = variant
+        self._needs = needs
         self._keep = keep
         self._secrets = secrets or {}
         self._alias = alias
@@ -209,8 +213,8 @@ class CloudMachine:
 
     def setup(self, progress: Progress = silent) -> None:
         """See base.py. What it builds is found built on an image that has it."""
-        gpus = int(self._gpus.partition(":")[2] or 1) if self._variant == "cuda" else 0
-        self.run_job("setup", scripts.setup(self.state_dir, self._variant, gpus), SETUP_SECONDS, progress)
+        needs = self._needs or Needs(self._variant, self._gpus)
+        self.run_job("setup", scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
         passing("cloud.prepared")
 
     def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = silent) -> None:

@@ -133,6 +133,7 @@ class RemoteJob:
             f"{self._name} {how}",
             self.lines[-1] if self.lines else "it said nothing",
             f"launch logs {run_id} --which {self._name}",
+            last_lines=self.lines if len(self.lines) > 1 else (),
         )
 
     @property

@@ -1,14 +1,17 @@
 """What runs on a rented machine: the task it is launched with; setting up and serving, as text.
 
-Neighbours: `cloud.py` hands these to `remote_job.py`; `runtime/bootstrap.py` and `runtime/keeper.py` are what
-they run, both in `CODE`, the folder that `push` filled. No secret is in them. Knows
-nothing of how they get there.
+Neighbours: `cloud.py` hands these to `remote_job.py`; what they run, `runtime/fitness.py`, `bootstrap.py`
+and `keeper.py`, is in `CODE`, the folder that `push` filled. No secret is in them. Knows nothing of how they
+get there.
 """
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
+
+from runtime.fitness import Needs
 
 # Below the home of the machine's user.
 CODE = "slipway-code"
@@ -30,23 +33,12 @@ if ! "$python" -c "import sys; sys.exit(sys.version_info < (3, 11))"; then
   uv python install 3.12
   python=$(uv python find 3.12)
 fi
-if [ {gpus} -gt 0 ]; then
-  found=$(nvidia-smi -L | wc -l)
-  [ "$found" -ge {gpus} ] || {{ echo "{gpus} GPUs were rented, $found are there"; exit 1; }}
-fi
 root={environments}
 mkdir -p "$root"
-if ! "$python" -c '{is_ready}' "$root"; then
-  free=$(df -k --output=avail "$root" | tail -1)
-  [ "$free" -ge {needed_kilobytes} ] || {{ echo "the disk is too small: $free kB are free"; exit 1; }}
-fi
+"$python" -m runtime.fitness --root "$root" {needs}
 "$python" -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
 mv {python}.new {python}
 """
-_IS_READY = (
-    "import sys; from pathlib import Path; from runtime import bootstrap; "
-    'sys.exit(not bootstrap.is_ready(Path(sys.argv[1]), "{variant}"))'
-)
 # Token and secrets are off the disk before anything else starts; `export` and `read` are the shell's own, so
 # that neither is in a command line. The supervisor hands each child its part.
 _SERVE = """
@@ -69,16 +61,13 @@ exit $ended
 """
 
 
-def setup(state_dir: str, variant: str, gpus: int) -> str:
-    """Count the GPUs (0: none are needed), look at the disk, build the environment or find it built."""
-    from runtime.bootstrap import NEEDED_BYTES
-
+def setup(state_dir: str, needs: Needs) -> str:
+    """See that the machine is fit for the run, then build the environment or find it built."""
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(needs).items()]
     return _SETUP.format(
-        gpus=gpus,
         environments=ENVIRONMENTS,
-        is_ready=_IS_READY.format(variant=variant),
-        needed_kilobytes=NEEDED_BYTES[variant] // 1024,
-        variant=variant,
+        needs=shlex.join(words),
+        variant=needs.variant,
         python=shlex.quote(f"{state_dir}/{PYTHON}"),
     )
 

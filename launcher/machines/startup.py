@@ -96,12 +96,11 @@ class Startup:
         return self._failed(f"the runtime ended while it started: {reason}", "supervisor")
 
     def _failed(self, message: str, name: str) -> JobFailed:
-        """The end of the log goes where progress goes; its very last line is the reason."""
+        """The end of the log goes with the error; its very last line is the reason."""
         lines = last_lines(self._state_dir / "logs" / f"{name}.log")
-        for line in lines:
-            self._progress(f"{name}: {line}")
         why = lines[-1].strip() if lines else f"its log, {name}.log, is empty"
-        return JobFailed(message, why, f"launch logs {self._run_id} --which {name}")
+        hint = f"launch logs {self._run_id} --which {name}"
+        return JobFailed(message, why, hint, last_lines=[f"{name}: {line}" for line in lines])
 
 
 def reason_of_end(state_dir: Path) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from launcher.errors import UsageError
 from launcher.home import Home
 from launcher.machines.base import Machine
-from launcher.plan import Plan
+from launcher.plan import Plan, Rented
 from launcher.safety.records import RecordStore, RunRecord
+from runtime.fitness import Needs
 
 # For tests only: which build of the runtime a rented machine gets. A machine without GPUs is never taken for
 # one that was meant: where "cuda" is wanted and no driver answers, setting up fails.
@@ -28,6 +29,7 @@ def machine_for(
         return local_machine(record, store, home, secrets)
     from launcher.machines.cloud import CloudMachine
 
+    variant = os.environ.get(VARIANT_VARIABLE, "cuda")
     return CloudMachine(
         record.id,
         store.folder(record.id),
@@ -36,10 +38,22 @@ def machine_for(
         idle_minutes=plan.rented.idle_minutes,
         disk_gb=plan.rented.disk_gb,
         max_price_per_hour=plan.rented.max_price_per_hour,
-        variant=os.environ.get(VARIANT_VARIABLE, "cuda"),
+        variant=variant,
+        needs=_needs(plan.rented, variant),
         keep=lambda description: store.update(record.id, machine=description),
         secrets=secrets,
         alias=record.name,
+    )
+
+
+def _needs(rented: Rented, variant: str) -> Needs:
+    return Needs(
+        variant,
+        rented.gpus,
+        rented.train_gpus,
+        rented.infer_gpus,
+        rented.model_bytes or 0,
+        rented.dtype,
     )
 
 

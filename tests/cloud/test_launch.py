@@ -69,7 +69,11 @@ def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_no
     (run,) = rig.witness("run")
     assert run["region"] == "us-west-2"
     assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
-    assert (launched.run / "machine" / "logs" / "setup.log").stat().st_size
+    # What it said last is shown, one line as the reason; all it said stays, after the machine has gone.
+    assert launched.text.count("\n  | ") > 1, launched.text
+    whole = verb(rig, "logs", launched.run.name, "--which", "setup").splitlines()
+    assert f"  {whole[-1].strip()}\nHint: launch logs {launched.run.name} --which setup" in launched.text
+    assert "of disk free" in whole[0]
     assert not left(rig)
 
 

@@ -20,6 +20,7 @@ from launcher.machines.link import Link, run_on
 from launcher.machines.remote import RemoteFolder
 from launcher.machines.startup import Startup, reason_of_end
 from launcher.machines.unix_http import get_json
+from runtime.fitness import Needs
 from runtime.schema import RuntimeConfig
 from tests.cloud import bare
 begun = time.monotonic()
@@ -40,10 +41,11 @@ shutil.copy(REPOSITORY + "/tests/support/small_runtime.py", code / "__main__.py"
 RemoteFolder(host, "/home/ubuntu/" + scripts.CODE, here).send(here / "code")
 def job(script):
     return run_on(host, f"cd {scripts.CODE} && bash -c {shlex.quote(script)}")
-done = job(scripts.setup(state, "cpu", gpus=0))
+done = job(scripts.setup(state, Needs("cpu", "H100:4")))
 assert done.returncode == 0, done
 told("set up: " + run_on(host, f"cat {state}/python").stdout.decode())
-assert job(scripts.setup(state, "cpu", gpus=4)).stdout == b"4 GPUs were rented, 0 are there\\n"
+unfit = job(scripts.setup(state, Needs("cuda", "H100:4")))
+assert unfit.returncode == 1 and b"no NVIDIA driver is there" in unfit.stdout.splitlines()[-1], unfit
 
 config = RuntimeConfig(run_id="slip-0123abcd", model_path="tiny", state_dir=state, socket_dir=sockets)
 folder.write("runtime.json", config.model_dump_json().encode())

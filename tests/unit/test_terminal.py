@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import struct
@@ -13,6 +14,7 @@ from typing import TextIO
 
 import pytest
 
+from launcher.errors import JobFailed
 from launcher.output import Live, Output
 from launcher.terminal import StatusLine
 
@@ -151,3 +153,18 @@ def test_a_secret_is_shown_by_nothing_that_prints() -> None:
     output.event("note", text="with hunter2hunter2")
     output.error(LaunchError("hunter2hunter2", "why hunter2hunter2", "hint hunter2hunter2"))
     assert "hunter2" not in stdout.getvalue() + stderr.getvalue()
+
+
+def test_what_failed_is_shown_with_what_it_said_last() -> None:
+    stderr, stdout = io.StringIO(), io.StringIO()
+    failed = JobFailed("setup failed", "no wheel", "launch logs demo", last_lines=["asking", "no wheel"])
+    Output(plain=True, stderr=stderr, environ={}).error(failed)
+    assert stderr.getvalue().splitlines()[:5] == [
+        "  | asking",
+        "  | no wheel",
+        "Error: setup failed",
+        "  no wheel",
+        "Hint: launch logs demo",
+    ]
+    Output(as_json=True, stdout=stdout, stderr=io.StringIO(), environ={}).error(failed)
+    assert json.loads(stdout.getvalue())["error"]["last_lines"] == ["asking", "no wheel"]

@@ -1,0 +1,248 @@
+"""Whether a rented machine can do what it was rented for, asked before the long install.
+
+    python -m runtime.fitness --variant cuda --gpus H100:4 --root DIR     one line; code 1: why it cannot
+
+GPUs by type and number, the driver against the CUDA that the pinned packages are built for, memory, and disk
+for the environment and the model. Neighbours: `launcher/machines/scripts.py` runs it first of all there,
+`bootstrap.py` builds what is checked for here. Standard library only. Knows nothing of how it was rented.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime import bootstrap
+
+# The least driver, and the least compute capability, for programs of a CUDA major version
+# (docs.nvidia.com/deploy/cuda-compatibility: all of its minor versions run; 13 dropped what precedes Turing).
+NEEDED_BY_CUDA = {12: (525, 5.0), 13: (580, 7.5)}
+# As vLLM has it.
+_BFLOAT16_CAPABILITY = 8.0
+# What each engine and each training process takes of the computer's own memory beside the weights, which
+# are read from files that are mapped.
+_PROCESS_BYTES = 3 * 10**9
+# Checkpoints, samples and logs of a run.
+_RUN_BYTES = 2 * 10**9
+# A GPU called 80GB reports 79.6 GiB; one called 40GB is not taken for it.
+_OF_THE_NAMED_MEMORY = 0.9
+_ASK_SECONDS = 60
+_FIELDS = ("name", "driver_version", "memory.total", "compute_cap", "mig.mode.current")
+# What a type's name is made of; and its words that say how it is built in, not which it is.
+_PIECES = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
+_FORMS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d*|PCIE|NVL\d*|\d+GB?", re.IGNORECASE)
+
+
+class UnfitError(Exception):
+    """Why this machine will not do, in one line."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One line of nvidia-smi; None for what it does not say."""
+
+    name: str
+    driver: str
+    memory_bytes: int | None
+    capability: float | None
+    split_up: bool
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run needs: `gpus` as rented ("H100:4"), and how they are shared out."""
+
+    variant: str
+    gpus: str
+    train_gpus: int = 1
+    infer_gpus: int = 1
+    model_bytes: int = 0
+    dtype: str = "bfloat16"
+
+    @property
+    def type(self) -> str:
+        return self.gpus.rpartition(":")[0]
+
+    @property
+    def count(self) -> int:
+        return int(self.gpus.rpartition(":")[2])
+
+
+def check(needs: Needs, root: Path) -> str:
+    """All of it; what was found, in one line. Raises UnfitError."""
+    found = []
+    if needs.variant == "cuda":
+        gpus = ask_driver()
+        check_gpus(gpus, needs)
+        check_driver(gpus[0].driver, cuda_version(needs.variant))
+        check_capability(gpus[0], needs)
+        check_weights(gpus[0], needs)
+        check_memory(memory_bytes(), needs)
+        found += [f"{len(gpus)}×{gpus[0].name}", f"driver {gpus[0].driver}"]
+    free = check_disk(root, needs)
+    return " · ".join([*found, f"{_gb(free)} of disk free"])
+
+
+def ask_driver() -> list[Gpu]:
+    """The GPUs that nvidia-smi lists. Raises UnfitError with what it says when it fails."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS)
+    except FileNotFoundError:
+        raise UnfitError("no NVIDIA driver is there: nvidia-smi is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise UnfitError(f"the NVIDIA driver hangs: nvidia-smi said nothing for {_ASK_SECONDS} s") from None
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    gpus = [gpu for line in lines if (gpu := _gpu(line)) is not None]
+    complaints = [line for line in lines if _gpu(line) is None]
+    complaints += [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode or complaints or not gpus:
+        said = complaints[-1] if complaints else f"nvidia-smi ended with code {done.returncode}"
+        raise UnfitError(f"the NVIDIA driver is in trouble: {said}")
+    return gpus
+
+
+def _gpu(line: str) -> Gpu | None:
+    """None for a line that is no list of the fields asked for: nvidia-smi complains on stdout, too."""
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != len(_FIELDS) or not re.match(r"\d+\.", fields[1]):
+        return None
+    name, driver, memory, capability, mig = fields
+    memory_bytes = int(memory) * 2**20 if memory.isdigit() else None
+    known = re.fullmatch(r"\d+\.\d+", capability)
+    return Gpu(name, driver, memory_bytes, float(capability) if known else None, mig == "Enabled")
+
+
+def check_gpus(gpus: list[Gpu], needs: Needs) -> None:
+    """Each is whole, of the type rented, and there are enough. Raises UnfitError."""
+    if len(gpus) < needs.count:
+        raise UnfitError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
+    for index, gpu in enumerate(gpus):
+        if gpu.split_up:
+            raise UnfitError(f"GPU {index} ({gpu.name}) is split up: MIG is on, whole ones are needed")
+        if not is_of_type(gpu.name, needs.type):
+            raise UnfitError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
+        least = _named_memory_bytes(needs.type)
+        if gpu.memory_bytes is not None and gpu.memory_bytes < least * _OF_THE_NAMED_MEMORY:
+            raise UnfitError(
+                f"{needs.gpus} was rented, GPU {index} ({gpu.name}) has {_gb(gpu.memory_bytes)} of memory"
+            )
+
+
+def is_of_type(name: str, rented: str) -> bool:
+    """Whether nvidia-smi's name ("NVIDIA H100 80GB HBM3") is what SkyPilot calls `rented` ("H100-MEGA-80GB").
+
+    The type up to its number must stand in the name as words: A10 is no A100, L40 no L40S.
+    """
+    words = [word for word in re.split(r"[-_\s]+", rented) if word and not _FORMS.fullmatch(word)]
+    numbered = next((index for index, word in enumerate(words) if re.search(r"\d", word)), len(words) - 1)
+    wanted = r"[-\s]*".join(_PIECES.findall(" ".join(words[: numbered + 1])))
+    return re.search(rf"(?<![A-Z0-9]){wanted}(?![A-Z0-9])", name, re.IGNORECASE) is not None
+
+
+def _named_memory_bytes(rented: str) -> int:
+    """The "80GB" of a type's name; 0 where it has none. In GH200-480GB it is the computer's own memory."""
+    named = re.search(r"-(\d+)GB?\b", rented, re.IGNORECASE)
+    return int(named.group(1)) * 10**9 if named and not rented.upper().startswith("G") else 0
+
+
+def cuda_version(variant: str) -> str:
+    """The CUDA that a variant's pinned packages are built for: "13.0"."""
+    lock = (bootstrap.REQUIREMENTS / f"{variant}.txt").read_text()
+    pinned = re.search(r"^cuda-toolkit==(\d+\.\d+)", lock, re.MULTILINE)
+    if pinned is None:
+        raise UnfitError(f"requirements/{variant}.txt pins no cuda-toolkit: which driver it needs is unknown")
+    return pinned.group(1)
+
+
+def check_driver(driver: str, cuda: str) -> None:
+    """New enough for programs of that CUDA. Raises UnfitError."""
+    least = NEEDED_BY_CUDA[int(cuda.partition(".")[0])][0]
+    if int(driver.partition(".")[0]) < least:
+        raise UnfitError(f"driver {driver} is too old for CUDA {cuda}: it needs {least} or newer")
+
+
+def check_capability(gpu: Gpu, needs: Needs) -> None:
+    """The pinned packages have code for this GPU. Raises UnfitError."""
+    cuda = cuda_version(needs.variant)
+    least, what = NEEDED_BY_CUDA[int(cuda.partition(".")[0])][1], f"CUDA {cuda}"
+    if needs.dtype == "bfloat16" and least < _BFLOAT16_CAPABILITY:
+        least, what = _BFLOAT16_CAPABILITY, "bfloat16"
+    if gpu.capability is not None and gpu.capability < least:
+        raise UnfitError(f"{gpu.name} has compute capability {gpu.capability}: {what} needs {least} or newer")
+
+
+def check_weights(gpu: Gpu, needs: Needs) -> None:
+    """Each engine has the whole model on one GPU; one that is shared has it twice. Raises UnfitError."""
+    shared = needs.train_gpus + needs.infer_gpus > needs.count
+    wanted = needs.model_bytes * (2 if shared else 1)
+    if gpu.memory_bytes is not None and wanted > gpu.memory_bytes:
+        twice = ", once to serve and once to train" if shared else ""
+        raise UnfitError(
+            f"the model's weights take {_gb(wanted)} on a GPU{twice}; {gpu.name} has {_gb(gpu.memory_bytes)}"
+        )
+
+
+def memory_bytes() -> int:
+    """What may still be taken of the memory here, a container's bound included."""
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    found = int(available.group(1)) * 1024 if available else sys.maxsize
+    try:
+        return min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no container, or one without a bound
+        return found
+
+
+def check_memory(available: int, needs: Needs) -> None:
+    """Room for the engines and the training processes. Raises UnfitError."""
+    processes = needs.train_gpus + needs.infer_gpus
+    if available < processes * _PROCESS_BYTES:
+        raise UnfitError(
+            f"the memory is too small: {_gb(available)} are free,"
+            f" {processes} processes need {_gb(processes * _PROCESS_BYTES)}"
+        )
+
+
+def check_disk(root: Path, needs: Needs) -> int:
+    """Room for the model, and for the environment where it is not built; what is free. Raises UnfitError."""
+    root.mkdir(parents=True, exist_ok=True)
+    built = bootstrap.is_ready(root, needs.variant)
+    wanted = needs.model_bytes + _RUN_BYTES + (0 if built else bootstrap.NEEDED_BYTES[needs.variant])
+    free = shutil.disk_usage(root).free
+    if free < wanted:
+        what = "the run" if built else "the runtime's environment"
+        model = f", {_gb(needs.model_bytes)} of that the model" if needs.model_bytes else ""
+        raise UnfitError(f"the disk is too small: {_gb(free)} are free, {what} needs {_gb(wanted)}{model}")
+    return free
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--variant", required=True, choices=bootstrap.VARIANTS)
+    parser.add_argument("--gpus", required=True, help="TYPE:COUNT, as rented")
+    parser.add_argument("--train-gpus", type=int, default=1)
+    parser.add_argument("--infer-gpus", type=int, default=1)
+    parser.add_argument("--model-bytes", type=int, default=0, help="0: not known")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--root", required=True, type=Path, help="where environments are built")
+    given = vars(parser.parse_args())
+    root = given.pop("root")
+    try:
+        sys.stdout.write(check(Needs(**given), root) + "\n")
+    except UnfitError as unfit:
+        sys.stdout.write(f"{unfit}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""runtime/fitness.py in the script that sets a rented machine up, run by bash; nvidia-smi is a pretence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from launcher.machines import scripts
+from runtime import bootstrap, fitness
+from runtime.fitness import Needs
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+H100 = "NVIDIA H100 80GB HBM3, 580.95.05, 81559, 9.0, Disabled"
+A100_40 = "NVIDIA A100-SXM4-40GB, 580.95.05, 40960, 8.0, Disabled"
+FOUR = Needs("cuda", "H100:4", train_gpus=1, infer_gpus=3)
+
+
+@dataclass
+class Machine:
+    """A home with the environment built, and a folder first on the PATH for a pretend driver."""
+
+    folder: Path
+
+    def drive(self, *listed: str, code: int = 0, stderr: str = "") -> None:
+        """Have nvidia-smi list these."""
+        tool = self.folder / "bin" / "nvidia-smi"
+        said = "".join(f"echo '{line}'\n" for line in listed) + (f"echo '{stderr}' >&2\n" if stderr else "")
+        tool.write_text(f"#!/bin/sh\n{said}exit {code}\n")
+        tool.chmod(0o755)
+
+    def set_up(self, needs: Needs) -> tuple[int, list[str]]:
+        """The exit code and the lines of the script."""
+        path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
+        environ = {**os.environ, "HOME": str(self.folder), "PATH": path, "UV_OFFLINE": "1"}
+        done = subprocess.run(
+            ["bash", "-c", scripts.setup(str(self.folder), needs)],
+            cwd=REPOSITORY,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout.splitlines()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    (tmp_path / "bin").mkdir()
+    built = bootstrap.Environment(tmp_path / ".cache" / "slipway" / "environments", "cuda")
+    built.python.parent.mkdir(parents=True)
+    built.python.symlink_to(sys.executable)
+    (built.folder / bootstrap.MARKER).write_text("{}")
+    return Machine(tmp_path)
+
+
+def test_a_machine_that_is_fit_is_set_up(machine: Machine) -> None:
+    machine.drive(*[H100] * 4)
+    code, lines = machine.set_up(replace(FOUR, model_bytes=10**8))
+    assert code == 0, lines
+    assert lines[0].startswith("4×NVIDIA H100 80GB HBM3 · driver 580.95.05 · ")
+    assert (machine.folder / scripts.PYTHON).read_text().rstrip().endswith("/bin/python")
+
+
+@pytest.mark.parametrize(
+    ("listed", "needs", "why"),
+    [
+        ([H100] * 3, FOUR, "H100:4 was rented, 3 of 4 GPUs are there"),
+        ([H100] * 3 + [A100_40], FOUR, "H100:4 was rented, GPU 3 is NVIDIA A100-SXM4-40GB"),
+        ([A100_40], Needs("cuda", "A100-80GB:1"),
+         "A100-80GB:1 was rented, GPU 0 (NVIDIA A100-SXM4-40GB) has 42.9 GB of memory"),
+        ([H100.replace("Disabled", "Enabled")] * 4, FOUR,
+         "GPU 0 (NVIDIA H100 80GB HBM3) is split up: MIG is on, whole ones are needed"),
+        ([H100.replace("580.95.05", "535.183.01")] * 4, FOUR,
+         "driver 535.183.01 is too old for CUDA 13.0: it needs 580 or newer"),
+        (["Tesla V100-SXM2-16GB, 580.95.05, 16384, 7.0, [N/A]"], Needs("cuda", "V100:1", dtype="float32"),
+         "Tesla V100-SXM2-16GB has compute capability 7.0: CUDA 13.0 needs 7.5 or newer"),
+        (["Tesla T4, 580.95.05, 15360, 7.5, [N/A]"], Needs("cuda", "T4:1"),
+         "Tesla T4 has compute capability 7.5: bfloat16 needs 8.0 or newer"),
+        ([H100], Needs("cuda", "H100:1", model_bytes=60 * 10**9),
+         "the model's weights take 120.0 GB on a GPU, once to serve and once to train;"
+         " NVIDIA H100 80GB HBM3 has 85.5 GB"),
+        (["NVIDIA L4, 580.95.05, [N/A], [N/A], [N/A]"], Needs("cuda", "L4:1", infer_gpus=10**6),
+         "the memory is too small: "),
+        ([H100.replace("81559", "[N/A]")] * 4, replace(FOUR, model_bytes=10**15), "the disk is too small: "),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said_in_the_last_line_before_anything_is_installed(
+    machine: Machine, listed: list[str], needs: Needs, why: str
+) -> None:
+    machine.drive(*listed)
+    code, lines = machine.set_up(needs)
+    assert code == 1
+    assert len(lines) == 1
+    assert lines[0].startswith(why)
+    assert not (machine.folder / scripts.PYTHON).exists()
+
+
+def test_a_driver_that_is_not_there_or_in_trouble_is_said_in_its_own_words(machine: Machine) -> None:
+    assert machine.set_up(FOUR) == (1, ["no NVIDIA driver is there: nvidia-smi is not installed"])
+    trouble = "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."
+    machine.drive(trouble, code=9)
+    assert machine.set_up(FOUR) == (1, [f"the NVIDIA driver is in trouble: {trouble}"])
+    lost = "Unable to determine the device handle for GPU0000:19:00.0: GPU is lost."
+    machine.drive(*[H100] * 3, lost)
+    assert machine.set_up(FOUR)[1] == [f"the NVIDIA driver is in trouble: {lost}"]
+    machine.drive(code=6)
+    assert machine.set_up(FOUR)[1] == ["the NVIDIA driver is in trouble: nvidia-smi ended with code 6"]
+
+
+def test_the_disk_must_hold_the_environment_where_it_is_not_built(tmp_path: Path) -> None:
+    enormous = Needs("cuda", "H100:4", model_bytes=10**15)
+    with pytest.raises(fitness.UnfitError) as unfit:
+        fitness.check_disk(tmp_path, enormous)
+    needed = (10**15 + 2 * 10**9 + bootstrap.NEEDED_BYTES["cuda"]) / 1e9
+    assert f"the runtime's environment needs {needed:.1f} GB, 1000000.0 GB of that the model" in str(
+        unfit.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "rented", "same"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100", True),
+        ("NVIDIA H100 80GB HBM3", "H100-MEGA-80GB", True),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm", True),
+        ("NVIDIA H100 NVL", "H100-NVL", True),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB-SXM", True),
+        ("NVIDIA A10-24Q", "A10", True),
+        ("NVIDIA RTX A6000", "RTXA6000", True),
+        ("NVIDIA RTX A6000", "A6000", True),
+        ("NVIDIA GeForce RTX 3090 Ti", "RTX3090-Ti", True),
+        ("NVIDIA GeForce GTX 1080 Ti", "GTX1080Ti", True),
+        ("NVIDIA GeForce RTX 4090", "NVIDIA-GeForce-RTX-4090", True),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000", True),
+        ("Tesla V100-SXM2-32GB", "V100-32GB", True),
+        ("NVIDIA GH200 480GB", "GH200", True),
+        ("NVIDIA GH200 480GB", "H200", False),
+        ("NVIDIA A100-SXM4-40GB", "A10", False),
+        ("NVIDIA A10G", "A10", False),
+        ("NVIDIA L40S", "L40", False),
+        ("NVIDIA L40S", "L4", False),
+        ("NVIDIA H200", "H100", False),
+        ("NVIDIA RTX A6000", "RTX6000", False),
+    ],
+)
+def test_a_type_is_known_by_the_drivers_name_for_it(name: str, rented: str, same: bool) -> None:
+    assert fitness.is_of_type(name, rented) is same
+
+
+def test_the_cuda_that_is_pinned_is_one_whose_driver_is_known() -> None:
+    assert int(fitness.cuda_version("cuda").partition(".")[0]) in fitness.NEEDED_BY_CUDA
