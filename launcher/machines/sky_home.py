@@ -241,4 +241,9 @@ class SkyHome:
     def remove(self) -> None:
         """After the machine is proven down: the server and the folder go, its links' targets stay."""
         self.end_server()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        # At once, then piece by piece: a half of it left by a kill would be taken for a home with a machine.
+        going = self.folder.with_name(f".{self.folder.name}.going")
+        shutil.rmtree(going, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.folder.rename(going)
+        shutil.rmtree(going, ignore_errors=True)

@@ -1,10 +1,11 @@
 """A rented run killed at each of its instants, in each way: its machine is gone within a minute, with proof.
 
-    pytest -m matrix tests/cloud/test_matrix.py          an hour; goes on where it was broken off
+    pytest -m matrix tests/cloud/test_matrix.py          40 min; goes on where it was broken off
 
-Each case is a whole `launch --gpus` on the test cloud, with the real runtime. One that has passed leaves a
-line in the log (`SLIPWAY_MATRIX_LOG`, else in the user's cache) and is not run again for the same code. What
-CI runs of it is at the end, with what SkyPilot's own minutes make long.
+Each case is a whole `launch --gpus` on the test cloud; its runtime has no engine (`small_runtime.py`), which
+is the one thing that is not as shipped. One that has passed leaves a line in the log (`SLIPWAY_MATRIX_LOG`,
+else in the user's cache) and is not run again for the same code. What CI runs of it is at the end, with what
+SkyPilot's own minutes make long.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,25 +42,11 @@ GONE_SECONDS = 60.0
 VERIFIED_SECONDS = 120.0
 _UP_SECONDS = 400.0
 
-# Nothing to do, something that is asked for and answered all the time, and a step that is trained.
+# Nothing to do; a program that asks in every way and trains all the time, or so many steps; real training.
 _IDLE = ("sleep", "86399")
-_ASKING = (
-    sys.executable,
-    "-c",
-    textwrap.dedent("""
-        import os, httpx
-        to = {"authorization": "Bearer " + os.environ["LAUNCH_API_KEY"]}
-        url = os.environ["LAUNCH_BASE_URL"]
-        session = httpx.Client(base_url=url, headers=to, timeout=60, trust_env=False)
-        said = [{"role": "user", "content": "two cats"}]
-        body = {"model": os.environ["LAUNCH_MODEL"], "messages": said, "max_tokens": 8}
-        while True:
-            for stream in (False, True):
-                session.post("/chat/completions", json={**body, "stream": stream}).raise_for_status()
-    """),
-)
-_TRAINING = ("python", "examples/quickstart.py", "--steps")
-_PROGRAMS = (_IDLE[1], "chat/completions", _TRAINING[1])
+_ASKING = (sys.executable, "-m", "tests.support.small_program")
+_TRAINING = ("python", "examples/quickstart.py", "--steps", "400")
+_PROGRAMS = (_IDLE[1], _ASKING[2], _TRAINING[1])
 # The heart's own requests come first: this one is the program's.
 _COUNTS = {"relay.read": 5, "relay.forwarded": 5, "relay.answered": 5}
 _LATE = ("cli.pulling", "cli.pulled", "cloud.downing", "cloud.downed", "cli.downed")
@@ -85,8 +72,8 @@ class Case:
 
     @property
     def program(self) -> tuple[str, ...]:
-        if self.where.startswith("relay.") and self.where not in ("relay.opened", "relay.replaying"):
-            return _ASKING
+        if self.where.startswith("relay.") and self.where != "relay.opened":
+            return (*_ASKING, "0")
         return ("true",) if self.where in _LATE else _IDLE
 
 
@@ -140,7 +127,18 @@ def _launch(rig: Rig, case: Case, *words: str) -> Launched:
         # In a file, it happens once: to launch, and not to its guardian as well.
         armed[failpoints.VARIABLE] = f"file:{rig.folder / 'failpoint'}"
         (rig.folder / "failpoint").write_text(f"{case.where}@{_COUNTS.get(case.where, 1)}:{case.how}")
-    return Launched(rig, [*RENTED, *words, "--", *case.program], **armed)
+    return Launched(rig, [*RENTED, *words, "--", *case.program], PYTHONPATH=_small(rig), **armed)
+
+
+def _small(rig: Rig) -> str:
+    """A folder from which launch takes, and pushes, a runtime without an engine."""
+    folder = rig.folder / "small"
+    if not folder.exists():
+        shutil.copytree(
+            REPOSITORY / "runtime", folder / "runtime", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        shutil.copy(REPOSITORY / "tests" / "support" / "small_runtime.py", folder / "runtime" / "__main__.py")
+    return str(folder)
 
 
 def _strike(rig: Rig, launched: Launched, case: Case) -> float:
@@ -154,10 +152,6 @@ def _strike(rig: Rig, launched: Launched, case: Case) -> float:
         assert over() is None, launched.text
         launched.send(_SIGNALS[case.how])
         return time.time()
-    if case.where == "relay.replaying":
-        launched.wait_for("ready: http", _UP_SECONDS)
-        for pid in running(rig, "ssh -N"):
-            os.kill(pid, signal.SIGKILL)
     said = _SAID.get(case.how)
     wait_until(
         lambda: over() is not None or (said is not None and said in launched.text),
@@ -279,7 +273,8 @@ def test_g01_killed_while_a_new_machine_gets_the_durable_steps_it_is_gone_as_wel
     _skip_when_seen(case.name)
     begun = time.monotonic()
     rig: Rig = request.getfixturevalue("runtime_rig")
-    first = Launched(rig, [*RENTED, "--name", "dev", "--", *_TRAINING, "1"])
+    words = [*RENTED, "--name", "dev", "--", *_ASKING, "1"]
+    first = Launched(rig, words, PYTHONPATH=_small(rig))
     assert first.wait(_UP_SECONDS) == 0, first.text
     launched = _launch(rig, case, "--resume", "dev")
     ended = _outcome(rig, launched, _strike(rig, launched, case))
@@ -296,7 +291,8 @@ def test_g01_with_skypilots_server_killed_at_the_same_moment_its_guardian_still_
     _skip_when_seen(name)
     begun = time.monotonic()
     rig: Rig = request.getfixturevalue("runtime_rig")
-    launched = Launched(rig, [*RENTED, "--lease", "1m", "--idle", "1m", "--", *_IDLE])
+    words = [*RENTED, "--lease", "1m", "--idle", "1m", "--", *_IDLE]
+    launched = Launched(rig, words, PYTHONPATH=_small(rig))
     if where == "machine made":
         wait_until(lambda: rig.witness("run"), _UP_SECONDS, f"a machine\n{launched.text}")
     else:
@@ -326,6 +322,14 @@ def test_g01_killed_when_the_provider_has_just_made_the_machine_its_guardian_end
     _check(case, ended)
 
 
+def test_g01_crashed_while_the_program_works_its_guardian_ends_both(runtime_rig: Rig) -> None:
+    case = Case("cli.started", "segv")
+    launched = _launch(runtime_rig, case)
+    ended = _outcome(runtime_rig, launched, _strike(runtime_rig, launched, case))
+    print(ended)
+    _check(case, ended)
+
+
 def test_g03_a_failed_setup_whose_launch_crashes_at_that_moment_leaves_nothing(rig: Rig) -> None:
     # There is no environment on the image, and no way out to make one: setting up fails, and this comes next.
     case = Case("cli.pulled", "segv")
@@ -349,7 +353,7 @@ def test_g04_with_all_of_the_laptop_killed_the_step_is_saved_and_the_machine_end
     runtime_rig: Rig,
 ) -> None:
     rig = runtime_rig
-    launched = Launched(rig, [*RENTED, *_SHORT, "--", *_TRAINING, "400"])
+    launched = Launched(rig, [*RENTED, *_SHORT, "--", *_TRAINING])
     launched.wait_for("ready: http", _UP_SECONDS)
     home = launched.run / "results"
     wait_until(lambda: (durable.newest_step(home) or 0) >= 2, 60, f"two durable steps\n{launched.text}")
@@ -385,8 +389,7 @@ def test_g04_with_its_runtime_frozen_a_rented_run_ends_in_time(runtime_rig: Rig)
 
 @pytest.mark.long
 def test_g03_a_failed_setup_whose_launch_and_guardian_are_killed_is_ended_by_its_autodown(rig: Rig) -> None:
-    case = Case("cli.pulled", "stop")
-    launched = _launch(rig, case, *_SHORT)
+    launched = _launch(rig, Case("cli.pulled", "stop"), *_SHORT)
     launched.wait_for("setup failed on the machine", _UP_SECONDS)
     killed_at = _kill_the_laptop(rig)
     assert rig.alive()
