@@ -1,14 +1,20 @@
 """Asking a person before money is spent or something is removed.
 
-Neighbours: `quote.py` asks before GPUs are rented, `verbs.py` before `gc` removes. Without a terminal nobody
-is ever asked.
+Neighbours: `quote.py` asks before GPUs are rented, `verbs.py` before `gc` removes, `rented.py` once and for
+all whether plain ssh may find runs. Without a terminal nobody is ever asked.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import sys
+from pathlib import Path
 
 from launcher.output import Output
+
+_ANSWERS = "answers.json"
 
 
 def somebody_is_here() -> bool:
@@ -25,3 +31,26 @@ def agreed(output: Output, question: str) -> bool:
     """The answer; no without one."""
     output.note(f"{question} [y/N]")
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def remembered(data: Path, question: str) -> bool | None:
+    """What was answered to `question` before; None when it was never asked. `data` is the home's folder."""
+    try:
+        answer = json.loads((data / _ANSWERS).read_text()).get(question)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return answer if isinstance(answer, bool) else None
+
+
+def remember(data: Path, question: str, answer: bool) -> None:
+    """Not to be asked again. Where it cannot be written, it will be."""
+    with contextlib.suppress(OSError):
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = data / _ANSWERS
+        try:
+            answers = json.loads(path.read_text())
+        except (OSError, ValueError):
+            answers = {}
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.write_text(json.dumps({**answers, question: answer}, indent=1) + "\n")
+        aside.replace(path)

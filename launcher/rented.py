@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+from launcher import consent
 from launcher.homeward import pull_patiently
 from launcher.machines import ssh_config
 from launcher.machines.base import Machine, PullReport
@@ -18,18 +19,34 @@ from launcher.safety.lease import Limits
 from launcher.signals import Signals
 from launcher.units import format_duration, format_money
 
+_SSH_LINE = "ssh_include"
+
+
+def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
+    """Ask once whether plain `ssh` may find rented machines; before anything is rented, for the answer may
+    take its time."""
+    if plan.rented is None or yes or consent.remembered(runs.parent, _SSH_LINE) is not None:
+        return
+    if not ssh_config.included(runs) and consent.can_ask(output):
+        output.note(
+            "launch ssh RUN always works. For plain ssh and scp, ~/.ssh/config needs one Include line,"
+        )
+        agreed = consent.agreed(output, "which goes with the last run. Add it, now and for later runs?")
+        consent.remember(runs.parent, _SSH_LINE, agreed)
+
 
 def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Path, yes: bool) -> float:
     """Say where it is, what it costs an hour and how it is entered; that price.
 
-    `yes`: whether plain `ssh` may be made to find it, by a line in the user's configuration.
+    `yes`: --yes, which also lets plain `ssh` find it where nobody has ever said no to that.
     """
     price = machine.price_per_hour or 0.0
     if price > plan.dearest_per_hour:
         most = format_money(plan.dearest_per_hour)
         output.warn(f"it costs {format_money(price)}/h, the plan said {most}/h at most")
     standing = machine.describe()["standing"]
-    if yes and ssh_config.include(runs):
+    answered = consent.remembered(runs.parent, _SSH_LINE)
+    if (yes if answered is None else answered) and ssh_config.include(runs):
         output.event("ssh", "one Include line is in ~/.ssh/config until the last run is down")
     where = f"{standing['where']} · {standing['instance_type']} · {format_money(price)}/h"
     output.event("rented", f"{where} · launch ssh {label}", where=standing["where"], price_per_hour=price)

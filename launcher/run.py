@@ -76,6 +76,7 @@ def launch_run(
     if resumed is not None:
         wanted.check_same_kind(checked.plan, resumed.record)
     quote.confirm(output, checked.plan, checked.settings)
+    rented.agree_on_ssh(output, checked.plan, home.runs, checked.settings.yes)
     output.claim_stdout()
     for warning in checked.settings.warnings:
         output.warn(warning)
