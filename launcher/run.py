@@ -15,6 +15,7 @@ import functools
 import os
 import secrets
 import shlex
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from runtime.schema import RuntimeConfig
 
 _AGAIN = " (again: leave it to the guardian)"
+# Each of these may take longer than a run may, and none looks at the clock; the work does by itself.
+_ON_THE_WAY_UP = ("arm", "push", "setup", "serve", "connect")
 
 
 def launch_run(
@@ -403,14 +406,20 @@ class Run:
         reached = self._limits.reached(time.monotonic())
         if reached and state not in ("pull", "down"):
             raise LimitReached(reached, f"before {state}", "launch --max TIME")
+        left = self._limits.left(time.monotonic()) if state in _ON_THE_WAY_UP else None
+        self._signals.alarm(left)
         self._update(state=state)
 
     def _update(self, **changes: Any) -> None:
         self._record = self._store.update(self._record.id, **changes)
 
     def _as_limit(self, ended: BaseException) -> BaseException:
-        """A runtime that the keeper ended at the deadline looks like a failure; it is the deadline."""
+        """A runtime that the keeper ended at the deadline looks like a failure; it is the deadline. On the
+        way up it is the alarm."""
         reached = self._limits.reached(time.monotonic())
+        if isinstance(ended, Interrupted) and ended.number == signal.SIGALRM:
+            why = f"the run had got as far as {self._record.state}"
+            return LimitReached(reached or "the deadline is reached", why, "launch --max TIME")
         if reached and isinstance(ended, JobFailed) and ended.job_exit_code is None:
             return LimitReached(reached, ended.message, "launch --max TIME")
         return ended

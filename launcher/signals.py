@@ -1,4 +1,5 @@
 """What Ctrl-C, TERM and HUP do: the first one ends the run well, the second leaves the rest to the guardian.
+And the alarm that a limit rings while nobody looks at the clock.
 
 Neighbours: `run.py` runs inside. Knows nothing of runs: only when an interruption may be raised, and whom to
 tell. What it says goes round the streams, which the interrupted code may be writing to.
@@ -18,6 +19,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "TERM", signal.SIGHUP: "the terminal closed"}
 # A wrapper (`uv run`, a shell) may pass on the very signal that the terminal sent us as well.
 _SAME_SIGNAL_SECONDS = 0.15
+# A timer of nothing would be no timer.
+_AT_ONCE_SECONDS = 0.001
 
 
 class Interrupted(BaseException):
@@ -50,11 +53,13 @@ class Signals:
         for number in _SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a shell's `&`: leave it so
                 self._before[number] = signal.signal(number, self._handle)
+        self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._ring)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.alarm(None)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -68,6 +73,14 @@ class Signals:
             yield
         finally:
             self._may_raise = False
+
+    def alarm(self, seconds: float | None) -> None:
+        """Raise Interrupted (SIGALRM) after so long, where it may be raised then; None: not any more."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0 if seconds is None else max(seconds, _AT_ONCE_SECONDS))
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self._may_raise:
+            raise Interrupted(number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

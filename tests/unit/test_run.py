@@ -391,6 +391,16 @@ def test_the_deadline_ends_a_run_with_7(live) -> None:
     assert 0 < (lived.machine.config.deadline_seconds or 0) < 3
 
 
+@pytest.mark.parametrize("phase", ["arm", "push", "setup", "serve"])
+def test_g06_a_limit_is_kept_while_a_phase_on_the_way_up_takes_its_time(live, phase: str) -> None:
+    begun = time.monotonic()
+    lived = live(flags={"max": "1.5s"}, acts={phase: lambda: time.sleep(60)})
+    assert lived.code == 7
+    assert time.monotonic() - begun < 30
+    assert lived.machine.calls[-2:] == ["down", "proof"]
+    assert "the deadline of" in lived.stderr and f"got as far as {phase}" in lived.stderr
+
+
 def test_a_runtime_that_fails_ends_the_run_and_says_which_part(live) -> None:
     def broken(machine: PretendMachine) -> None:
         machine.phase = "failed"

@@ -63,3 +63,18 @@ def test_the_handlers_before_are_back_afterwards() -> None:
     with Signals(lambda text: None):
         assert signal.getsignal(signal.SIGINT) != before
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_an_alarm_rings_only_where_it_may_be_raised_and_is_no_signal_of_the_users() -> None:
+    with Signals(lambda text: pytest.fail(text)) as signals:
+        signals.alarm(0.02)
+        time.sleep(0.1)
+        signals.alarm(1.0)
+        with pytest.raises(Interrupted) as caught, signals.raising():
+            time.sleep(60)
+        assert caught.value.number == signal.SIGALRM
+        assert signals.received is None
+        signals.alarm(0.2)
+        signals.alarm(None)
+        with signals.raising():
+            time.sleep(0.3)
