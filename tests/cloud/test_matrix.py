@@ -49,7 +49,7 @@ _TRAINING = ("python", "examples/quickstart.py", "--steps", "400")
 _PROGRAMS = (_IDLE[1], _ASKING[2], _TRAINING[1])
 # The heart's own requests come first: this one is the program's.
 _COUNTS = {"relay.read": 5, "relay.forwarded": 5, "relay.answered": 5}
-_LATE = ("cli.pulling", "cli.pulled", "cloud.downing", "cloud.downed", "cli.downed")
+_LATE = ("down taken", "cli.pulling", "cli.pulled", "cloud.downing", "cloud.downed", "cli.downed")
 # How an end begins that launch itself lives to see, and what it ends with.
 _SAID = {"term": "TERM:", "int": "Ctrl-C:", "hup": "the terminal closed:", "raise": "launch has a bug"}
 _CODES = {"kill9": -9, "segv": -11, "term": 143, "int": 130, "hup": 129, "raise": 1}
@@ -82,6 +82,7 @@ class Ended:
     """What became of it; seconds from the strike."""
 
     code: int
+    machines_made: int
     gone_seconds: float
     verified_seconds: float
     record: dict[str, Any]
@@ -95,18 +96,19 @@ def _machine_is_made(rig: Rig, launched: Launched) -> bool:
     return bool(rig.witness("run"))
 
 
-def _request_is_taken(rig: Rig, launched: Launched) -> bool:
-    """SkyPilot has the request, and no cluster in its books."""
+def _taken(name: str, rig: Rig, launched: Launched) -> bool:
+    """SkyPilot has the request: of a launch, and no cluster in its books; of a down, and a cluster still."""
     home = rig.folder / "launch" / "runs"
     for database in home.glob("*/skypilot/.sky/api_server/requests.db"):
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(database)) as books:
-            return bool(books.execute("SELECT 1 FROM requests WHERE name = 'sky.launch'").fetchone())
+            return bool(books.execute("SELECT 1 FROM requests WHERE name = ?", (name,)).fetchone())
     return False
 
 
 _REACHED: dict[str, Callable[[Rig, Launched], bool]] = {
-    "request taken": _request_is_taken,
+    "launch taken": functools.partial(_taken, "sky.launch"),
     "machine made": _machine_is_made,
+    "down taken": functools.partial(_taken, "sky.down"),
 }
 
 CASES = [
@@ -177,7 +179,8 @@ def _outcome(rig: Rig, launched: Launched, struck_at: float, gone_seconds: float
         raise AssertionError(f"{error}\n{told()}") from None
     assert not rig.alive(), told()
     gone_at = max([struck_at, *(one["time"] for one in rig.witness("terminate"))])
-    return Ended(code, gone_at - struck_at, verified_at - struck_at, launched.record)
+    made = len(rig.witness("run"))
+    return Ended(code, made, gone_at - struck_at, verified_at - struck_at, launched.record)
 
 
 def _at_rest(launched: Launched) -> bool:
@@ -235,6 +238,8 @@ def _note(name: str, ended: Ended, begun: float) -> None:
     line = {
         "case": name,
         "happened": f"exit {ended.code}, ended by {ended_by}",
+        "machines_made": ended.machines_made,
+        "proof": (ended.record["proof"] or {}).get("detail"),
         "gone_seconds": round(ended.gone_seconds, 1),
         "verified_seconds": round(ended.verified_seconds, 1),
         "case_seconds": round(time.monotonic() - begun, 1),
