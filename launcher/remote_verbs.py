@@ -36,7 +36,10 @@ def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
 
 
 def execute(output: Output, name: str, command: list[str]) -> int:
-    """Run a program on the machine, beside the runtime's code and with its Python first on the PATH."""
+    """Run a program on the machine, beside the runtime's code and with its Python first on the PATH.
+
+    As over ssh it has all the rights of the machine's user: it is not shielded (`runtime/shield.py`).
+    """
     if not command:
         raise UsageError(
             "nothing to run", "the program stands behind --", f"launch exec {name} -- nvidia-smi"

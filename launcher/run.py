@@ -84,7 +84,7 @@ def launch_run(
     for warning in checked.settings.warnings:
         output.warn(warning)
     for_runtime = request.secret_values(checked.settings)
-    machine = functools.partial(wanted.machine_for, checked.plan, secrets=for_runtime)
+    machine = functools.partial(wanted.machine_for, checked.plan, secrets=for_runtime, warn=output.warn)
     return Run(checked, home, output, machine).execute()
 
 

@@ -52,6 +52,7 @@ class CloudMachine:
     `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
     than these GPUs the machine must have. `secrets` are variables for the runtime's environment; no
     description holds them. `alias`: another name for plain ssh.
+    `warn` is told what the user should know although the run goes on.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     """
 
@@ -72,6 +73,7 @@ class CloudMachine:
         keep: Callable[[dict[str, Any]], object] = lambda description: None,
         secrets: Mapping[str, str] | None = None,
         alias: str | None = None,
+        warn: Progress = silent,
     ) -> None:
         self._run_id = run_id
         self._folder = folder.absolute()
@@ -85,6 +87,7 @@ class CloudMachine:
         self._keep = keep
         self._secrets = secrets or {}
         self._alias = alias
+        self._warn = warn
         self._link: Link | None = None
         self._token: str | None = None
         self._looked_at = 0.0
@@ -175,7 +178,8 @@ class CloudMachine:
         # What an earlier life's machine said must not be taken for what this one says.
         shutil.rmtree(self._folder / "machine", ignore_errors=True)
         (self._folder / "known_hosts").unlink(missing_ok=True)
-        self._home.make()
+        for line in self._home.make():
+            self._warn(line)
         self._home.serve()
         self._sky.call("version", IMPORT_SECONDS)
         passing("cloud.launching")
@@ -225,17 +229,14 @@ class CloudMachine:
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
         """Start the keeper, wait for the gateway through the link; the link's socket here."""
-        from launcher.machines.startup import START_SECONDS, Startup
+        from launcher.machines.startup import START_SECONDS, Startup, last_lines
 
         remote = self._remote()
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         place["model_path"] = self._model_there(config.model_path)
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
-        remote.write(scripts.TOKEN, token.encode() + b"\n")
-        if self._secrets:
-            lines = "".join(f"{name}={value}\n" for name, value in self._secrets.items())
-            remote.write(scripts.SECRETS, lines.encode())
-        RemoteJob(remote, "serve").start(scripts.serve(self.state_dir))
+        given = scripts.given(token, self._secrets)
+        RemoteJob(remote, "serve").start(scripts.serve(self.state_dir), stdin=given)
         passing("cloud.serving")
         sockets = short_folder(self._run_id)
         make_own_folder(sockets)
@@ -248,6 +249,8 @@ class CloudMachine:
             return remote.exit_code()
 
         Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, START_SECONDS)
+        for line in last_lines(remote.here / "logs" / "serve.log"):
+            self._warn(line)
         self._token = token
         return gateway
 

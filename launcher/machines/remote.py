@@ -2,7 +2,8 @@
 
 Neighbours: `cloud.py` owns one, `link.py` says how the machine is reached; what was copied here is read by
 `startup.py`, `sync.py` and `durable.py` as if the run were on this computer.
-Secrets go over ssh's stdin into files of nobody else's; never into a command line. Knows nothing of SkyPilot.
+What is written goes over ssh's stdin, never into a command line; secrets go into no file at all
+(`remote_job.py`). Knows nothing of SkyPilot.
 """
 
 from __future__ import annotations

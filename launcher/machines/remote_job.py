@@ -3,7 +3,8 @@
 Neighbours: `cloud.py` sets up and serves by these, `scripts.py` has the scripts, `link.py` is the way there.
 Over our own ssh and not as jobs of SkyPilot's, each of which costs 10 to 25 s before it begins, and whose log
 comes only at its end. This one costs under a second, shows its lines as they come, and as a job does outlives
-the link that started it. Knows nothing of what the scripts do.
+the link that started it. What a script reads on stdin goes there in the same message and stays in memory.
+Knows nothing of what the scripts do.
 """
 
 from __future__ import annotations
@@ -28,13 +29,19 @@ _SLACK_SECONDS = 90.0
 # As `timeout` says that it had to.
 _LATE = 124
 
-# One at a time: a second start of a script that runs (its answer was lost) starts nothing.
+# One at a time: a second start of a script that runs (its answer was lost) starts nothing. What comes after
+# the script is for its stdin: whole or not at all, and only ever in memory and in a pipe.
 _START = """
 umask 077
-mkdir -p ~/{code} {folder}/jobs {folder}/logs && cd {folder} && cat > jobs/{name}.sh.new || exit 1
+mkdir -p ~/{code} {folder}/jobs {folder}/logs && cd {folder} || exit 1
+head -c {script_bytes} > jobs/{name}.sh.new
+given=$(cat; echo .)
+test "$(wc -c < jobs/{name}.sh.new)" = {script_bytes} || exit 1
+test "$(printf %s "$given" | wc -c)" = {given_bytes} || exit 1
 mv jobs/{name}.sh.new jobs/{name}.sh
 rm -f jobs/{name}.exit
-cd ~/{code} && setsid -f flock -n -o {folder}/jobs/{name}.lock bash -c {run} </dev/null >/dev/null 2>&1
+cd ~/{code}
+printf %s "${{given%.}}" | setsid -f flock -n -o {folder}/jobs/{name}.lock bash -c {run} >/dev/null 2>&1
 """
 _RUN = (
     "{limit} bash {folder}/jobs/{name}.sh > {folder}/logs/{name}.log 2>&1;"
@@ -60,14 +67,24 @@ class RemoteJob:
         self._rest = b""
         self.lines: deque[str] = deque(maxlen=LINES)
 
-    def start(self, script: str, bound_seconds: float | None = None) -> None:
-        """Start it, ended there after the bound. Raises LaunchError when the machine cannot be reached."""
+    def start(self, script: str, bound_seconds: float | None = None, stdin: bytes = b"") -> None:
+        """Start it, ended there after the bound. `stdin` is less than a pipe holds (64 KiB).
+
+        Raises LaunchError when the machine cannot be reached.
+        """
         limit = "" if bound_seconds is None else f"timeout -k 10 {bound_seconds:.0f}"
         run = _RUN.format(limit=limit, folder=self._folder, name=self._name, exit=self._exit)
-        start = _START.format(code=CODE, folder=self._folder, name=self._name, run=shlex.quote(run))
+        start = _START.format(
+            code=CODE,
+            folder=self._folder,
+            name=self._name,
+            run=shlex.quote(run),
+            script_bytes=len(script.encode()),
+            given_bytes=len(stdin) + 1,
+        )
         for attempt in range(_ATTEMPTS):
             try:
-                self._remote.shell(start, f"start {self._name}", script.encode(), _ASK_SECONDS)
+                self._remote.shell(start, f"start {self._name}", script.encode() + stdin, _ASK_SECONDS)
                 return
             except PreflightError:  # another machine answers there
                 raise

@@ -1,13 +1,14 @@
 """What runs on a rented machine: the task it is launched with; setting up and serving, as text.
 
 Neighbours: `cloud.py` hands these to `remote_job.py`; what they run, `runtime/fitness.py`, `bootstrap.py`
-and `keeper.py`, is in `CODE`, the folder that `push` filled. No secret is in them. Knows nothing of how they
-get there.
+and `keeper.py`, is in `CODE`, the folder that `push` filled. No secret is in them: those come on the job's
+stdin, out of a pipe, so that there none is ever in a file. Knows nothing of how they get there.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,11 +18,8 @@ from runtime.fitness import Needs
 CODE = "slipway-code"
 MODELS = "slipway-models"
 ENVIRONMENTS = "~/.cache/slipway/environments"
-# In the run's folder there: the environment's python; the run's token and the runtime's secrets, which go
-# when they are read; what the keeper ended with.
+# In the run's folder there: the environment's python; what the keeper ended with.
 PYTHON = "python"
-TOKEN = "token"
-SECRETS = "secrets"
 EXIT = "exit"
 
 # What is wrong is said in the last line.
@@ -39,25 +37,24 @@ mkdir -p "$root"
 "$python" -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
 mv {python}.new {python}
 """
-# Token and secrets are off the disk before anything else starts; `export` and `read` are the shell's own, so
-# that neither is in a command line. The supervisor hands each child its part.
+# It runs itself again where the machine's metadata service is out of reach, and reads there what nobody else
+# should see: `export` and `read` are the shell's own, so that nothing of it is in a command line. The
+# supervisor hands each child its part.
 _SERVE = """
 cd {state}
-exec 3< {token}
-rm {token}
-if [ -f {secrets} ]; then
-  exec 4< {secrets}
-  rm {secrets}
-  while IFS= read -r secret <&4; do export "$secret"; done
-  exec 4<&-
-fi
 code=~/{code}
 python=$(cat {python})
 export PYTHONPATH="$code" PATH="$(dirname "$python"):$PATH"
-"$python" -m runtime.keeper --config {state}/runtime.json --autodown <&3 >> logs/keeper.log 2>&1 3<&-
-ended=$?
-echo $ended > {exit}
-exit $ended
+if [ $# = 0 ]; then
+  "$python" -m runtime.shield -- bash "$0" shielded
+  ended=$?
+  echo $ended > {exit}
+  exit $ended
+fi
+IFS= read -r token
+while IFS= read -r secret; do export "$secret"; done
+exec "$python" -m runtime.keeper --config {state}/runtime.json --autodown \\
+  < <(printf '%s\\n' "$token") >> logs/keeper.log 2>&1
 """
 
 
@@ -73,15 +70,13 @@ def setup(state_dir: str, needs: Needs) -> str:
 
 
 def serve(state_dir: str) -> str:
-    """Run the keeper to its end, with the token and the secrets that were written for it."""
-    return _SERVE.format(
-        state=shlex.quote(state_dir),
-        token=TOKEN,
-        secrets=SECRETS,
-        code=CODE,
-        python=PYTHON,
-        exit=EXIT,
-    )
+    """Run the keeper to its end, with what `given` said on stdin."""
+    return _SERVE.format(state=shlex.quote(state_dir), code=CODE, python=PYTHON, exit=EXIT)
+
+
+def given(token: str, secrets: Mapping[str, str]) -> bytes:
+    """What `serve` reads on its stdin: the run's token, then the variables for the runtime."""
+    return "".join(f"{line}\n" for line in (token, *(f"{k}={v}" for k, v in secrets.items()))).encode()
 
 
 def task_file(name: str) -> Path:

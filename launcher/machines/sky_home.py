@@ -1,8 +1,8 @@
 """SkyPilot's private home for one run: one cloud's credentials, its own API server on its own port.
 
-Neighbours: `sky_process.py` calls SkyPilot in it, `cloud.py` has one for each run; it goes when the machine
-is proven down. A home of each run's own, so that no run meets another's server, keys or state, and ending
-one ends no other. Knows nothing of clusters.
+Neighbours: `sky_process.py` calls SkyPilot in it, `sky_config.py` says how that is configured, `cloud.py` has
+one for each run; it goes when the machine is proven down. A home of each run's own, so that no run meets
+another's server, keys or state, and ending one ends no other. Knows nothing of clusters.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from launcher.errors import PreflightError
+from launcher.machines import sky_config
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 
@@ -67,8 +68,6 @@ ALIASES = {"k8s": "kubernetes", "digitalocean": "do"}
 OWN = frozenset({"kubernetes", "slurm", "ssh"})
 # SkyPilot cannot have their machines end by themselves (see its AUTODOWN feature).
 NEVER_DOWN = frozenset({"hyperbolic", "primeintellect", "verda", "yotta"})
-# Where SkyPilot can be told to upload neither the cloud's credentials nor the key of its clusters.
-_NO_UPLOAD = ("aws", "gcp")
 # What SkyPilot downloads or builds once and keeps: prices, its own wheel.
 _KEPT = (".sky/catalogs", ".sky/wheels")
 
@@ -112,10 +111,11 @@ class SkyHome:
         self._clouds = clouds_of(infra)
         self._user_id = user_id
 
-    def make(self, user_home: Path | None = None) -> None:
-        """The home, with links to the target clouds' credentials and a copy of what SkyPilot keeps.
+    def make(self, user_home: Path | None = None) -> list[str]:
+        """The home, with links to the target clouds' credentials, what of the user's configuration is for
+        them, and a copy of what SkyPilot keeps. What of the configuration was left out, a line each.
 
-        Raises PreflightError when a cloud has no credentials.
+        Raises PreflightError when a cloud has no credentials, or the configuration cannot be read.
         """
         user_home = user_home or Path.home()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,9 +126,10 @@ class SkyHome:
             if (user_home / kept).is_dir() and not (self.folder / kept).exists():
                 # With its times: by them SkyPilot judges whether its wheel is older than its code.
                 shutil.copytree(user_home / kept, self.folder / kept)
-        config: dict[str, object] = {"allowed_clouds": self._clouds}
-        config |= {cloud: {"remote_identity": "NO_UPLOAD"} for cloud in self._clouds if cloud in _NO_UPLOAD}
-        (self.folder / ".sky" / "config.yaml").write_text(json.dumps(config) + "\n")  # JSON is YAML
+        users = Path(os.environ.get(sky_config.VARIABLE) or user_home / sky_config.PLACE).expanduser()
+        config, left_out = sky_config.for_run(users, self._clouds, user_home)
+        (self.folder / sky_config.PLACE).write_text(json.dumps(config) + "\n")  # JSON is YAML
+        return left_out
 
     def _link_credentials(self, cloud: str, user_home: Path) -> None:
         if not has_account(cloud, user_home, os.environ):

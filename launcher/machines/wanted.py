@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from launcher.errors import UsageError
 from launcher.home import Home
-from launcher.machines.base import Machine
+from launcher.machines.base import Machine, Progress, silent
 from launcher.plan import Plan, Rented
 from launcher.safety.records import RecordStore, RunRecord
 from runtime.fitness import Needs
@@ -22,7 +22,12 @@ VARIANT_VARIABLE = "SLIPWAY_CLOUD_VARIANT"
 
 
 def machine_for(
-    plan: Plan, record: RunRecord, store: RecordStore, home: Home, secrets: Mapping[str, str] | None = None
+    plan: Plan,
+    record: RunRecord,
+    store: RecordStore,
+    home: Home,
+    secrets: Mapping[str, str] | None = None,
+    warn: Progress = silent,
 ) -> Machine:
     """A new machine. `secrets` are for its runtime alone, not for the program."""
     if plan.rented is None:
@@ -43,6 +48,7 @@ def machine_for(
         keep=lambda description: store.update(record.id, machine=description),
         secrets=secrets,
         alias=record.name,
+        warn=warn,
     )
 
 

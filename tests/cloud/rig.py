@@ -35,8 +35,9 @@ HOST, PORT = "10.77.0.1", 5566
 ENDPOINT = f"http://{HOST}:{PORT}"
 # Debian's names; `.ci/run` installs them.
 NEEDED = {
-    "ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "rsync": "rsync", "sudo": "sudo",
-    "unshare": "util-linux", "nsenter": "util-linux", "patch": "patch", PYTHON: "python3.11",
+    "ip": "iproute2", "iptables": "iptables", "sshd": "openssh-server", "ssh": "openssh-client",
+    "rsync": "rsync", "sudo": "sudo", "unshare": "util-linux", "nsenter": "util-linux",
+    "patch": "patch", PYTHON: "python3.11",
 }  # fmt: skip
 _UP_SECONDS = 60
 _WORLD = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")

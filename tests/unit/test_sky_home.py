@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -46,6 +47,64 @@ def test_g16_only_the_target_clouds_credentials_are_in_its_home(tmp_path: Path, 
     seen = {str(path.relative_to(home.folder)) for path in home.folder.rglob("*")}
     assert seen <= {".aws", ".sky", ".sky/config.yaml", "api-port"}
     assert "NO_UPLOAD" in (home.folder / ".sky/config.yaml").read_text()
+
+
+_CONFIG = """
+allowed_clouds: [gcp]
+admin_policy: somebody.Policy
+api_server: {endpoint: "http://user:canary-0123@sky.example"}
+nvidia_gpus: {disable_ecc: true}
+aws:
+  vpc_name: of-the-lab
+  use_internal_ips: true
+  ssh_proxy_command: {us-east-1: ssh -i ~/.ssh/jump -W %h:%p me@jump~/x}
+  labels: {owner: somebody}
+  remote_identity: LOCAL_CREDENTIALS
+gcp: {vpc_name: of-another-lab}
+"""
+
+
+def test_what_the_users_configuration_says_of_the_target_cloud_holds_and_the_rest_is_said(
+    tmp_path: Path, user_home: Path
+) -> None:
+    (user_home / ".sky").mkdir()
+    (user_home / ".sky/config.yaml").write_text(_CONFIG)
+    home = _home(tmp_path, "aws")
+    left_out = home.make(user_home)
+    text = (home.folder / ".sky/config.yaml").read_text()
+    assert json.loads(text) == {
+        "allowed_clouds": ["aws"],
+        "nvidia_gpus": {"disable_ecc": True},
+        "aws": {
+            "vpc_name": "of-the-lab",
+            "use_internal_ips": True,
+            "ssh_proxy_command": {"us-east-1": f"ssh -i {user_home}/.ssh/jump -W %h:%p me@jump~/x"},
+            "labels": {"owner": "somebody"},
+            "remote_identity": "NO_UPLOAD",
+        },
+    }
+    for name in ("admin_policy", "api_server", "aws.remote_identity"):
+        assert any(f"{name} is not taken" in line for line in left_out)
+    assert len(left_out) == 3 and not any("canary" in line for line in left_out)
+
+
+def test_a_run_without_a_configuration_of_the_users_has_only_ours(tmp_path: Path, user_home: Path) -> None:
+    home = _home(tmp_path, "aws", "lambda")
+    assert home.make(user_home) == []
+    ours = json.loads((home.folder / ".sky/config.yaml").read_text())
+    assert ours == {"allowed_clouds": ["aws", "lambda"], "aws": {"remote_identity": "NO_UPLOAD"}}
+
+
+@pytest.mark.parametrize("text", ["aws: [canary", "- canary", "aws: canary", "\xff"])
+def test_a_configuration_that_cannot_be_read_is_refused_and_not_shown(
+    text: str, tmp_path: Path, user_home: Path
+) -> None:
+    (user_home / ".sky").mkdir()
+    (user_home / ".sky/config.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(PreflightError) as refused:
+        _home(tmp_path, "aws").make(user_home)
+    assert "config.yaml" in refused.value.message
+    assert "canary" not in f"{refused.value.message} {refused.value.why} {refused.value.hint}"
 
 
 def test_g16_only_the_target_clouds_variables_reach_skypilot(tmp_path: Path, user_home: Path) -> None:

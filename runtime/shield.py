@@ -1,0 +1,107 @@
+"""Runs a command on a rented machine so that it cannot reach the machine's metadata service.
+
+    python -m runtime.shield -- COMMAND…          (stdin, environment and exit code are the command's)
+
+Whoever asks that service gets the credentials of the machine's role: enough to rent more. SkyPilot's skylet
+needs them to end the machine, the runtime never does; so the runtime gets a group of its own, and the
+machine's firewall refuses that group. `no-new-privs` takes sudo from it, with which it could undo that.
+Whether it worked is not believed but tried, from inside; where it did not (a container, no sudo), one line on
+stderr says so and the command runs all the same. What is not kept out: code that is run in the runtime and
+rewrites the user's own files, which skylet reads.
+Neighbours: `launcher/machines/scripts.py` starts the keeper through it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import grp
+import os
+import socket
+import subprocess
+import sys
+
+GROUP = "slipway"
+REACHABLE = "the runtime can reach the metadata service here"
+# Link-local is where clouds have it (on AWS those of containers, too); Azure's second one; EC2 and GCE in v6.
+# Port 53 stays open: at the same address GCE and OCI answer for names.
+_CLOSED = {
+    "iptables": ("169.254.0.0/16", "168.63.129.16/32"),
+    "ip6tables": ("fd00:ec2::/32", "fd20:ce::254/128"),
+}
+_SERVICES = (("169.254.169.254", 80), ("fd00:ec2::254", 80))
+_CONNECT_SECONDS = 1.0
+_SUDO_SECONDS = 20.0
+# What sudo takes out of an environment or sets to root's, whatever it is told; none of it is secret.
+_NOT_THROUGH_SUDO = ("HOME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "USER")
+
+
+def close() -> str | None:
+    """Have the firewall refuse the group; why it cannot be done here, None when it is done."""
+    root = [] if os.getuid() == 0 else ["sudo", "-n"]
+    trouble = _run([*root, "groupadd", "--force", "--system", GROUP])
+    for tool, networks in _CLOSED.items():
+        for network in networks:
+            rule = ["OUTPUT", "-d", network, "-p", "tcp", "!", "--dport", "53"]
+            rule += ["-m", "owner", "--gid-owner", GROUP, "-j", "REJECT"]
+            if trouble is None and _run([*root, tool, "-w", "-C", *rule]) is not None:
+                failed = _run([*root, tool, "-w", "-I", *rule])
+                # A machine without IPv6 has nothing to close there; the attempt from inside tells.
+                trouble = failed if tool == "iptables" else None
+    return trouble
+
+
+def in_group(command: list[str]) -> list[str]:
+    """`command` as one that runs in the group, for the same user, and never gets other rights."""
+    root = [] if os.getuid() == 0 else ["sudo", "-n", "-E"]
+    rights = [f"--reuid={os.getuid()}", f"--regid={GROUP}", "--init-groups", "--no-new-privs"]
+    kept = [f"{name}={os.environ[name]}" for name in _NOT_THROUGH_SUDO if name in os.environ]
+    return [*root, "setpriv", *rights, "env", *kept, *command]
+
+
+def reached() -> list[str]:
+    """The metadata services that answer this process."""
+    found = []
+    for address, port in _SERVICES:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), _CONNECT_SECONDS):
+            found.append(address)
+    return found
+
+
+def _run(command: list[str]) -> str | None:
+    """Its last word when it fails."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SUDO_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]}: {error}"
+    lines = done.stderr.strip().splitlines() or [f"{' '.join(command[:3])} failed"]
+    return lines[-1] if done.returncode else None
+
+
+def _become(command: list[str], trouble: str | None) -> None:
+    """Say it when a service answers, then be the command."""
+    if found := reached():
+        why = trouble or f"the firewall lets group {grp.getgrgid(os.getgid()).gr_name} through"
+        print(f"{REACHABLE} ({', '.join(found)}): {why}", file=sys.stderr, flush=True)  # noqa: T201 - its one message
+    os.execvp(command[0], command)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="runtime.shield")
+    parser.add_argument("--inside", action="store_true", help="the group is this process's own")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.inside:
+        _become(command, None)
+    again = [sys.executable, "-m", "runtime.shield", "--inside", "--", *command]
+    trouble = close() or _run(in_group(["true"]))
+    if trouble is not None:
+        _become(command, trouble)
+    os.execvp((shielded := in_group(again))[0], shielded)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
