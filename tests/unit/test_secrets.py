@@ -81,9 +81,12 @@ def test_each_child_of_the_runtime_gets_its_own_secrets_only(
     assert given == {"trainer": {"HF_TOKEN", "WANDB_API_KEY"}, "engine-0": {"HF_TOKEN"}, "gateway": set()}
 
 
+RENTED = ["--gpus", "H100:4", "--infra", "aws"]
 VERBS = [
     ["status"], ["status", "dev"], ["logs", "dev"], ["pull", "dev"], ["down", "dev"], ["env", "dev"],
     ["gc"], ["doctor"], ["config"], ["--", "true"],
+    ["ssh", "rented", "--", "true"], ["exec", "rented", "--", "true"], ["push", "rented"], ["logs", "rented", "--which", "trainer"],
+    ["plan", *RENTED], ["--dry-run", *RENTED], [*RENTED, "-y", "--", "true"],
 ]  # fmt: skip
 
 
@@ -102,9 +105,10 @@ def test_g14_a_command_that_crashes_shows_no_secret(
     record = store.create(name="dev")
     store.update(record.id, state="work", url="http://127.0.0.1:1")
     keep_token(store.folder(record.id), token)
+    store.update(store.create(name="rented").id, state="work", machine={"kind": "cloud"})
     (store.folder(record.id) / "launch.log").write_text("x")
     known = [in_shell]
-    known += [in_file] if words[0] in ("config", "doctor", "--") else []
+    known += [in_file] if words[0] in ("config", "doctor", "--", "plan", *RENTED) else []
     known += [token] if words in (["env", "dev"], ["status", "dev"]) else []
 
     def crash(*args: object, **kwargs: object) -> None:
@@ -113,6 +117,8 @@ def test_g14_a_command_that_crashes_shows_no_secret(
     for name in ("result", "raw"):
         monkeypatch.setattr(f"launcher.output.Output.{name}", crash)
     monkeypatch.setattr(preflight, "check_environment", crash)
+    monkeypatch.setattr("launcher.machines.cloud.CloudMachine.described", crash)
+    monkeypatch.setattr("launcher.machines.prices.market", crash)
     monkeypatch.setattr("launcher.safety.reap.pull", crash)
     monkeypatch.setattr("launcher.safety.processes.wait_gone", crash)
     monkeypatch.setattr("launcher.safety.processes.ProcessId.send", lambda self, number: None)
