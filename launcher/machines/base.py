@@ -102,7 +102,10 @@ class Machine(Protocol):
         ...
 
     def ended(self) -> str | None:
-        """Why the runtime has ended by itself; None while it runs, or where that cannot be known."""
+        """Why the runtime has ended by itself; None while it runs, or where that cannot be known.
+
+        Raises JobFailed when the machine itself is gone.
+        """
         ...
 
     def pull(self, into: Path) -> PullReport:

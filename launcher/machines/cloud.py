@@ -13,7 +13,6 @@ Knows nothing of prices, programs or the terminal.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tempfile
 import time
@@ -23,12 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.durable import Standing
-from launcher.errors import LaunchError, NotPulled
+from launcher.errors import LaunchError, NotPulled, PreflightError
 from launcher.failpoints import passing
-from launcher.machines import scripts, ssh_config
+from launcher.machines import model_upload, scripts, ssh_config
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
+from launcher.machines.presence import Presence
 from launcher.machines.remote import RemoteFolder
 from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
@@ -50,8 +50,8 @@ class CloudMachine:
     """One run's cluster. Its name is the run's id; `folder` is the run's own, `infra` where it may be.
 
     `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
-    than these GPUs the machine must have. `secrets` are variables for the runtime's environment; no
-    description holds them. `alias`: another name for plain ssh.
+    than these GPUs the machine must have. `model`: a folder of the user's own, brought there. `secrets` are
+    variables for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
     `warn` is told what the user should know although the run goes on.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     """
@@ -70,6 +70,7 @@ class CloudMachine:
         max_price_per_hour: float | None = None,
         variant: str = "cuda",
         needs: Needs | None = None,
+        model: Path | None = None,
         keep: Callable[[dict[str, Any]], object] = lambda description: None,
         secrets: Mapping[str, str] | None = None,
         alias: str | None = None,
@@ -84,6 +85,7 @@ class CloudMachine:
         self._max_price_per_hour = max_price_per_hour
         self._variant = variant
         self._needs = needs
+        self._model = model
         self._keep = keep
         self._secrets = secrets or {}
         self._alias = alias
@@ -98,6 +100,7 @@ class CloudMachine:
         self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
         self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
         self._teardown = Teardown(run_id, self._home, self._sky, self._learned)
+        self._presence = Presence(run_id, lambda: self._teardown.listed(self._standing))
 
     @classmethod
     def described(cls, description: dict[str, Any]) -> Self:
@@ -216,16 +219,20 @@ class CloudMachine:
         passing("cloud.pushed")
 
     def setup(self, progress: Progress = silent) -> None:
-        """See base.py. What it builds is found built on an image that has it."""
+        """See base.py. What it builds is found built on an image that has it; a model that is brought there
+        comes when it is known that it fits."""
         needs = self._needs or Needs(self._variant, self._gpus)
         self.run_job("setup", scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
+        if self._model is not None:
+            models = RemoteFolder(self.host, self._model_there(str(self._model)), self._folder)
+            model_upload.bring(models, self._model, progress, self._presence.check)
         passing("cloud.prepared")
 
     def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = silent) -> None:
         """A script on the machine, to its end. Raises JobFailed with its last line."""
         job = RemoteJob(self._remote(), name)
         job.start(script, bound_seconds)
-        job.wait(bound_seconds, progress)
+        job.wait(bound_seconds, progress, self._presence.check)
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
         """Start the keeper, wait for the gateway through the link; the link's socket here."""
@@ -245,7 +252,13 @@ class CloudMachine:
         link.start()
 
         def keeper_code() -> int | None:
-            remote.look()
+            try:
+                remote.look()
+            except PreflightError:  # another machine answers there
+                raise
+            except LaunchError as error:  # the runtime starts without us
+                self._presence.check()
+                progress(f"{error.message}: {error.why}")
             return remote.exit_code()
 
         Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, START_SECONDS)
@@ -256,7 +269,7 @@ class CloudMachine:
 
     def _model_there(self, model_path: str) -> str:
         """A hub name as it is; the model that comes with the runtime, where `push` brought it; a folder of
-        the user's is brought there now."""
+        the user's, where `setup` did."""
         import runtime
 
         package = Path(runtime.__file__).parent
@@ -264,30 +277,35 @@ class CloudMachine:
             return model_path
         if Path(model_path).is_relative_to(package):
             return f"{self._user_home()}/{scripts.CODE}/runtime/{Path(model_path).relative_to(package)}"
-        there = f"{self._user_home()}/{scripts.MODELS}/{Path(model_path).name}"
-        models = RemoteFolder(self.host, there, self._folder)
-        models.shell(f"mkdir -p {shlex.quote(there)}", "make the model's folder")
-        models.send(Path(model_path))
-        return there
+        return f"{self._user_home()}/{scripts.MODELS}/{Path(model_path).name}"
 
     def ended(self) -> str | None:
-        """See base.py."""
+        """See base.py. Raises JobFailed when the machine itself is gone."""
         from launcher.machines.startup import reason_of_end
 
         remote = self._remote()
         try:
             remote.look()
         except LaunchError:  # a machine that cannot be reached may well be running
+            self._presence.check()
             return None
         return None if remote.exit_code() is None else reason_of_end(remote.here)
 
     # -------------------------------------------------------------- results
 
     def pull(self, into: Path) -> PullReport:
-        """See base.py. First to the run's folder here, then as from a run on this computer."""
+        """See base.py. First to the run's folder here, then as from a run on this computer; of a machine
+        that is gone, what is here."""
         from launcher import sync
 
-        return sync.pull(self._fetched(), into)
+        try:
+            return sync.pull(self._fetched(), into)
+        except NotPulled:
+            if not self._presence.gone():
+                raise
+        report = sync.pull(self._remote_copy, into)
+        lost = "what the machine had since then, for it is gone"
+        return replace(report, skipped=(*report.skipped, lost))
 
     def committed(self) -> int | None:
         """See base.py. As it was seen last; nothing of a machine that is gone."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import deque
+from collections.abc import Callable
 
 from launcher.errors import JobFailed, LaunchError, PreflightError
 from launcher.machines.base import Progress
@@ -93,8 +94,11 @@ class RemoteJob:
                     raise
                 time.sleep(_PAUSE_SECONDS)
 
-    def wait(self, bound_seconds: float, progress: Progress) -> None:
-        """Until it has ended well, its lines going to `progress`. Raises JobFailed with its last line."""
+    def wait(
+        self, bound_seconds: float, progress: Progress, if_lost: Callable[[], object] = lambda: None
+    ) -> None:
+        """Until it has ended well, its lines going to `progress`; `if_lost` is asked whenever the machine
+        cannot be reached, and may raise. Raises JobFailed with its last lines."""
         bound = time.monotonic() + bound_seconds + _SLACK_SECONDS
         code: int | None = None
         lost: LaunchError | None = None
@@ -107,6 +111,7 @@ class RemoteJob:
             except PreflightError:
                 raise
             except LaunchError as error:  # the script goes on without us
+                if_lost()
                 lost = error
                 progress(f"{error.message}: {error.why}")
                 time.sleep(_PAUSE_SECONDS)

@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.failpoints import passing
+from launcher.log import LOGGER
 from launcher.machines.base import Proof
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
@@ -61,6 +62,7 @@ class Teardown:
                 return
             except LaunchError as error:
                 self._trouble = f"{error.message}: {error.why}"
+                LOGGER.warning("ending %s failed: %s", self._run_id, self._trouble)
                 time.sleep(_POLL_SECONDS if attempt + 1 < _DOWN_ATTEMPTS else 0)
 
     def proof(self, standing: Standing | None) -> Proof:
@@ -82,6 +84,12 @@ class Teardown:
         if proof.verified:
             self._home.remove()
         return proof
+
+    def listed(self, standing: Standing | None) -> list[str]:
+        """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
+        if standing is None:
+            raise LaunchError("there is no cluster to ask for", "it is not armed", None)
+        return self._sky.call("instances", ASK_SECONDS, provider=standing["provider"])["instances"]
 
     def _end_unlisted(self, standing: Standing | None) -> Standing | None:
         """A launch on its way into the books, or between two zones, is not in them, and `down` leaves it."""

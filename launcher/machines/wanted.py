@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.home import Home
 from launcher.machines.base import Machine, Progress, silent
 from launcher.plan import Plan, Rented
 from launcher.safety.records import RecordStore, RunRecord
+from launcher.settings import TINY_MODEL
 from runtime.fitness import Needs
 
 # For tests only: which build of the runtime a rented machine gets. A machine without GPUs is never taken for
@@ -45,6 +47,7 @@ def machine_for(
         max_price_per_hour=plan.rented.max_price_per_hour,
         variant=variant,
         needs=_needs(plan.rented, variant),
+        model=_own_folder(plan.model),
         keep=lambda description: store.update(record.id, machine=description),
         secrets=secrets,
         alias=record.name,
@@ -61,6 +64,12 @@ def _needs(rented: Rented, variant: str) -> Needs:
         rented.model_bytes or 0,
         rented.dtype,
     )
+
+
+def _own_folder(model: str) -> Path | None:
+    """The user's own model, which the machine cannot get by itself."""
+    folder = Path(model).expanduser().absolute()
+    return folder if model != TINY_MODEL and folder.is_dir() else None
 
 
 def check_same_kind(plan: Plan, record: RunRecord) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import threading
 
 import pytest
 
@@ -60,6 +61,10 @@ def _the_machine_is_entered(rig: Rig, launched: Launched) -> None:
 
 def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_nothing(rig: Rig) -> None:
     rig.faults("no-capacity", " ".join(f"us-east-1{zone}" for zone in "abcdef"))
+    # And a provider that is slow to end it, and at first refuses to.
+    rig.faults("slow-terminate", "2")
+    rig.faults("refuse-terminate")
+    threading.Thread(target=_lift_the_refusal, args=(rig,), daemon=True).start()
     launched = Launched(rig, [*RENTED, "--", "true"])
     assert launched.wait(400) == 6, launched.text
     print(launched.text)
@@ -69,12 +74,20 @@ def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_no
     (run,) = rig.witness("run")
     assert run["region"] == "us-west-2"
     assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
+    assert rig.witness("terminate-refused")
+    assert f"ending {launched.run.name} failed" in (launched.run / "launch.log").read_text()
     # What it said last is shown, one line as the reason; all it said stays, after the machine has gone.
     assert launched.text.count("\n  | ") > 1, launched.text
     whole = verb(rig, "logs", launched.run.name, "--which", "setup").splitlines()
     assert f"  {whole[-1].strip()}\nHint: launch logs {launched.run.name} --which setup" in launched.text
     assert "of disk free" in whole[0]
     assert not left(rig)
+
+
+def _lift_the_refusal(rig: Rig) -> None:
+    """As soon as it has been met."""
+    wait_until(lambda: rig.witness("terminate-refused"), 400, "a refusal")
+    rig.faults("refuse-terminate", None)
 
 
 def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> None:

@@ -1,0 +1,125 @@
+"""A rented run that loses its link again and again, and then its machine. The runtime is the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cloud.launched import RENTED, Launched, left, running, verb
+from tests.cloud.rig import Rig
+
+pytestmark = pytest.mark.slow
+
+_ROLLOUTS = 200
+_KILL_EVERY_SECONDS = 3.0
+# Silence is noticed after 5 s, ssh gives up after 10, SkyPilot's import and its question take the rest.
+_NOTICED_SECONDS = 90
+
+# A plain program with somebody else's SDK, which is told to forgive nothing.
+_PROGRAM = """
+import os, time
+from concurrent.futures import ThreadPoolExecutor
+import openai
+from launcher.client import connect
+from runtime.schema import Group, Member
+
+base = os.environ["LAUNCH_BASE_URL"].removesuffix("/v1")
+
+def roll_out(number):
+    door = f"{base}/rollouts/r{number}/v1"
+    key = os.environ["LAUNCH_API_KEY"]
+    with openai.OpenAI(base_url=door, api_key=key, max_retries=0, timeout=120) as client:
+        said = client.chat.completions.create(
+            model=os.environ["LAUNCH_MODEL"],
+            messages=[{"role": "user", "content": f"number {number}"}],
+            max_tokens=48,
+            temperature=1.0,
+        )
+    return said.id
+
+begun = time.monotonic()
+with ThreadPoolExecutor(8) as pool:
+    answers = list(pool.map(roll_out, range(ROLLOUTS)))
+print(f"answers={len(answers)} distinct={len(set(answers))}", flush=True)
+print(f"seconds={time.monotonic() - begun:.1f}", flush=True)
+members = [Member(rollout=f"r{number}", reward=float(number % 2)) for number in range(8)]
+step = connect().step([Group(id="g", members=members)], client_state={"place": 7})
+print(f"trained {step.id}: {step.state}", flush=True)
+time.sleep(600)
+"""
+
+
+class _Killer:
+    """Kills the link's ssh every few seconds, from entering to leaving."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.kills = 0
+
+    def __enter__(self) -> _Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(_KILL_EVERY_SECONDS):
+            for pid in running(self._rig, "ssh -N -n -T"):
+                os.kill(pid, signal.SIGKILL)
+                self.kills += 1
+
+
+def test_g17_ssh_killed_every_three_seconds_costs_no_rollout_and_a_machine_taken_back_is_noticed(
+    runtime_rig: Rig,
+) -> None:
+    rig = runtime_rig
+    program = rig.folder / "program.py"
+    program.write_text(f"ROLLOUTS = {_ROLLOUTS}\n{_PROGRAM}")
+    launched = Launched(rig, [*_rented_for("1h"), "--", "python", str(program)])
+    launched.wait_for("ready: http", 300)
+    with _Killer(rig) as killer:
+        launched.wait_for("trained 1: published", 240)
+    assert f"answers={_ROLLOUTS} distinct={_ROLLOUTS}" in launched.text, launched.text
+    assert "Traceback" not in launched.text
+    assert killer.kills >= 4
+    sampled = _sampled(rig)
+    assert sorted(sampled) == sorted(f"r{number}" for number in range(_ROLLOUTS))
+    _the_machine_is_taken_back(rig, launched)
+    print(launched.text, f"kills={killer.kills}")
+
+
+def _rented_for(bound: str) -> list[str]:
+    return [*RENTED, "--name", "lossy", "--max", bound]
+
+
+def _sampled(rig: Rig) -> list[str]:
+    """The rollout of each completion in the gateway's own journal, twice where it was sampled twice."""
+    lines = verb(rig, "exec", "lossy", "--", "sh", "-c", "cat ~/slipway/*/samples/*.jsonl").splitlines()
+    exchanges = [json.loads(line) for line in lines if line.startswith("{")]
+    return [one["tags"]["rollout"] for one in exchanges for _ in one.get("samples", ())]
+
+
+def _the_machine_is_taken_back(rig: Rig, launched: Launched) -> None:
+    """It is noticed and said; what was durable is at home; nothing is left."""
+    (run,) = rig.witness("run")
+    taken_at = time.monotonic()
+    rig.faults("preempt", run["id"])
+    assert launched.wait(_NOTICED_SECONDS + 60) == 6, launched.text
+    print(f"over {time.monotonic() - taken_at:.0f} s after the machine was taken back")
+    assert "Error: the machine is gone" in launched.text, launched.text
+    assert launched.record["state"] == "verified"
+    state = json.loads((launched.run / "results" / "adapter" / "state.json").read_text())
+    assert (state["step"], state["client_state"]) == (1, {"place": 7})
+    assert (Path(launched.run) / "results" / "logs" / "gateway.log").exists()
+    assert not rig.alive()
+    assert not left(rig)
