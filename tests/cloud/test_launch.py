@@ -15,13 +15,10 @@ from tests.cloud.rig import Rig, wait_until
 
 pytestmark = pytest.mark.slow
 
-_STEPS = 10
-
 
 def test_the_quickstart_learns_on_a_rented_machine_comes_home_and_leaves_nothing(runtime_rig: Rig) -> None:
     rig = runtime_rig
-    program = ["--", "python", "examples/quickstart.py", "--steps", str(_STEPS)]
-    launched = Launched(rig, [*RENTED, "--max", "30m", "--name", "demo", *program])
+    launched = Launched(rig, [*RENTED, "--", "python", "examples/quickstart.py"])
     launched.wait_for("ready: http", 300)
     _the_machine_is_entered(rig, launched)
     assert launched.wait(600) == 0, launched.text
@@ -31,11 +28,13 @@ def test_the_quickstart_learns_on_a_rented_machine_comes_home_and_leaves_nothing
     assert "down: verified" in launched.text
     results = launched.run / "results"
     summary = json.loads((results / "summary.json").read_text())
-    assert summary["steps"] == _STEPS
-    assert summary["rise"] > 0
-    assert json.loads((results / "adapter" / "state.json").read_text())["step"] == _STEPS
+    assert summary["steps"] == 40
+    # A quarter of the range that can be had in an answer is 6.5; SkyPilot's machine learns as this one does.
+    assert summary["rise"] > 4
+    # The best policy may be an earlier one: going back to it is a step as well.
+    assert json.loads((results / "adapter" / "state.json").read_text())["step"] >= 40
     assert (results / "logs" / "trainer.log").stat().st_size
-    assert len((results / "metrics.jsonl").read_text().splitlines()) == _STEPS
+    assert len((results / "metrics.jsonl").read_text().splitlines()) >= 40
     (run,) = rig.witness("run")
     assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
     record = launched.record
@@ -46,16 +45,16 @@ def test_the_quickstart_learns_on_a_rented_machine_comes_home_and_leaves_nothing
 
 def _the_machine_is_entered(rig: Rig, launched: Launched) -> None:
     """By our verbs and by plain ssh, while the run is at work."""
-    name = f"ip-{rig.witness('run')[0]['address'].replace('.', '-')}"
-    assert name in verb(rig, "ssh", "demo", "--", "hostname")
-    assert "42" in verb(rig, "exec", "demo", "--", "python", "-c", "import torch; print(6 * 7)")
-    assert "$27.52/h" in verb(rig, "status", "demo")
-    assert "supervisor" in verb(rig, "logs", "demo", "--which", "keeper")
+    run, name = launched.run.name, f"ip-{rig.witness('run')[0]['address'].replace('.', '-')}"
+    assert name in verb(rig, "ssh", run, "--", "hostname")
+    assert "42" in verb(rig, "exec", run, "--", "python", "-c", "import torch; print(6 * 7)")
+    assert "$27.52/h" in verb(rig, "status", run)
+    assert "supervisor" in verb(rig, "logs", run, "--which", "keeper")
     config = rig.home / ".ssh" / "config"
     assert re.fullmatch(r'Include "\S+/runs/\*/ssh_config"\n', config.read_text())
     plain = ("-F", str(config))
-    assert name in rig.run(["ssh", *plain, "demo", "hostname"]).ok()
-    rig.run(["scp", *plain, "demo:/etc/hostname", str(rig.folder / "hostname")]).ok()
+    assert name in rig.run(["ssh", *plain, run, "hostname"]).ok()
+    rig.run(["scp", *plain, f"{run}:/etc/hostname", str(rig.folder / "hostname")]).ok()
     assert name in (rig.folder / "hostname").read_text()
 
 
