@@ -283,6 +283,8 @@ class CloudMachine:
         """See base.py. Raises JobFailed when the machine itself is gone."""
         from launcher.machines.startup import reason_of_end
 
+        if self._link is not None and (failure := self._link.failure) is not None:
+            return f"{failure.message}: {failure.why}"
         remote = self._remote()
         try:
             remote.look()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import LaunchError, PreflightError
+from launcher.log import LOGGER
 from launcher.machines.unix_http import get_json
 from launcher.safety import processes
 
@@ -32,7 +33,7 @@ _LONGEST_PAUSE_SECONDS = 2.0
 _END_SECONDS = 2.0
 _SAID_BYTES = 4096
 _CHANGED = ("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
-_REFUSED = ("Permission denied", "Bad owner or permissions", "Could not resolve hostname")
+_REFUSED = ("Permission denied", "Bad owner or permissions")
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,11 @@ class Link:
         """One ssh after the other, each for as long as the machine answers through it."""
         pause = _PAUSE_SECONDS
         while not self._closing.is_set():
-            answered = self._live_through_one()
+            try:
+                answered = self._live_through_one()
+            except OSError as error:  # no process to be had, a full disk: that may pass
+                LOGGER.warning("the link to %s: %s", self._host.address, error)
+                answered = False
             self._end_ssh()
             if self._closing.is_set():
                 return
@@ -213,6 +218,8 @@ class Link:
 
     def _start_ssh(self) -> subprocess.Popen[bytes]:
         parent = os.getpid()
+        # Whoever sweeps out /tmp must not cost the run its door.
+        self._local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = (
             "-N", "-n", "-T",
             "-o", "ExitOnForwardFailure=yes",

@@ -38,15 +38,20 @@ link.close()
 
 # A killed ssh: how long until an answer comes again.
 _MENDED = """
+import shutil
 from launcher.machines.unix_http import get_json
+door = here / "door" / "g.sock"
+link = Link(host, door, bare.SOCKET)
 link.open()
 times = []
-for _ in range(5):
+for number in range(5):
+    if number == 3:  # as by somebody who sweeps out /tmp
+        shutil.rmtree(door.parent)
     os.kill(link.process, signal.SIGKILL)
     begun = time.monotonic()
     while True:
         try:
-            get_json(here / "g.sock", "/healthz", timeout_seconds=2)
+            get_json(door, "/healthz", timeout_seconds=2)
             break
         except OSError:
             time.sleep(0.01)

@@ -36,7 +36,7 @@ def told(what):
     print(f"[{time.monotonic() - begun:.1f}] {what}", flush=True)
 here = Path.cwd()
 machine = CloudMachine(
-    "slip-0123abcd", here / "run", infra=["aws"], gpus="H100:4", idle_minutes=1, variant="cpu"
+    RUN_ID, here / "run", infra=["aws"], gpus="H100:4", idle_minutes=1, variant="cpu"
 )
 machine.arm()
 armed_at = time.monotonic()
@@ -58,7 +58,7 @@ small = Path(REPOSITORY, "tests", "support", "small_runtime.py").read_bytes()
 run_on(machine.host, f"cat > {CODE}/runtime/__main__.py", stdin=small)
 machine.setup(told)
 config = RuntimeConfig(
-    run_id="slip-0123abcd", model_path="tiny", state_dir=machine.state_dir, socket_dir=machine.socket_dir,
+    run_id=RUN_ID, model_path="tiny", state_dir=machine.state_dir, socket_dir=machine.socket_dir,
     lease_seconds=3600,
 )
 machine.serve(config, secrets.token_urlsafe(16), told)
@@ -107,6 +107,8 @@ class Timed:
 
     def __init__(self, rig: Rig, name: str) -> None:
         given = f"REPOSITORY = {str(REPOSITORY)!r}\nRUNS_OUT = {RUNS_OUT_SECONDS}\n"
+        # Runs side by side on one computer have doors of their own in /tmp.
+        given += f"RUN_ID = 'slip-{rig.id}'\n"
         program = [sys.executable, "-c", given + textwrap.dedent(_START + PROGRAMS[name])]
         self.rig = rig
         self._log = rig.folder / "timed.log"
