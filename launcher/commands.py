@@ -269,14 +269,21 @@ def gc(
     unpulled: Annotated[
         bool, typer.Option("--unpulled", help="With --older-than: even where results are not home.")
     ] = False,
+    infra: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLOUD",
+            help="Ask this cloud for machines too, as when the ledger is lost; those runs were on are asked.",
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Find what is left of earlier runs and remove it, once you agree."""
+    """Find what is left of earlier runs, rented machines too, and remove it, once you agree."""
     from launcher import verbs
 
     agreed = yes or bool(context.obj.flags.get("yes"))
-    return verbs.gc(context.obj.output, older_than, unpulled, agreed)
+    return verbs.gc(context.obj.output, older_than, unpulled, agreed, infra or [])
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)

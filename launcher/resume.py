@@ -15,12 +15,10 @@ from launcher import checkpoints, durable
 from launcher.endpoint import RESULTS
 from launcher.errors import PreflightError, UsageError
 from launcher.machines.base import Machine
-from launcher.safety import processes, reap
+from launcher.safety import reap
 from launcher.safety.records import LiveRunError, RecordStore, RunRecord
 from launcher.settings import TINY_MODEL, Settings, Value
 
-# The guardian's own bound on taking a machine down, with its repetitions.
-_GUARDIAN_SECONDS = 180.0
 # What decides which policy the checkpoints hold: anything else may be given anew.
 _FIXED = ("dtype", "train.lora.rank", "train.lora.alpha")
 # Where nobody says, a rented machine decides: GPUs have other defaults than a CPU.
@@ -161,10 +159,7 @@ def _ended(store: RecordStore, record: RunRecord, say: Callable[[str], None]) ->
     """The record of a run that is over; what is left of one that nobody looks after is ended here."""
     if record.live and record.launch is not None and record.launch.alive():
         raise LiveRunError(record)
-    if record.live and record.guardian is not None and record.guardian.alive():
-        say(f"{record.name or record.id}: its guardian is still taking it down")
-        processes.wait_gone(record.guardian, _GUARDIAN_SECONDS)
-        record = store.load(record.id)
+    record = reap.after_guardian(store, record, say)
     if not record.live:
         return record
     if record.attended:

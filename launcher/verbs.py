@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ def down(output: Output, name: str) -> int:
         record.launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
         processes.wait_gone(record.launch, _ORDERLY_SECONDS)
         record = store.load(record.id)
+    record = reap.after_guardian(store, record, output.note)
     if record.live:
         with _a_word_when_slow(output, f"still ending {name}"):
             record = reap.take_down(store, record, "down", output.note)
@@ -112,14 +113,17 @@ def down(output: Output, name: str) -> int:
     return EXIT_OK
 
 
-def gc(output: Output, older_than: str | None, unpulled: bool, yes: bool) -> int:
-    """Show what is left of runs and take it away, once that was agreed to."""
+def gc(output: Output, older_than: str | None, unpulled: bool, yes: bool, infra: Sequence[str] = ()) -> int:
+    """Show what is left of runs and take it away, once that was agreed to. The clouds in `infra` are asked
+    besides those that runs were on."""
     try:
         seconds = None if older_than is None else parse_duration(older_than)
     except ValueError as error:
         what = f"--older-than: {older_than!r} does not fit"
         raise UsageError(what, str(error), "launch gc --older-than 7d") from None
-    finds = reap.look(Home.find(), seconds, unpulled, seconds or reap.IDLE_SECONDS)
+    home = Home.find()
+    finds = reap.look(home, seconds, unpulled, seconds or reap.IDLE_SECONDS)
+    finds += _at_providers(output, home, infra)
     rows = [["LEFT", "WHY"], *([find.what, find.why] for find in finds)]
     if not finds:
         output.result({"found": [], "removed": False}, "nothing is left of earlier runs")
@@ -166,6 +170,17 @@ def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_
 
 
 # ------------------------------------------------------------------ how
+
+
+def _at_providers(output: Output, home: Home, infra: Sequence[str]) -> list[reap.Find]:
+    """Machines at providers: nobody is asked where nothing was ever rented."""
+    from launcher.safety import rented
+
+    asked = [*rented.clouds(home), *infra]
+    if not asked:
+        return []
+    output.note(f"asking {', '.join(sorted(set(asked)))} for machines of earlier runs")
+    return rented.look(home, asked, output.note)
 
 
 @contextlib.contextmanager

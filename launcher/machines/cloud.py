@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from launcher.durable import Standing
 from launcher.errors import LaunchError, NotPulled, PreflightError
 from launcher.failpoints import passing
-from launcher.machines import model_upload, scripts, ssh_config
+from launcher.machines import model_upload, scripts, ssh_config, strays
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
@@ -32,7 +32,7 @@ from launcher.machines.presence import Presence
 from launcher.machines.remote import RemoteFolder
 from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import SkyProcess
+from launcher.machines.sky_process import NoAccessError, SkyProcess
 from launcher.machines.teardown import Teardown
 from runtime.fitness import Needs
 
@@ -95,11 +95,13 @@ class CloudMachine:
         self._looked_at = 0.0
         self._seen = Standing()
         self._home_there: str | None = None
+        # Whether a provider may have been asked for a machine: from then on only its own list is a proof.
+        self._asked = False
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
         self._standing: dict[str, Any] | None = None
         self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
         self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
-        self._teardown = Teardown(run_id, self._home, self._sky, self._learned)
+        self._teardown = Teardown(run_id, gpus, infra, self._home, self._sky, self._learned)
         self._presence = Presence(run_id, lambda: self._teardown.listed(self._standing))
 
     @classmethod
@@ -114,6 +116,7 @@ class CloudMachine:
             disk_gb=description["disk_gb"],
             variant=description["variant"],
         )
+        machine._asked = description["asked"]
         machine._standing = description["standing"]
         return machine
 
@@ -128,6 +131,7 @@ class CloudMachine:
             "idle_minutes": self._idle_minutes,
             "disk_gb": self._disk_gb,
             "variant": self._variant,
+            "asked": self._asked,
             "standing": self._standing,
         }
 
@@ -185,19 +189,26 @@ class CloudMachine:
             self._warn(line)
         self._home.serve()
         self._sky.call("version", IMPORT_SECONDS)
+        self._asked = True
+        self._keep(self.describe())
         passing("cloud.launching")
-        self._standing = self._sky.call(
-            "launch",
-            ARM_SECONDS,
-            progress,
-            task_file=str(scripts.task_file("arm.yaml")),
-            cluster=self._run_id,
-            infra=self._infra,
-            gpus=self._gpus,
-            disk_gb=self._disk_gb,
-            idle_minutes=self._idle_minutes,
-            max_price_per_hour=self._max_price_per_hour,
-        )
+        try:
+            self._standing = self._sky.call(
+                "launch",
+                ARM_SECONDS,
+                progress,
+                task_file=str(scripts.task_file("arm.yaml")),
+                cluster=self._run_id,
+                infra=self._infra,
+                gpus=self._gpus,
+                disk_gb=self._disk_gb,
+                idle_minutes=self._idle_minutes,
+                max_price_per_hour=self._max_price_per_hour,
+                labels={strays.LABEL: strays.mark(self._folder.parent)},
+            )
+        except NoAccessError:
+            self._asked = False
+            raise
         passing("cloud.launched")
         self._keep(self.describe())
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
@@ -379,10 +390,14 @@ class CloudMachine:
         if self._link is not None:
             self._link.close()
         shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
-        self._teardown.down(self._standing)
+        if self._asked:
+            self._teardown.down(self._standing)
 
     def proof(self) -> Proof:
         """See base.py: `teardown.py` asks the provider."""
+        if not self._asked:
+            self._home.remove()
+            return Proof(True, "nothing had been asked of a provider")
         proof = self._teardown.proof(self._standing)
         if proof.verified:
             ssh_config.forget(self._folder)

@@ -16,6 +16,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 Json = dict[str, Any]
@@ -23,6 +24,13 @@ Json = dict[str, Any]
 _ALL_TYPES = "common/accelerators.csv"
 # Clusters of one's own: no catalog, no price, and only they know what they have.
 _OWN = ("kubernetes", "slurm", "ssh")
+# By the provisioners of SkyPilot 0.14: whose machines are listed and ended by the cluster's name alone, whose
+# by name and region. GCP wants zone and project; the others more, which only a cluster's own books have.
+_LISTED_BY_NAME = ("cudo", "do", "fluidstack", "lambda", "paperspace", "runpod", "scp", "shadeform", "vast")
+_LISTED_BY_REGION = ("aws", "nebius", "oci")
+_AWS_FIRST = "us-east-1"
+# Regions asked at the same time: an answer takes about half a second.
+_AT_ONCE = 8
 
 
 def version() -> Json:
@@ -132,6 +140,7 @@ def launch(
     gpus: str,
     disk_gb: int | None,
     idle_minutes: int,
+    labels: dict[str, str],
     max_price_per_hour: float | None = None,
 ) -> Json:
     """The first launch of a cluster: an empty task, so that autodown is armed as soon as it is up."""
@@ -141,6 +150,7 @@ def launch(
 
     task = sky.Task.from_yaml(task_file)
     wanted: Json = {"accelerators": gpus, "disk_size": disk_gb, "max_hourly_cost": max_price_per_hour}
+    wanted["labels"] = labels  # where a provider has none, they are left out
     choices = [sky.Resources(infra=one, **wanted) for one in infra]
     task.set_resources(set(choices))
     request = sky.launch(
@@ -207,29 +217,143 @@ def standing(cluster: str) -> Json | None:
     return found
 
 
-def instances(provider: Json) -> Json:
-    """The provider's own list of the cluster's machines that are not gone. Raises what the provider says."""
+def candidates(cluster: str, gpus: str, infra: list[str]) -> Json:
+    """Where machines named after this cluster may be, whatever the books say: how each provider is asked.
+
+    Reads catalogs; of AWS it asks which regions the account has. "unasked": the clouds of which only a
+    cluster's entry in the books says how they are asked.
+    """
+    from sky.utils import common_utils, registry
+
+    gpu, _, count = gpus.partition(":")
+    found: Json = {"providers": [], "unasked": []}
+    for place in infra:
+        cloud = place.partition("/")[0]
+        configs = _provider_configs(place, gpu, int(count or 1))
+        if configs is None:
+            found["unasked"].append(cloud)
+            continue
+        kind: Any = registry.CLOUD_REGISTRY.from_str(cloud)
+        name = common_utils.make_cluster_name_on_cloud(cluster, kind.max_cluster_name_length())
+        provider = {"name": repr(kind), "cluster": cluster, "cluster_on_cloud": name}
+        found["providers"] += [provider | {"config": config} for config in configs]
+    return found
+
+
+def _provider_configs(place: str, gpu: str, count: int) -> list[Json] | None:
+    """What SkyPilot's provisioner of a cloud wants to know to list and end machines of a name."""
+    cloud, _, rest = place.partition("/")
+    region = rest.partition("/")[0]
+    if cloud in _LISTED_BY_NAME:
+        return [{}]
+    if cloud == "gcp":
+        return _gcp_configs(region, gpu)
+    if cloud not in _LISTED_BY_REGION:
+        return None
+    offers = [] if region else _offers_at(cloud, gpu, count, {cloud: _machines(cloud, gpu, count)})
+    regions = {region} if region else {str(offer["infra"]).partition("/")[2] for offer in offers}
+    if cloud == "aws":
+        regions &= _aws_regions(region)
+    return [{"region": one} for one in sorted(regions)]
+
+
+def _gcp_configs(region: str, gpu: str) -> list[Json]:
+    from sky.catalog import common
+    from sky.clouds import GCP
+
+    rows: Any = common.read_catalog("gcp/vms.csv")
+    zones = rows[rows["AcceleratorName"].str.lower() == gpu.lower()][["Region", "AvailabilityZone"]].dropna()
+    here = sorted({str(zone) for one, zone in zones.values if region in ("", one)})
+    return [{"project_id": GCP.get_project_id(), "availability_zone": zone} for zone in here]
+
+
+def _aws_regions(ask: str) -> set[str]:
+    """The regions this account has: in another one neither it nor its list answers."""
+    from sky.adaptors import aws
+
+    client: Any = aws.client("ec2", region_name=ask or _AWS_FIRST)
+    return {region["RegionName"] for region in client.describe_regions()["Regions"]}
+
+
+def instances(providers: list[Json]) -> Json:
+    """Each provider's own list of the cluster's machines that are not gone, in the order they are given.
+
+    Raises what a provider says: without one of the lists nothing is proven.
+    """
     from sky import provision
 
-    found = provision.query_instances(
-        provider["name"],
-        provider["cluster"],
-        provider["cluster_on_cloud"],
-        provider["config"],
-        non_terminated_only=True,
-    )
-    return {"instances": sorted(found)}
+    def listed(provider: Json) -> list[str]:
+        found = provision.query_instances(
+            provider["name"],
+            provider["cluster"],
+            provider["cluster_on_cloud"],
+            provider["config"],
+            non_terminated_only=True,
+        )
+        return sorted(found)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return {"instances": list(pool.map(listed, providers))}
 
 
 def terminate(provider: Json) -> Json:
     """End the cluster's machines at the provider itself: for those SkyPilot has forgotten."""
     from sky import provision
 
+    if provider["name"] == "AWS":  # SkyPilot's own asks for the network of the launch before
+        from sky.adaptors import aws
+        from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+
+        named = {"Name": f"tag:{TAG_RAY_CLUSTER_NAME}", "Values": [provider["cluster_on_cloud"]]}
+        ec2: Any = aws.resource("ec2", region_name=provider["config"]["region"])
+        ec2.instances.filter(Filters=[named]).terminate()
+        return {}
     provision.terminate_instances(provider["name"], provider["cluster_on_cloud"], provider["config"])
     return {}
 
 
-_OFFERED = (version, offers, launch, down, standing, instances, terminate)
+def strays(cloud: str, name: str, label: str) -> Json | None:
+    """All of an account's machines whose cluster's name fits `name` (a shell's pattern), whoever began them:
+    what the cluster is called there, what `label` says, and how the provider is asked for it.
+
+    None for a provider whose list SkyPilot gives for one cluster only.
+    """
+    if cloud != "aws":
+        return None
+    from sky.adaptors import aws
+    from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+
+    lives = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
+    named = {"Name": f"tag:{TAG_RAY_CLUSTER_NAME}", "Values": [name]}
+
+    def listed(region: str, client: Any) -> list[Json]:
+        config = {"region": region}
+        found: list[Json] = []
+        for page in client.get_paginator("describe_instances").paginate(Filters=[lives, named]):
+            for machine in (one for made in page["Reservations"] for one in made["Instances"]):
+                tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
+                cluster = tags[TAG_RAY_CLUSTER_NAME]
+                provider = {"name": "AWS", "cluster": cluster, "cluster_on_cloud": cluster, "config": config}
+                found.append(
+                    {
+                        "id": machine["InstanceId"],
+                        "instance_type": machine["InstanceType"],
+                        "began": machine["LaunchTime"].timestamp(),
+                        "label": tags.get(label),
+                        "provider": provider,
+                    }
+                )
+        return found
+
+    # Of one session, which reads what boto3 knows of EC2 once; it is not made for threads.
+    session: Any = aws.session()
+    regions = sorted(_aws_regions(""))
+    clients = [session.client("ec2", region_name=region) for region in regions]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return {"machines": [one for some in pool.map(listed, regions, clients) for one in some]}
+
+
+_OFFERED = (version, offers, launch, down, standing, candidates, instances, terminate, strays)
 _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in _OFFERED}
 
 

@@ -30,6 +30,8 @@ from launcher.safety.processes import ProcessId
 SERVER_SECONDS = 90.0
 _END_SECONDS = 3.0
 _HEALTH_SECONDS = 5.0
+# A port that was free may be another's a moment later; not three times in a row.
+_PORTS = 3
 _POLL_SECONDS = 0.1
 _MARK = "SLIPWAY_SKYPILOT_HOME"
 _PORT = "api-port"
@@ -182,29 +184,45 @@ class SkyHome:
         return port
 
     def healthy(self) -> bool:
-        """Whether our API server answers."""
+        """Whether the API server of this home answers: a process of ours, of the version that is installed.
+
+        Another's answer on its port is none, nor is that of one that an upgrade has left running.
+        """
         url = f"http://127.0.0.1:{self.port()}/api/health"
         try:
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(url, timeout=_HEALTH_SECONDS) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError):
+                said = json.load(answer)
+        except (urllib.error.URLError, OSError, ValueError):
             return False
+        current = isinstance(said, dict) and said.get("version") == said.get("version_on_disk")
+        return current and bool({process.pid for process in self.processes()} & _listening(self.port()))
 
     def serve(self, bound_seconds: float = SERVER_SECONDS) -> None:
         """Have the API server answer: the one that runs, or a new one. Raises PreflightError."""
         if self.processes() and self.healthy():
             return
-        self.end_server()  # what is left of one that does not answer
-        self._choose_port()
-        log = self.folder / "api-server.log"
-        environ = self.environ() | {"IS_SKYPILOT_SERVER": "true"}
+        why = ""
+        for _ in range(_PORTS):
+            self.end_server()  # what is left of one that does not answer
+            port = self._choose_port()
+            why = self._start_server(bound_seconds)
+            if not why:
+                return
+            if not _listening(port):  # else somebody took it before us: another one
+                break
+        raise PreflightError(
+            "SkyPilot's API server does not start", why, f"less {self.folder / 'api-server.log'}"
+        )
+
+    def _start_server(self, bound_seconds: float) -> str:
+        """Start one and wait for its answer; why there is none."""
         command = [sys.executable, "-m", "sky.server.server", "--host=127.0.0.1", f"--port={self.port()}"]
-        with log.open("ab") as output:
+        with (self.folder / "api-server.log").open("ab") as output:
             server = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=environ,
+                env=self.environ() | {"IS_SKYPILOT_SERVER": "true"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -212,17 +230,12 @@ class SkyHome:
             )
         bound = time.monotonic() + bound_seconds
         while not self.healthy():
-            if server.poll() is not None or time.monotonic() > bound:
-                ended = server.poll()
+            code = server.poll()
+            if code is not None or time.monotonic() > bound:
                 self.end_server()
-                raise PreflightError(
-                    "SkyPilot's API server does not start",
-                    f"it ended with code {ended}"
-                    if ended is not None
-                    else f"no answer in {bound_seconds:.0f} s",
-                    f"less {log}",
-                )
+                return f"no answer in {bound_seconds:.0f} s" if code is None else f"it ended with code {code}"
             time.sleep(_POLL_SECONDS)
+        return ""
 
     def processes(self) -> set[ProcessId]:
         """Everything that was started in this home. SkyPilot renames its processes, which blots out their
@@ -248,3 +261,13 @@ class SkyHome:
         with contextlib.suppress(FileNotFoundError):
             self.folder.rename(going)
         shutil.rmtree(going, ignore_errors=True)
+
+
+def _listening(port: int) -> set[int]:
+    """The processes that listen on a TCP port; 0 for one of another user."""
+    found = psutil.net_connections("tcp")
+    return {
+        one.pid or 0
+        for one in found
+        if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port
+    }

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,13 +26,18 @@ from launcher.machines.sky_home import SkyHome
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # SkyPilot's exceptions by name, most telling first.
 _NO_CAPACITY = {"ResourcesUnavailableError", "ResourcesMismatchError"}
-_NO_ACCESS = {
-    "NoCloudAccessError", "InvalidCloudCredentials", "InvalidCloudConfigs", "CloudUserIdentityError",
-}  # fmt: skip
+_NOBODY = "NoCloudAccessError"
+_NO_ACCESS = {"InvalidCloudCredentials", "InvalidCloudConfigs", "CloudUserIdentityError"}
 _NO_SERVER = {
     "ApiServerConnectionError", "APIVersionMismatchError", "ConnectionError", "RequestInterruptedError",
     "ServerTemporarilyUnavailableError",
 }  # fmt: skip
+# The calls that the API server works at, and for how long it may be silent meanwhile; on a busy computer an
+# answer of it may take seconds.
+_BY_THE_SERVER = ("launch", "down")
+_LOOK_EVERY_SECONDS = 5.0
+_TELL_SECONDS = 20.0
+_SILENT_SECONDS = 90.0
 _NO_CATALOG = ("catalog", "Catalog")
 _UNINSTALLED = "ModuleNotFoundError"
 
@@ -42,6 +48,10 @@ class SkyCallError(PreflightError):
     def __init__(self, call: str, kinds: list[str], text: str, log: Path) -> None:
         super().__init__(f"SkyPilot's {call} failed", f"{kinds[0]}: {_last_line(text)}", f"less {log}")
         self.kinds = kinds
+
+
+class NoAccessError(PreflightError):
+    """No provider lets us in, so none was asked for a machine."""
 
 
 class SkyCallLateError(LaunchError):
@@ -58,13 +68,15 @@ class SkyProcess:
         self._home = home
         self._log = log
         self._process: subprocess.Popen[str] | None = None
+        # The API server it knows: a new one has a new port.
+        self._port: int | None = None
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._progress: Progress = silent
 
     def call(self, name: str, bound_seconds: float, progress: Progress = silent, /, **arguments: Any) -> Any:
         """The answer of `sky_calls.<name>`.
 
-        Raises CapacityError, PreflightError, SkyCallError, SkyCallLateError.
+        Raises CapacityError, NoAccessError, PreflightError, SkyCallError, SkyCallLateError.
         """
         process = self._running()
         assert process.stdin is not None
@@ -74,7 +86,7 @@ class SkyProcess:
             process.stdin.flush()
             if name == "launch":
                 passing("cloud.asked")
-            line = self._answers.get(timeout=bound_seconds)
+            line = self._answer(bound_seconds, watched=name in _BY_THE_SERVER)
         except queue.Empty:
             self.end()
             raise SkyCallLateError(
@@ -98,6 +110,32 @@ class SkyProcess:
             raise _translated(name, answer["error"]["kinds"], answer["error"]["text"], self._log)
         return answer["answer"]
 
+    def _answer(self, bound_seconds: float, watched: bool) -> str | None:
+        """The next answer; None when there will be none. Raises queue.Empty; PreflightError when the API
+        server, which works at it, has fallen silent."""
+        bound = time.monotonic() + bound_seconds
+        heard, told = time.monotonic(), False
+        while True:
+            left = bound - time.monotonic()
+            try:
+                return self._answers.get(timeout=max(0.0, min(left, _LOOK_EVERY_SECONDS)))
+            except queue.Empty:
+                if left <= 0:
+                    raise
+            if not watched or self._home.healthy():
+                heard, told = time.monotonic(), False
+                continue
+            silent_for = time.monotonic() - heard
+            if silent_for >= _TELL_SECONDS and not told:
+                self._progress(f"SkyPilot's API server has not answered for {silent_for:.0f} s")
+                told = True
+            if silent_for >= _SILENT_SECONDS:
+                raise PreflightError(
+                    "SkyPilot's API server is in trouble",
+                    f"it has not answered for {silent_for:.0f} s; the call was left behind",
+                    f"less {self._home.folder / 'api-server.log'}",
+                )
+
     def end(self) -> None:
         """Leave whatever runs behind; the next call starts anew."""
         process, self._process = self._process, None
@@ -111,9 +149,11 @@ class SkyProcess:
                     pipe.close()
 
     def _running(self) -> subprocess.Popen[str]:
-        if self._process is not None and self._process.poll() is None:
+        port = self._home.port()
+        if self._process is not None and self._process.poll() is None and self._port == port:
             return self._process
         self.end()
+        self._port = port
         self._process = subprocess.Popen(
             [sys.executable, "-m", "launcher.machines.sky_calls"],
             cwd=self._home.folder,
@@ -159,6 +199,8 @@ def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchErro
         return CapacityError(
             "nobody has these GPUs for us now", why, "launch plan --gpus …   (other clouds, other GPUs)"
         )
+    if _NOBODY in found:
+        return NoAccessError("no cloud that was asked for lets us in", why, "sky check")
     if found & _NO_ACCESS:
         return PreflightError("the cloud does not let us in", why, "sky check")
     if found & _NO_SERVER:

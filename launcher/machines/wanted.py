@@ -35,7 +35,9 @@ def machine_for(
     if plan.rented is None:
         return local_machine(record, store, home, secrets)
     from launcher.machines.cloud import CloudMachine
+    from launcher.safety import rented
 
+    rented.remember(home, plan.rented.infra)
     variant = os.environ.get(VARIANT_VARIABLE, "cuda")
     return CloudMachine(
         record.id,

@@ -34,6 +34,8 @@ from launcher.units import format_duration
 # An environment that nobody asked for in so long is offered.
 IDLE_SECONDS = 7 * 86400.0
 _GRACE_SECONDS = 5.0
+# The guardian's own bound on taking a machine down, with its repetitions.
+_GUARDIAN_SECONDS = 180.0
 # The sockets of a run that this home does not know may be another home's, whose runtime is just starting.
 _SOCKETS_SECONDS = 600.0
 # In the environment of a run's processes: paths that name the home the run belongs to.
@@ -94,6 +96,16 @@ def pull(store: RecordStore, record: RunRecord) -> PullReport:
             f"{record.id} has nothing to bring home", "it ended before it had a machine", "launch status"
         )
     return cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
+
+
+def after_guardian(store: RecordStore, record: RunRecord, note: Callable[[str], None]) -> RunRecord:
+    """The record when no guardian is at work on the run any more: two must not take one machine down."""
+    launch_lives = record.launch is not None and record.launch.alive()
+    if not record.live or launch_lives or record.guardian is None or not record.guardian.alive():
+        return record
+    note(f"{record.name or record.id}: its guardian is still taking it down")
+    processes.wait_gone(record.guardian, _GUARDIAN_SECONDS)
+    return store.load(record.id)
 
 
 def take_down(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cloud.rig import REPOSITORY, Rig, wait_until
+from tests.cloud.rig import REPOSITORY, Finished, Rig, wait_until
 
 LAUNCH = str(Path(sys.executable).with_name("launch"))
 RENTED = ("--gpus", "H100:4", "--infra", "aws", "-y")
@@ -84,3 +84,10 @@ def running(rig: Rig, *names: str) -> dict[int, str]:
 def left(rig: Rig, *more: str) -> list[str]:
     """What still runs of SkyPilot, of ssh, of ours and of `more`."""
     return list(running(rig, *OURS, *more).values())
+
+
+def collect(rig: Rig, *words: str) -> Finished:
+    """`launch gc`, with a /tmp of its own: from within a rig nobody sees whose the sockets of this computer's
+    other runs are."""
+    alone = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /tmp && exec "$@"', "-"]
+    return rig.run([*alone, LAUNCH, "gc", *words], seconds=300, environ=rig.environ(NO_COLOR="1"))

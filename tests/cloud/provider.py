@@ -7,6 +7,7 @@
 
     no-capacity         zones: RunInstances is refused there         slow-terminate   seconds it takes
     create-then-error   RunInstances makes the machine, then fails   refuse-terminate, fail-describe
+                        with this error code; SkyPilot repeats what InternalError ends, for ten minutes
     lose, preempt       instance ids, once: the machine is gone, or the provider takes it back
 
 Neighbours: `rig.py` starts it, sets faults and reads the witness; `machine.py` makes the machines.
@@ -147,9 +148,12 @@ class Provider:
         if token is None or token not in self._answers:
             self._answers[token] = original(response)
         answer = self._answers[token]
-        if self.faults.get("create-then-error") is not None:
+        code = self.faults.get("create-then-error")
+        if code is not None:
             self.witness.write("run-answer-lost")
-            raise _refusal("InternalError", "An internal error has occurred after the instance was made.")
+            raise _refusal(
+                code or "InternalError", "An internal error has occurred after the instance was made."
+            )
         return answer
 
     def _terminate_instances(self, original: Callable[..., Any], response: Any) -> Any:

@@ -60,7 +60,7 @@ def test_ids_and_folders_are_the_agreed_ones(store: RecordStore) -> None:
     assert store.folder(record.id).stat().st_mode & 0o077 == 0
 
 
-def test_two_concurrent_launches_with_a_name_make_one_run(tmp_path: Path, store: RecordStore) -> None:
+def test_g09_two_concurrent_launches_with_a_name_make_one_run(tmp_path: Path, store: RecordStore) -> None:
     code = """
 from launcher.safety.records import LiveNameError
 try:
@@ -75,7 +75,7 @@ except LiveNameError as error:
     assert said == sorted([store.list()[0].id, *[f"refused {store.list()[0].id}"] * 5])
 
 
-def test_launches_without_a_name_share_nothing(tmp_path: Path, store: RecordStore) -> None:
+def test_g09_launches_without_a_name_share_nothing(tmp_path: Path, store: RecordStore) -> None:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: _run(tmp_path, "store.create()"), range(3)))
 

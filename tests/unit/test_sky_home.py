@@ -15,7 +15,7 @@ from launcher.machines.base import Machine
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.recorded import from_record
 from launcher.machines.sky_home import SkyHome, clouds_of
-from launcher.machines.sky_process import SkyCallError, SkyCallLateError, SkyProcess
+from launcher.machines.sky_process import NoAccessError, SkyCallError, SkyCallLateError, SkyProcess
 from launcher.safety.records import RunRecord
 
 FIVE = (".aws/credentials", ".config/gcloud/key.json", ".azure/token", ".lambda_cloud/keys", ".runpod/config")
@@ -163,7 +163,7 @@ def test_a_rented_machine_is_found_again_from_its_record(tmp_path: Path) -> None
     ("kinds", "text", "error", "code"),
     [
         (["ResourcesUnavailableError", "Exception"], "Failed to acquire resources", CapacityError, 4),
-        (["NoCloudAccessError", "Exception"], "Cloud access is not set up", PreflightError, 3),
+        (["NoCloudAccessError", "Exception"], "Cloud access is not set up", NoAccessError, 3),
         (["ApiServerConnectionError", "RuntimeError"], "Could not connect", PreflightError, 3),
         (["ModuleNotFoundError", "ImportError"], "No module named 'sky'", PreflightError, 3),
         (["URLError", "OSError"], "Failed to fetch aws catalog v8/vms.csv", PreflightError, 3),

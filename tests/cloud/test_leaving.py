@@ -1,0 +1,102 @@
+"""How a rented run ends when its end goes wrong, and goes on when it was killed; as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cloud.launched import LAUNCH, RENTED, Launched, collect, left, running, verb
+from tests.cloud.rig import REPOSITORY, Rig, wait_until
+
+pytestmark = pytest.mark.slow
+
+_STEPS = 8
+_QUICKSTART = ("--", "python", "examples/quickstart.py", "--steps", str(_STEPS))
+
+
+def test_g01_machines_whose_making_was_answered_with_an_error_are_ended(rig: Rig) -> None:
+    rig.faults("create-then-error", "RequestExpired")
+    launched = Launched(rig, [*RENTED[:2], "--infra", "aws/us-east-1/us-east-1a", "-y", "--", "true"])
+    assert launched.wait(300) in (3, 4), launched.text
+    print(launched.text)
+    assert "down: verified" in launched.text
+    made = [one["id"] for one in rig.witness("run")]
+    assert made and rig.witness("run-answer-lost")
+    assert {one["id"] for one in rig.witness("terminate")} == set(made)
+    assert not left(rig)
+
+
+def test_g07_unproven_is_exit_5_and_tried_again_and_its_name_is_nobody_elses(rig: Rig) -> None:
+    launched = Launched(rig, [*RENTED, "--name", "demo", "--", "true"])
+    wait_until(lambda: rig.witness("run"), 300, f"a machine\n{launched.text}")
+    second = rig.run([LAUNCH, *RENTED, "--name", "demo", "--", "true"], environ=rig.environ(NO_COLOR="1"))
+    assert second.code == 2 and "a run named demo is live" in second.output
+    assert "launch status demo" in second.output
+
+    launched.wait_for("launch ssh demo", 300)
+    rig.faults("fail-describe")  # the setup fails here, and then the end
+    assert launched.wait(300) == 5, launched.text
+    print(launched.text)
+    (run,) = rig.witness("run")
+    name = f"{launched.record['id']}-{launched.record['id'].removeprefix('slip-')}"
+    assert "not everything is proven to be down" in launched.text
+    look = f"aws ec2 describe-instances --region us-east-1 --filters Name=tag:ray-cluster-name,Values={name}"
+    assert look in launched.text
+    assert "launch down demo" in launched.text
+    assert launched.record["state"] in ("unverified", "down") and rig.alive() == [run["id"]]
+
+    log = launched.run / "guardian.log"
+    wait_until(lambda: "taking the machine down" in log.read_text(), 30, "the guardian's own attempt")
+    for pid in running(rig, "launcher.safety.guardian"):
+        os.kill(pid, signal.SIGKILL)
+    assert "left alone: launch down demo" in verb(rig, "status", "demo")
+    rig.faults("fail-describe", None)
+    removed = collect(rig, "--yes")
+    print(removed.output)
+    assert "down: verified" in removed.ok()
+    assert launched.record["state"] == "verified" and launched.record["ended_by"] == "gc"
+    assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
+    assert not left(rig)
+
+
+@pytest.mark.long
+def test_g21_g22_a_killed_run_goes_on_on_a_new_machine_which_is_kept_while_its_results_are_not_home(
+    runtime_rig: Rig,
+) -> None:
+    rig = runtime_rig
+    launched = Launched(rig, [*RENTED, "--max", "30m", "--name", "demo", "--lease", "1m", *_QUICKSTART])
+    durable = rig.folder / "launch" / "runs"
+    wait_until(lambda: list(durable.glob("*/results/checkpoints/step-*2")), 600, "two durable steps")
+    launched.send(signal.SIGKILL)
+    wait_until(lambda: launched.record["state"] == "verified", 120, "the guardian")
+    print(launched.text)
+    assert not rig.alive()
+    newest = max(path.name for path in durable.glob("*/results/checkpoints/step-*"))
+
+    resumed = Launched(rig, ["--resume", "demo", "-y"])
+    resumed.wait_for("ready: http", 400)
+    assert f"resuming after step {int(newest.removeprefix('step-'))}" in resumed.text
+    assert "what the machine had is gone" in resumed.text
+    (machine,) = rig.alive()
+    _break_rsync(rig)
+    resumed.wait_for("the machine is kept for", 400)
+    assert "$27.52/h" in resumed.text.rpartition("the machine is kept")[2]
+    assert rig.alive() == [machine]
+    assert resumed.wait(300) == 8, resumed.text
+    print(resumed.text)
+    assert not rig.alive()
+    summary = json.loads((resumed.run / "results" / "summary.json").read_text())
+    assert summary["steps"] == _STEPS
+    assert len(rig.witness("run")) == 2 == len({one["id"] for one in rig.witness("terminate")})
+    assert not left(rig)
+
+
+def _break_rsync(rig: Rig) -> None:
+    """Nothing can be copied from the machine any more."""
+    config = rig.home / ".ssh" / "config"
+    broken = "sudo sh -c 'printf \"#!/bin/sh\\nexit 13\\n\" > /usr/bin/rsync'"
+    rig.run(["ssh", "-F", str(config), "demo", broken], cwd=Path(REPOSITORY)).ok()

@@ -1,0 +1,151 @@
+"""SkyPilot's API server in its private home: what happens to it is ours to handle; nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import LaunchError, PreflightError
+from launcher.machines import sky_process
+from launcher.machines.sky_home import SkyHome
+from launcher.machines.sky_process import SkyProcess
+from launcher.safety.processes import ProcessId
+
+# Answers /api/health as SkyPilot's server does, with the two versions it is told.
+_STAND_IN = """
+import http.server, json, sys
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        said = {"status": "healthy", "version": sys.argv[1], "version_on_disk": sys.argv[2]}
+        self.wfile.write(json.dumps(said).encode())
+    def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Answers)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+StandIn = Callable[..., tuple[subprocess.Popen[bytes], int]]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[SkyHome]:
+    (tmp_path / "user" / ".aws").mkdir(parents=True)
+    home = SkyHome(tmp_path / "sky", ["aws"], "0123abcd")
+    home.make(tmp_path / "user")
+    yield home
+    home.end_server()
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    """A server that looks like SkyPilot's, and its port."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(folder: Path, runs: str, installed: str) -> tuple[subprocess.Popen[bytes], int]:
+        command = [sys.executable, "-c", textwrap.dedent(_STAND_IN), runs, installed]
+        started.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE))
+        assert started[-1].stdout is not None
+        return started[-1], int(started[-1].stdout.readline())
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def test_g25_only_a_server_of_this_home_and_of_the_installed_version_counts(
+    home: SkyHome, tmp_path: Path, stand_in: StandIn
+) -> None:
+    cases = ((home.folder, "0.14.1", True), (home.folder, "0.13.0", False), (tmp_path, "0.14.1", False))
+    for folder, runs, counts in cases:
+        process, port = stand_in(folder, runs, "0.14.1")
+        (home.folder / "api-port").write_text(str(port))
+        assert home.healthy() == counts, (folder, runs)
+        process.kill()
+        process.wait()
+    assert not home.healthy()
+
+
+@pytest.mark.slow
+def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
+    home: SkyHome, tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sky = SkyProcess(home, tmp_path / "skypilot.log")
+    _another_takes_the_first_port(home, tmp_path, stand_in, monkeypatch)
+    assert sky.call("down", 120.0, cluster="slip-0123abcd") == {"known": False}
+
+    frozen = home.processes() - {_sky_process(sky)}
+    for process in frozen:
+        process.send(signal.SIGSTOP)
+    monkeypatch.setattr(sky_process, "_SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(sky_process, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(sky_process, "_LOOK_EVERY_SECONDS", 0.5)
+    said: list[str] = []
+    with pytest.raises(PreflightError, match="API server is in trouble") as trouble:
+        sky.call("down", 120.0, said.append, cluster="slip-0123abcd")
+    assert trouble.value.why and "has not answered" in trouble.value.why
+    assert trouble.value.hint == f"less {home.folder / 'api-server.log'}"
+    assert any("has not answered" in line for line in said)
+    monkeypatch.undo()
+
+    home.serve()
+    assert not any(process.alive() for process in frozen)
+    assert sky.call("down", 120.0, cluster="slip-0123abcd") == {"known": False}
+    before = home.processes()
+    os.kill(_listens(home), signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises(LaunchError) as gone:
+        sky.call("down", 120.0, cluster="slip-0123abcd")
+    assert gone.value.exit_code == 3 and gone.value.hint
+    assert time.monotonic() - begun < 100
+    home.end_server()
+    sky.end()
+    assert not any(process.alive() for process in before)
+    assert not home.processes()
+
+
+def _another_takes_the_first_port(
+    home: SkyHome, folder: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the choice of the port and its use; and it answers as if it were our server."""
+    installed = version("skypilot")
+    process, taken = stand_in(folder, installed, installed)
+    choose = SkyHome._choose_port
+    ports = [taken]
+
+    def first_taken(self: SkyHome) -> int:
+        if not ports:
+            return choose(self)
+        (self.folder / "api-port").write_text(str(ports[0]))
+        return ports.pop()
+
+    monkeypatch.setattr(SkyHome, "_choose_port", first_taken)
+    home.serve()
+    monkeypatch.undo()
+    assert home.port() != taken and home.healthy()
+    assert process.poll() is None
+
+
+def _sky_process(sky: SkyProcess) -> ProcessId:
+    assert sky._process is not None
+    found = ProcessId.of(sky._process.pid)
+    assert found is not None
+    return found
+
+
+def _listens(home: SkyHome) -> int:
+    """The pid of the server's own process."""
+    from launcher.machines.sky_home import _listening
+
+    (pid,) = _listening(home.port())
+    return pid
