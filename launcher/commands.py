@@ -172,9 +172,12 @@ def root(
 
 
 @app.command(cls=PlanCommand, context_settings=help_text.SETTINGS)
-def plan(context: typer.Context) -> int:
+def plan(
+    context: typer.Context,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Fetch the price catalogs anew first.")] = False,
+) -> int:
     """Show where a run would be, at what price, and the most it can cost; start nothing."""
-    return _show_plan(context.obj)
+    return _show_plan(context.obj, refresh)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
@@ -339,10 +342,11 @@ def _option_of_a_run(option: str, verb: str) -> UsageError:
     )
 
 
-def _show_plan(invocation: Invocation) -> int:
+def _show_plan(invocation: Invocation, refresh: bool = False) -> int:
     from launcher import quote
 
-    return quote.show(invocation.output, invocation.flags, invocation.sets, invocation.env_file)
+    flags, sets, env_file = invocation.flags, invocation.sets, invocation.env_file
+    return quote.show(invocation.output, flags, sets, env_file, refresh=refresh)
 
 
 def _show_version(output: Output) -> int:

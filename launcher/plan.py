@@ -23,6 +23,7 @@ TIMER_SECONDS = 90.0
 _RENTED_ONLY = ("infra", "train_gpus", "infer_gpus", "max_price", "idle", "disk")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.
 _SYSTEM_GB = 60
+_NO_PRICE = "no price: a cluster of your own"
 _LEAST_DISK_GB = 100
 _DISK_STEP_GB = 50
 
@@ -97,6 +98,11 @@ class Plan:
         return max([self.price_per_hour, *[offer.price_per_hour for offer in self.candidates]])
 
     @property
+    def unpriced(self) -> bool:
+        """It is on a cluster of one's own, which has no price here."""
+        return self.rented is not None and self.dearest_per_hour == 0
+
+    @property
     def cost_at_most(self) -> float | None:
         """The dearest candidate's price until the last rung has ended it, or the budget, whichever is less.
 
@@ -119,13 +125,15 @@ class Plan:
     def describe(self) -> str:
         """One line: "tiny on this computer, $0.00/h, deadline 4h", "4×H100 on aws/us-east-1, $27.52/h, …"."""
         what = self.where if self.rented else f"{self.model} on {self.where}"
-        price = f"{format_money(self.price_per_hour)}/h"
+        price = _NO_PRICE if self.unpriced else f"{format_money(self.price_per_hour)}/h"
         if self.dearest_per_hour > self.price_per_hour:
             price += f" (up to {format_money(self.dearest_per_hour)}/h elsewhere)"
         return f"{what}, {price}, {self._limits()}"
 
     def describe_cost(self) -> str:
         """The same with the most it can cost: what is agreed to."""
+        if self.unpriced:
+            return self.describe()
         # Up to the next cent: less would not be the most.
         most = math.ceil(round((self.cost_at_most or 0) * 100, 6)) / 100
         return f"{self.describe()}: at most {format_money(most)}"
@@ -162,10 +170,11 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
     market = market or Market()
     candidates = _affordable(settings, _offers(settings, market))
     deadline = settings.max_seconds
-    if deadline is None and settings.budget is None:
-        deadline = RENTED_SECONDS
     first = candidates[0]
     dearest = max(offer.price_per_hour for offer in candidates)
+    # What has no price spends no budget.
+    if deadline is None and (settings.budget is None or dearest == 0):
+        deadline = RENTED_SECONDS
     return Plan(
         where=f"{count}×{first.gpu} on {first.infra}",
         model=settings.model,
@@ -249,8 +258,8 @@ def _offers(settings: Settings, market: Market) -> tuple[Offer, ...]:
     if not types and market.without_prices:
         raise PreflightError(
             f"there are no prices for {', '.join(market.without_prices)} on this computer",
-            "prices are those of SkyPilot's catalogs, which it fetches when it is first asked",
-            f"sky gpus list {gpu}:{count} --infra {market.without_prices[0]}   (fetches them)",
+            "prices are those of SkyPilot's catalogs, which are fetched when that is asked for",
+            f"launch plan --gpus {gpu}:{count} --infra {','.join(market.without_prices)} --refresh",
         )
     known = next((name for name in types if name.lower() == gpu.lower()), None)
     there = f" --infra {infra}" if infra else ""

@@ -73,20 +73,43 @@ def confirm(output: Output, plan: Plan, settings: Settings) -> None:
         raise UsageError("not agreed to", "nothing was rented", f"launch --gpus {settings.gpus} --max 1h …")
 
 
-def show(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_file: Path | None) -> int:
-    """`launch plan` and `launch --dry-run`: the plan and nothing else."""
+def show(
+    output: Output,
+    flags: Mapping[str, Any],
+    sets: tuple[str, ...],
+    env_file: Path | None,
+    *,
+    refresh: bool = False,
+) -> int:
+    """`launch plan` and `launch --dry-run`: the plan and nothing else; with prices that are fetched now."""
     if flags.get("resume") is not None:
         what = "--resume does not go with a plan"
         raise UsageError(what, "what is left of that run would be looked at and ended", "launch status")
     settings = config.load(flags, sets, env_file)
     for warning in settings.warnings:
         output.note(warning)
+    if refresh:
+        _refresh(output, settings)
     plan = make(settings, output.note)
     output.result(plan.to_dict(), f"{plan.describe_cost()}\n{_table(plan)}" if plan.rented else _free(plan))
     return EXIT_OK
 
 
 # ------------------------------------------------------------------ how
+
+
+def _refresh(output: Output, settings: Settings) -> None:
+    from launcher.machines import prices
+
+    if settings.gpus is None:
+        raise UsageError(
+            "--refresh goes with --gpus",
+            "a run on this computer has no price",
+            "launch plan --gpus H100:4 --refresh",
+        )
+    output.note("fetching SkyPilot's price catalogs")
+    for file in prices.refresh(prices.places(tuple(settings.infra))):
+        output.note(f"{file} is your own, and stays as it is")
 
 
 def _nobody(hint: str) -> UsageError:
@@ -127,9 +150,9 @@ def _table(plan: Plan) -> str:
 def _remarks(market: Market) -> list[str]:
     """What should be known of these prices: what has none, and how old they are."""
     missing = [
-        f"{cloud} is left out, its prices are not on this computer: sky gpus list --infra {cloud}"
+        f"{cloud} is left out, its prices are not on this computer: launch plan … --infra {cloud} --refresh"
         for cloud in market.without_prices
     ]
     days = 0 if market.as_of is None else int((time.time() - market.as_of) / 86400)
-    old = f"these prices are {days} days old: sky gpus list   (fetches newer ones)"
+    old = f"these prices are {days} days old: launch plan … --refresh   (fetches newer ones)"
     return [*missing, *([old] if days > _OLD_DAYS else [])]

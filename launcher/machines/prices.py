@@ -1,23 +1,27 @@
 """The prices of rented GPUs, from SkyPilot's catalogs on this computer: offline, and with nobody's keys.
+They are fetched only where that is asked for.
 
 Neighbours: `sky_calls.py` reads them, in a home that holds the catalogs and nothing else; `quote.py` asks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.errors import PreflightError
+from launcher.errors import LaunchError, PreflightError
 from launcher.machines.sky_home import KNOWN, OWN, SkyHome, has_account
 from launcher.machines.sky_process import SkyCallError, SkyCallLateError, SkyProcess
 from launcher.plan import Market, Offer
 
 # Importing SkyPilot takes 2 to 4 s, reading a large catalog less than one.
 _PRICES_SECONDS = 90.0
+# A few files of up to 20 MB, from the web.
+_FETCH_SECONDS = 180.0
 _CATALOGS = ".sky/catalogs"
 _USER_ID = "00000000"
 
@@ -40,6 +44,53 @@ def places(
     return found
 
 
+def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str, ...]:
+    """Fetch these clouds' catalogs anew, to where SkyPilot itself keeps them. The files that were left alone,
+    because the user has changed them. Raises PreflightError when they cannot be had."""
+    asked = dict.fromkeys(place.partition("/")[0] for place in infra)
+    clouds = [cloud for cloud in asked if cloud not in OWN]
+    if not clouds:
+        return ()
+    with tempfile.TemporaryDirectory(prefix="slipway-prices-") as folder:
+        home = SkyHome(Path(folder), [], _USER_ID)
+        sky = SkyProcess(home, home.folder / "skypilot.log")
+        try:
+            sky.call("fetch", _FETCH_SECONDS, clouds=clouds)
+        except LaunchError as error:
+            what = f"the prices of {', '.join(clouds)} cannot be fetched"
+            raise PreflightError(what, error.why, "connect to the network, and again") from error
+        finally:
+            sky.end()
+        return tuple(keep(home.folder / _CATALOGS, (user_home or Path.home()) / _CATALOGS))
+
+
+def keep(fetched: Path, kept: Path) -> list[str]:
+    """Put fetched catalogs where the user's are, whole files only; those left alone, for the user made or
+    changed them: their digest is not the one SkyPilot noted when it fetched them."""
+    own = []
+    for file in sorted(fetched.glob("*/*/*.csv")):
+        version, name = file.relative_to(fetched).parts[0], Path(*file.relative_to(fetched).parts[1:])
+        target, stamp = kept / version / name, Path(version, ".meta", f"{name}.md5")
+        if target.exists() and not _as_fetched(target, kept / stamp):
+            own.append(str(target))
+            continue
+        _replace(fetched / stamp, kept / stamp)
+        _replace(file, target)
+    return own
+
+
+def _as_fetched(file: Path, stamp: Path) -> bool:
+    digest = hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+    return stamp.exists() and stamp.read_text().strip() == digest
+
+
+def _replace(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.slipway-{os.getpid()}")
+    shutil.copyfile(source, aside)
+    aside.replace(target)
+
+
 def market(gpu: str, count: int, infra: tuple[str, ...], user_home: Path | None = None) -> Market:
     """What the catalogs at hand have of these GPUs. Raises PreflightError, also where SkyPilot is missing."""
     with tempfile.TemporaryDirectory(prefix="slipway-prices-") as folder:
@@ -53,7 +104,8 @@ def market(gpu: str, count: int, infra: tuple[str, ...], user_home: Path | None 
             found = sky.call("offers", _PRICES_SECONDS, gpu=gpu, count=count, infra=list(infra))
         except (SkyCallError, SkyCallLateError) as error:
             # Its log goes with the folder.
-            raise PreflightError(error.message, error.why, f"sky gpus list {gpu}:{count}") from error
+            hint = f"launch plan --gpus {gpu}:{count} --refresh"
+            raise PreflightError(error.message, error.why, hint) from error
         finally:
             sky.end()
     return Market(

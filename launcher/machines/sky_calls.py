@@ -69,6 +69,21 @@ def offers(gpu: str, count: int, infra: list[str]) -> Json:
     }
 
 
+def fetch(clouds: list[str]) -> Json:
+    """Fetch the price catalogs of these clouds, and SkyPilot's list of all types, into a home without any.
+
+    Raises what the network says.
+    """
+    version()
+    from sky.catalog import common
+
+    names = [f"{cloud}/vms.csv" for cloud in clouds if cloud not in _OWN]
+    for name in [*names, _ALL_TYPES]:
+        rows: Any = common.read_catalog(name)
+        _ = rows.columns  # read lazily, and fetched then
+    return {"fetched": names}
+
+
 def _machines(cloud: str, gpu: str, count: int) -> list[Any]:
     """A cloud's machines with these GPUs, one for each region and type, as SkyPilot lists them."""
     from sky.catalog import common, gcp_catalog
@@ -353,7 +368,7 @@ def strays(cloud: str, name: str, label: str) -> Json | None:
         return {"machines": [one for some in pool.map(listed, regions, clients) for one in some]}
 
 
-_OFFERED = (version, offers, launch, down, standing, candidates, instances, terminate, strays)
+_OFFERED = (version, offers, fetch, launch, down, standing, candidates, instances, terminate, strays)
 _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in _OFFERED}
 
 

@@ -206,7 +206,9 @@ def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchErro
     if found & _NO_SERVER:
         return PreflightError("SkyPilot's API server is in trouble", why, f"less {log}")
     if any(word in text for word in _NO_CATALOG):
-        return PreflightError("SkyPilot has no price catalog", why, "sky show-gpus   (fetches it)")
+        return PreflightError(
+            "SkyPilot has no price catalog", why, "launch plan --gpus … --refresh   (fetches it)"
+        )
     return SkyCallError(call, kinds, text, log)
 
 

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from launcher.config import load
 from launcher.errors import CapacityError, ConfigError, LaunchError, PreflightError, UsageError
 from launcher.home import Home
-from launcher.plan import TIMER_SECONDS, Market, Offer, Plan, disk_for, gpus_of, make_plan, split
+from launcher.plan import (
+    RENTED_SECONDS,
+    TIMER_SECONDS,
+    Market,
+    Offer,
+    Plan,
+    disk_for,
+    gpus_of,
+    make_plan,
+    split,
+)
 from launcher.settings import Settings
 
 
@@ -86,6 +96,10 @@ def test_a_cluster_of_ones_own_costs_nothing(wish) -> None:
     plan = make_plan(wish(), market(own))
     assert plan.cost_at_most == 0.0
     assert rented(plan).max_price_per_hour is None
+    said = "4×H100 on kubernetes, no price: a cluster of your own, deadline 4h"
+    assert plan.describe() == plan.describe_cost() == said
+    # A budget would bound nothing there.
+    assert make_plan(wish(budget="10"), market(own)).deadline_seconds == RENTED_SECONDS
 
 
 # ------------------------------------------------------------------ what ends it
@@ -187,7 +201,7 @@ def test_what_is_said_of_disk_and_idle_time_holds(wish) -> None:
         ("H100:8", {}, CapacityError, "nobody rents out 8×H100 on aws", "--gpus H100:8 --infra aws"),
         ("L40S:1", {"elsewhere": ("gcp",)}, CapacityError, "nobody rents out L40S", "--infra gcp"),
         ("H100:4", {"types": {}, "without_prices": ("aws",)}, PreflightError, "no prices for aws",
-         "sky gpus list H100:4 --infra aws"),
+         "launch plan --gpus H100:4 --infra aws --refresh"),
     ],
 )  # fmt: skip
 def test_what_there_is_not_is_said_with_what_there_is(

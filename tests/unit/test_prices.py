@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,6 +136,64 @@ def test_old_prices_are_not_renewed_behind_ones_back(
             proxy.accept()
     assert [offer.infra for offer in found.offers] == ["gcp/us-central1"]
     assert found.without_prices == ("azure",)
+
+
+# What SkyPilot would ask the web for comes from a server here.
+_FETCH = """
+import json, sys
+from launcher.machines import sky_calls
+from sky.skylet import constants
+constants.HOSTED_CATALOG_DIR_URL = sys.argv[1]
+print(json.dumps(sky_calls.fetch(["aws", "kubernetes"])))
+"""
+
+
+@pytest.mark.slow
+def test_prices_are_fetched_where_that_is_asked_for_and_kept_where_skypilot_keeps_them(
+    tmp_path: Path,
+) -> None:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(CATALOGS))
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=web.serve_forever, daemon=True).start()
+    fetched, user_home = tmp_path / "fetched", tmp_path / "user"
+    done = subprocess.run(
+        [sys.executable, "-c", _FETCH, f"http://127.0.0.1:{web.server_port}"],
+        env={"HOME": str(fetched), "PATH": os.environ["PATH"], "NO_PROXY": "*"},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+    )
+    web.shutdown()
+    web.server_close()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"fetched": ["aws/vms.csv"]}
+
+    kept = user_home / ".sky" / "catalogs"
+    assert prices.keep(fetched / ".sky" / "catalogs", kept) == []
+    assert prices.market("H100", 4, ("aws",), user_home).offers[0].price_per_hour == 27.52
+    # What SkyPilot had fetched is replaced, what the user has changed is not.
+    assert prices.keep(fetched / ".sky" / "catalogs", kept) == []
+    own = kept / "v8" / "aws" / "vms.csv"
+    own.write_text(own.read_text().replace("27.52", "20.00"))
+    assert prices.keep(fetched / ".sky" / "catalogs", kept) == [str(own)]
+    assert "20.00" in own.read_text()
+
+
+@pytest.mark.slow
+def test_prices_that_cannot_be_fetched_are_said_and_change_nothing(
+    user_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        before = {path: path.stat().st_mtime_ns for path in user_home.rglob("*")}
+        with pytest.raises(PreflightError) as refused:
+            prices.refresh(("aws/us-east-1",), user_home)
+    assert refused.value.message == "the prices of aws cannot be fetched"
+    assert "onnect" in (refused.value.why or "") or "roxy" in (refused.value.why or "")
+    assert {path: path.stat().st_mtime_ns for path in user_home.rglob("*")} == before
+    assert prices.refresh(("kubernetes",), user_home) == ()
 
 
 def test_without_skypilot_it_is_said_how_to_install_it(tmp_path: Path) -> None:
