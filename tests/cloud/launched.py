@@ -86,8 +86,14 @@ def left(rig: Rig, *more: str) -> list[str]:
     return list(running(rig, *OURS, *more).values())
 
 
+_WITHOUT_OTHERS = """
+mount --bind "$1" /mnt && mount -t tmpfs none /tmp && mkdir -p "$1" && mount --move /mnt "$1"
+shift && exec "$@"
+"""
+
+
 def collect(rig: Rig, *words: str) -> Finished:
     """`launch gc`, with a /tmp of its own: from within a rig nobody sees whose the sockets of this computer's
     other runs are."""
-    alone = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /tmp && exec "$@"', "-"]
+    alone = ["unshare", "--mount", "sh", "-ec", _WITHOUT_OTHERS, "-", str(REPOSITORY)]
     return rig.run([*alone, LAUNCH, "gc", *words], seconds=300, environ=rig.environ(NO_COLOR="1"))
