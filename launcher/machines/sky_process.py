@@ -72,12 +72,18 @@ class SkyProcess:
         self._port: int | None = None
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._progress: Progress = silent
+        # Who looks after the machine and who brings results home are threads of one launch.
+        self._one_at_a_time = threading.Lock()
 
     def call(self, name: str, bound_seconds: float, progress: Progress = silent, /, **arguments: Any) -> Any:
         """The answer of `sky_calls.<name>`.
 
         Raises CapacityError, NoAccessError, PreflightError, SkyCallError, SkyCallLateError.
         """
+        with self._one_at_a_time:
+            return self._call(name, bound_seconds, progress, arguments)
+
+    def _call(self, name: str, bound_seconds: float, progress: Progress, arguments: dict[str, Any]) -> Any:
         process = self._running()
         assert process.stdin is not None
         self._progress = progress

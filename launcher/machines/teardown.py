@@ -105,8 +105,8 @@ class Teardown:
 
     def listed(self, standing: Standing | None) -> list[str]:
         """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
-        if standing is None:
-            raise LaunchError("there is no cluster to ask for", "it is not armed", None)
+        if standing is None or not self._home.folder.exists():
+            raise LaunchError("there is no cluster to ask for", "it is not armed, or proven to be down", None)
         (found,) = self._sky.call("instances", ASK_SECONDS, providers=[standing["provider"]])["instances"]
         return found
 
