@@ -123,15 +123,19 @@ def gc(output: Output, older_than: str | None, unpulled: bool, yes: bool, infra:
         raise UsageError(what, str(error), "launch gc --older-than 7d") from None
     home = Home.find()
     finds = reap.look(home, seconds, unpulled, seconds or reap.IDLE_SECONDS)
-    finds += _at_providers(output, home, infra)
+    at_providers, unasked = _at_providers(output, home, infra)
+    finds += at_providers
     rows = [["LEFT", "WHY"], *([find.what, find.why] for find in finds)]
     if not finds:
-        output.result({"found": [], "removed": False}, "nothing is left of earlier runs")
+        known = f"; what {', '.join(unasked)} has is not known" if unasked else ""
+        nothing = {"found": [], "removed": False, "unasked": unasked}
+        output.result(nothing, f"nothing is left of earlier runs{known}")
     elif yes or _agreed(output, columns(rows), len(finds)):
-        return _remove(output, finds)
+        return _remove(output, finds, unasked)
     else:
         shown = "" if consent.can_ask(output) else columns(rows)
-        output.result({"found": [find.to_dict() for find in finds], "removed": False}, shown)
+        found = {"found": [find.to_dict() for find in finds], "removed": False, "unasked": unasked}
+        output.result(found, shown)
         output.note("nothing was removed: launch gc --yes")
     return EXIT_OK
 
@@ -172,13 +176,13 @@ def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_
 # ------------------------------------------------------------------ how
 
 
-def _at_providers(output: Output, home: Home, infra: Sequence[str]) -> list[reap.Find]:
-    """Machines at providers: nobody is asked where nothing was ever rented."""
+def _at_providers(output: Output, home: Home, infra: Sequence[str]) -> tuple[list[reap.Find], list[str]]:
+    """Machines at providers, and who could not be asked: nobody is where nothing was ever rented."""
     from launcher.safety import rented
 
     asked = [*rented.clouds(home), *infra]
     if not asked:
-        return []
+        return [], []
     output.note(f"asking {', '.join(sorted(set(asked)))} for machines of earlier runs")
     return rented.look(home, asked, output.note)
 
@@ -203,7 +207,7 @@ def _agreed(output: Output, shown: str, count: int) -> bool:
     return consent.agreed(output, f"remove {'this' if count == 1 else f'these {count}'}?")
 
 
-def _remove(output: Output, finds: list[reap.Find]) -> int:
+def _remove(output: Output, finds: list[reap.Find], unasked: list[str]) -> int:
     """Take each away and say how it went; the first failure decides the exit code."""
     failure: LaunchError | None = None
     described: list[dict[str, Any]] = []
@@ -216,7 +220,7 @@ def _remove(output: Output, finds: list[reap.Find]) -> int:
             done = f"NOT removed: {error.message}: {error.why}"
         described.append(find.to_dict() | {"done": done})
         rows.append([find.what, done])
-    output.result({"found": described, "removed": failure is None}, columns(rows))
+    output.result({"found": described, "removed": failure is None, "unasked": unasked}, columns(rows))
     if failure is not None and not output.as_json:
         output.error(failure)
     return failure.exit_code if failure is not None else EXIT_OK

@@ -15,13 +15,13 @@ import platform
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import LaunchError, TeardownUnverified
-from launcher.machines.sky_home import SkyHome, has_account
+from launcher.machines.sky_home import SkyHome, has_account, no_account
 from launcher.machines.sky_process import SkyProcess
 from launcher.machines.teardown import place, wait_until_gone
 
@@ -55,19 +55,31 @@ class Stray:
     provider: dict[str, Any]
 
 
-def find(clouds: Iterable[str], runs: Path, note: Callable[[str], None]) -> list[Stray]:
-    """The machines with a run's name that these clouds list. A cloud that does not answer is noted, and
-    nothing is found there."""
+@dataclass(frozen=True)
+class Look:
+    """What was found, and the clouds of which nothing is known, each with why."""
+
+    found: tuple[Stray, ...]
+    unasked: dict[str, str]
+
+
+def find(clouds: Iterable[str], runs: Path) -> Look:
+    """The machines with a run's name that these clouds list."""
     found: list[Stray] = []
-    asking = [
-        threading.Thread(target=lambda cloud=cloud: found.extend(_listed(cloud, runs, note)), daemon=True)
-        for cloud in clouds
-    ]
+    unasked: dict[str, str] = {}
+
+    def ask(cloud: str) -> None:
+        try:
+            found.extend(_listed(cloud, runs))
+        except LaunchError as error:
+            unasked[cloud] = f"{error.message}: {error.why}" if error.why else error.message
+
+    asking = [threading.Thread(target=ask, args=(cloud,), daemon=True) for cloud in clouds]
     for thread in asking:
         thread.start()
     for thread in asking:
         thread.join()
-    return sorted(found, key=lambda stray: (stray.run_id, stray.id))
+    return Look(tuple(sorted(found, key=lambda stray: (stray.run_id, stray.id))), unasked)
 
 
 def end(stray: Stray) -> str:
@@ -86,22 +98,17 @@ def end(stray: Stray) -> str:
     return "ended: its provider lists it no more"
 
 
-def _listed(cloud: str, runs: Path, note: Callable[[str], None]) -> list[Stray]:
+def _listed(cloud: str, runs: Path) -> list[Stray]:
     if not has_account(cloud, Path.home(), os.environ):
-        note(f"{cloud} was not asked for machines of earlier runs: there are no credentials for it any more")
-        return []
+        raise no_account(cloud)
     with tempfile.TemporaryDirectory(prefix="slipway-strays-") as folder:
         sky = _sky(cloud, Path(folder))
         try:
             found = sky.call("strays", ASK_SECONDS, cloud=cloud, name=_PATTERN, label=LABEL)
-        except LaunchError as error:
-            note(f"{cloud} was not asked for machines of earlier runs: {error.message}: {error.why}")
-            return []
         finally:
             sky.end()
     if found is None:
-        note(f"{cloud} lists machines only of runs that are known: look in its console for slip-…")
-        return []
+        raise LaunchError("it lists the machines of known runs only", "look in its console for slip-…", None)
     return [
         Stray(
             id=one["id"],

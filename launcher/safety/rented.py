@@ -47,17 +47,17 @@ def clouds(home: Home) -> list[str]:
     return sorted(used - OWN)
 
 
-def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> list[Find]:
-    """What the providers list of runs of this home that are over or unknown."""
-    asked = clouds_of(list(infra))
-    if not asked:
-        return []
+def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple[list[Find], list[str]]:
+    """What the providers list of runs of this home that are over or unknown; and the clouds that could not
+    be asked."""
     # Providers before records: the run of a machine that is listed has its record by now.
-    found = strays.find(asked, home.runs, note)
-    return list(_finds(RecordStore(home), found, note))
+    seen = strays.find(clouds_of(list(infra)), home.runs)
+    for cloud, why in seen.unasked.items():
+        note(f"{cloud} was not asked for machines of earlier runs: {why}")
+    return list(_finds(RecordStore(home), seen.found, note)), sorted(seen.unasked)
 
 
-def _finds(store: RecordStore, found: list[Stray], note: Callable[[str], None]) -> Iterator[Find]:
+def _finds(store: RecordStore, found: Iterable[Stray], note: Callable[[str], None]) -> Iterator[Find]:
     records = {record.id: record for record in store.list()}
     unreadable = {record.id for record in store.unreadable()}
     for stray in found:
