@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from launcher.durable import Standing
 from launcher.errors import LaunchError, NotPulled, PreflightError
 from launcher.failpoints import passing
-from launcher.machines import model_upload, scripts, ssh_config, strays
+from launcher.machines import model_upload, scripts, sky_cache, ssh_config, strays
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
@@ -211,6 +211,7 @@ class CloudMachine:
             raise
         passing("cloud.launched")
         self._keep(self.describe())
+        sky_cache.keep(self._home.folder, Path.home())
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
         remote = self._remote()
         remote.make(self.socket_dir)

@@ -6,7 +6,6 @@ Neighbours: `sky_calls.py` reads them, in a home that holds the catalogs and not
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -14,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import LaunchError, PreflightError
+from launcher.machines import sky_cache
+from launcher.machines.sky_cache import CATALOGS
 from launcher.machines.sky_home import KNOWN, OWN, SkyHome, has_account
 from launcher.machines.sky_process import SkyCallError, SkyCallLateError, SkyProcess
 from launcher.plan import Market, Offer
@@ -22,7 +23,6 @@ from launcher.plan import Market, Offer
 _PRICES_SECONDS = 90.0
 # A few files of up to 20 MB, from the web.
 _FETCH_SECONDS = 180.0
-_CATALOGS = ".sky/catalogs"
 _USER_ID = "00000000"
 
 
@@ -61,44 +61,18 @@ def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str,
             raise PreflightError(what, error.why, "connect to the network, and again") from error
         finally:
             sky.end()
-        return tuple(keep(home.folder / _CATALOGS, (user_home or Path.home()) / _CATALOGS))
-
-
-def keep(fetched: Path, kept: Path) -> list[str]:
-    """Put fetched catalogs where the user's are, whole files only; those left alone, for the user made or
-    changed them: their digest is not the one SkyPilot noted when it fetched them."""
-    own = []
-    for file in sorted(fetched.glob("*/*/*.csv")):
-        version, name = file.relative_to(fetched).parts[0], Path(*file.relative_to(fetched).parts[1:])
-        target, stamp = kept / version / name, Path(version, ".meta", f"{name}.md5")
-        if target.exists() and not _as_fetched(target, kept / stamp):
-            own.append(str(target))
-            continue
-        _replace(fetched / stamp, kept / stamp)
-        _replace(file, target)
-    return own
-
-
-def _as_fetched(file: Path, stamp: Path) -> bool:
-    digest = hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
-    return stamp.exists() and stamp.read_text().strip() == digest
-
-
-def _replace(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.slipway-{os.getpid()}")
-    shutil.copyfile(source, aside)
-    aside.replace(target)
+        kept = (user_home or Path.home()) / CATALOGS
+        return tuple(sky_cache.keep_catalogs(home.folder / CATALOGS, kept, anew=True))
 
 
 def market(gpu: str, count: int, infra: tuple[str, ...], user_home: Path | None = None) -> Market:
     """What the catalogs at hand have of these GPUs. Raises PreflightError, also where SkyPilot is missing."""
     with tempfile.TemporaryDirectory(prefix="slipway-prices-") as folder:
         home = SkyHome(Path(folder), [], _USER_ID)
-        catalogs = (user_home or Path.home()) / _CATALOGS
+        catalogs = (user_home or Path.home()) / CATALOGS
         if catalogs.is_dir():
             # Without .meta they are a user's own to SkyPilot, which then does not fetch newer ones.
-            shutil.copytree(catalogs, home.folder / _CATALOGS, ignore=shutil.ignore_patterns(".meta"))
+            shutil.copytree(catalogs, home.folder / CATALOGS, ignore=shutil.ignore_patterns(".meta"))
         sky = SkyProcess(home, home.folder / "skypilot.log")
         try:
             found = sky.call("offers", _PRICES_SECONDS, gpu=gpu, count=count, infra=list(infra))

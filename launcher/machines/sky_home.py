@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from launcher.errors import PreflightError
-from launcher.machines import sky_config
+from launcher.machines import sky_cache, sky_config
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 
@@ -70,8 +70,6 @@ ALIASES = {"k8s": "kubernetes", "digitalocean": "do"}
 OWN = frozenset({"kubernetes", "slurm", "ssh"})
 # SkyPilot cannot have their machines end by themselves (see its AUTODOWN feature).
 NEVER_DOWN = frozenset({"hyperbolic", "primeintellect", "verda", "yotta"})
-# What SkyPilot downloads or builds once and keeps: prices, its own wheel.
-_KEPT = (".sky/catalogs", ".sky/wheels")
 
 
 def clouds_of(infra: list[str]) -> list[str]:
@@ -124,10 +122,7 @@ class SkyHome:
         (self.folder / ".sky").mkdir(mode=0o700, exist_ok=True)
         for cloud in self._clouds:
             self._link_credentials(cloud, user_home)
-        for kept in _KEPT:
-            if (user_home / kept).is_dir() and not (self.folder / kept).exists():
-                # With its times: by them SkyPilot judges whether its wheel is older than its code.
-                shutil.copytree(user_home / kept, self.folder / kept)
+        sky_cache.furnish(self.folder, user_home)
         users = Path(os.environ.get(sky_config.VARIABLE) or user_home / sky_config.PLACE).expanduser()
         config, left_out = sky_config.for_run(users, self._clouds, user_home)
         (self.folder / sky_config.PLACE).write_text(json.dumps(config) + "\n")  # JSON is YAML
