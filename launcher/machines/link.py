@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import LaunchError, PreflightError
+from launcher.errors import JobFailed, LaunchError, PreflightError
 from launcher.log import LOGGER
 from launcher.machines.unix_http import get_json
 from launcher.safety import processes
@@ -278,7 +278,7 @@ def _failure(host: Host, said: str) -> LaunchError:
 
 def _lost(host: Host, said: str) -> LaunchError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return LaunchError(
+    return JobFailed(
         f"{host.address} cannot be reached by ssh",
         lines[-1] if lines else "ssh said nothing",
         " ".join(host.command("hostname")),

@@ -16,7 +16,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from launcher.errors import LaunchError
+from launcher.errors import JobFailed
 from launcher.machines.link import Host, run_on
 from launcher.machines.scripts import EXIT
 from launcher.safety import locks
@@ -55,7 +55,7 @@ class RemoteFolder:
 
     def look(self) -> None:
         """Bring the small files that say how it is, and the ends of the logs. Renews the lease: who looks
-        is alive. At most once a second; raises LaunchError when the machine cannot be reached."""
+        is alive. At most once a second; raises JobFailed when the machine cannot be reached."""
         if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
             return
         names = " ".join(_STATES)
@@ -78,7 +78,7 @@ class RemoteFolder:
             return None
 
     def fetch(self, into: Path) -> None:
-        """Copy what the results are made of, only what changed. Raises LaunchError."""
+        """Copy what the results are made of, only what changed. Raises JobFailed."""
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
         wanted = [f"--include=/{name}" for name in RESULTS]
         wanted += [f"--include=/{name}/***" for name in RESULTS if "." not in name]
@@ -87,7 +87,7 @@ class RemoteFolder:
             locks.hold(descriptor, into, _COPY_SECONDS)
             self._rsync([*wanted, "--exclude=*", "--delete", f"{self._target}/", f"{into}/"])
         except TimeoutError as error:
-            raise LaunchError("copying took too long", error.strerror, None) from error
+            raise JobFailed("copying took too long", error.strerror, None) from error
         finally:
             os.close(descriptor)
 
@@ -110,19 +110,19 @@ class RemoteFolder:
                 timeout=_COPY_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise LaunchError("copying took too long", f"{_COPY_SECONDS:.0f} s", None) from None
+            raise JobFailed("copying took too long", f"{_COPY_SECONDS:.0f} s", None) from None
         if done.returncode not in (0, _VANISHED):
             lines = done.stderr.strip().splitlines() or [f"rsync ended with code {done.returncode}"]
-            raise LaunchError(f"{self.host.address}: copying failed", lines[-1], None)
+            raise JobFailed(f"{self.host.address}: copying failed", lines[-1], None)
 
     def shell(
         self, command: str, what: str, stdin: bytes = b"", bound_seconds: float = _WRITE_SECONDS
     ) -> bytes:
-        """A shell command there, to its end; what it printed. Raises LaunchError, also when it fails."""
+        """A shell command there, to its end; what it printed. Raises JobFailed, also when it fails."""
         done = run_on(self.host, command, stdin=stdin, bound_seconds=bound_seconds)
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise LaunchError(
+            raise JobFailed(
                 f"{self.host.address}: could not {what}",
                 lines[-1] if lines else f"code {done.returncode}",
                 None,
