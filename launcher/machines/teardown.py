@@ -107,7 +107,7 @@ class Teardown:
         """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
         if standing is None or not self._home.folder.exists():
             raise LaunchError("there is no cluster to ask for", "it is not armed, or proven to be down", None)
-        (found,) = self._sky.call("instances", ASK_SECONDS, providers=[standing["provider"]])["instances"]
+        ((_, found),) = self._lists([standing["provider"]])
         return found
 
     def _end_unlisted(self, standing: Standing | None) -> Standing | None:
@@ -132,7 +132,7 @@ class Teardown:
         broken_off = standing is not None and standing["address"] is None
         settled_at = time.monotonic() + (_SETTLE_SECONDS if broken_off else 0)
         while True:
-            for provider, found in self._listed(standing):
+            for provider, found in self._lists(self._providers(standing)):
                 if found:
                     self._sky.call("terminate", DOWN_SECONDS, provider=provider)
             if time.monotonic() >= settled_at:
@@ -141,12 +141,15 @@ class Teardown:
 
     def _ask_providers(self, standing: Standing | None) -> Proof:
         bound = time.monotonic() + GONE_SECONDS
+        asked = waiting = self._providers(standing)
         while True:
-            listed = self._listed(standing)
-            left = [f"{machine} ({place(provider)})" for provider, found in listed for machine in found]
-            if not left:
-                return Proof(True, self._nothing_listed([provider for provider, _ in listed]))
+            listed = self._lists(waiting)
+            # Whose list was empty once has nothing more to say: nobody is left who could make a machine.
+            waiting = [provider for provider, found in listed if found]
+            if not waiting:
+                return Proof(True, self._nothing_listed(asked))
             if self._trouble is not None or time.monotonic() > bound:
+                left = [f"{machine} ({place(provider)})" for provider, found in listed for machine in found]
                 why = "" if self._trouble is None else f" ({self._trouble})"
                 look = self._look_yourself(standing)
                 return Proof(False, f"there still is {', '.join(left)}{why}; {look}")
@@ -177,14 +180,16 @@ class Teardown:
 
     # -------------------------------------------------------------- asking
 
-    def _listed(self, standing: Standing | None) -> list[tuple[Provider, list[str]]]:
-        """What each provider lists: where the books say the cluster is, and wherever else it may have been
-        tried. Raises LaunchError when one of them does not answer."""
+    def _providers(self, standing: Standing | None) -> list[Provider]:
+        """Where the books say the cluster is, and wherever else it may have been tried."""
         asked: list[Provider] = [standing["provider"]] if standing is not None else []
         known = {place(provider) for provider in asked}
-        asked += [one for one in self._candidates()["providers"] if place(one) not in known]
-        found = self._sky.call("instances", ASK_SECONDS, providers=asked)["instances"]
-        return list(zip(asked, found, strict=True))
+        return asked + [one for one in self._candidates()["providers"] if place(one) not in known]
+
+    def _lists(self, providers: list[Provider]) -> list[tuple[Provider, list[str]]]:
+        """What each of them lists of the cluster. Raises LaunchError when one does not answer."""
+        found = self._sky.call("instances", ASK_SECONDS, providers=providers)["instances"]
+        return list(zip(providers, found, strict=True))
 
     def _candidates(self) -> dict[str, Any]:
         if self._elsewhere is None:
