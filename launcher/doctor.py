@@ -271,13 +271,13 @@ def _skypilot() -> Check:
 
 def _clouds() -> Check:
     """With whom there are credentials, by their places, and whose prices are here; nobody is asked."""
-    from launcher.machines import sky_home
+    from launcher.machines import accounts
 
     homes = Path.home()
-    known = [cloud for cloud in sorted(sky_home.KNOWN) if sky_home.has_account(cloud, homes, os.environ)]
+    known = [cloud for cloud in sorted(accounts.KNOWN) if accounts.has_account(cloud, homes, os.environ)]
     if not known:
         return Check("clouds", "info", "no account with any; only rented machines need one (sky check)")
     priced = {path.parent.name for path in homes.glob(".sky/catalogs/*/*/vms.csv")}
-    without = [cloud for cloud in known if cloud not in priced and cloud not in sky_home.OWN]
+    without = [cloud for cloud in known if cloud not in priced and cloud not in accounts.OWN]
     prices = f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
     return Check("clouds", "info", f"credentials for {', '.join(known)}{prices}")

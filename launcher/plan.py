@@ -57,6 +57,11 @@ class Market:
     without_prices: tuple[str, ...] = ()
     as_of: float | None = None
 
+# By SkyPilot's names. What a machine really has is looked at again before the long install (fitness.py).
+_NOT_NVIDIA = ("tpu", "mi", "trainium", "inferentia", "gaudi", "radeon")
+_TOO_OLD = frozenset({"K80", "M60", "P4", "P40", "P100", "T4", "V100", "V100-32GB", "RTX6000", "RTX8000"})
+_ARM = frozenset({"GH200", "T4G"})
+
 
 @dataclass(frozen=True)
 class Rented:
@@ -76,6 +81,11 @@ class Rented:
     max_price_per_hour: float | None = None
     model_bytes: int | None = None
     dtype: str = "bfloat16"
+
+    @property
+    def shared(self) -> bool:
+        """Whether engine and trainer are on the same GPU."""
+        return self.train_gpus + self.infer_gpus > gpus_of(self.gpus)[1]
 
 
 @dataclass(frozen=True)
@@ -248,11 +258,25 @@ def _refuse_what_is_rented_only(settings: Settings) -> None:
             )
 
 
+def _refuse_unfit(gpu: str) -> None:
+    """A GPU that the runtime's build cannot use. Raises UsageError, before anything is rented."""
+    if gpu.lower().startswith(_NOT_NVIDIA):
+        why = "the runtime is built for NVIDIA's CUDA"
+    elif gpu.upper() in _TOO_OLD:
+        why = "it computes no bfloat16: Ampere, Ada, Hopper and newer do"
+    elif gpu.upper() in _ARM:
+        why = "its machines have ARM processors, the runtime is built for x86-64"
+    else:
+        return
+    raise UsageError(f"--gpus {gpu}: this GPU cannot be used", why, "launch plan --gpus L4:1   (or H100, A100, …)")
+
+
 def _offers(settings: Settings, market: Market) -> tuple[Offer, ...]:
     """All there is of what was asked for. Raises where there is nothing, with why."""
+    gpu, count = gpus_of(settings.gpus or "")
+    _refuse_unfit(gpu)
     if market.offers:
         return market.offers
-    gpu, count = gpus_of(settings.gpus or "")
     types = market.types or {}
     infra = ",".join(settings.infra)
     if not types and market.without_prices:

@@ -55,7 +55,7 @@ def refuse_unasked(settings: Settings) -> None:
 
 def refuse_without_account(plan: Plan, user_home: Path | None = None) -> None:
     """Prices need no account, a run does. Raises PreflightError."""
-    from launcher.machines.sky_home import clouds_of, has_account, no_account
+    from launcher.machines.accounts import clouds_of, has_account, no_account
 
     for cloud in clouds_of(list(plan.rented.infra)) if plan.rented else []:
         if not has_account(cloud, user_home or Path.home(), os.environ):
@@ -124,7 +124,6 @@ def _table(plan: Plan) -> str:
     """What is agreed to, in full: how the GPUs are used, what ends the run, where it may be."""
     rented = plan.rented
     assert rented is not None
-    shared = sum((rented.train_gpus, rented.infer_gpus)) > gpus_of(rented.gpus)[1]
     use = f"{rented.infer_gpus} for inference, {rented.train_gpus} for training"
     limits = [f"lease {format_duration(plan.lease_seconds)}", f"idle {rented.idle_minutes}m"]
     limits += [] if plan.deadline_seconds is None else [f"deadline {format_duration(plan.deadline_seconds)}"]
@@ -132,7 +131,7 @@ def _table(plan: Plan) -> str:
     disk = "SkyPilot's usual size" if rented.disk_gb is None else f"{rented.disk_gb} GB"
     lines = [
         f"  model   {plan.model}",
-        f"  GPUs    {'shared by inference and training' if shared else use}",
+        f"  GPUs    {'shared by inference and training' if rented.shared else use}",
         f"  limits  {' · '.join(limits)}",
         f"  disk    {disk}; it and traffic are billed apart from the machine",
     ]

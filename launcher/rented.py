@@ -8,13 +8,14 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from launcher import consent
 from launcher.homeward import pull_patiently
 from launcher.machines import ssh_config
 from launcher.machines.base import Machine, PullReport
 from launcher.output import Output
-from launcher.plan import Plan
+from launcher.plan import Plan, Rented
 from launcher.safety.lease import Limits
 from launcher.signals import Signals
 from launcher.units import format_duration, format_money
@@ -33,6 +34,9 @@ def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
         )
         agreed = consent.agreed(output, "which goes with the last run. Add it, now and for later runs?")
         consent.remember(runs.parent, _SSH_LINE, agreed)
+
+# Of the memory of a GPU that engine and trainer share, the engine's part.
+SHARED_FRACTION = 0.45
 
 
 def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Path, yes: bool) -> float:
@@ -68,3 +72,17 @@ def pull_later(
         f"{format_money(machine.price_per_hour)}/h; Ctrl-C gives them up"
     )
     return pull_patiently(machine, results, seconds, lambda: signals.received != received)
+
+
+def patience_seconds(plan: Plan, here: float) -> float:
+    """How long a runtime that says nothing is waited for: `here` on this computer. A rented one is behind a
+    network that may be lost for a while, and itself waits for its lease (G5)."""
+    return here if plan.rented is None else max(here, plan.lease_seconds)
+
+
+def runtime_overrides(gpus: Rented) -> dict[str, Any]:
+    """What the runtime is told of its GPUs, unless the user says otherwise."""
+    told: dict[str, Any] = {"dtype": gpus.dtype}
+    told |= {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
+    # vLLM takes nine tenths of a GPU where nobody says otherwise, and the trainer needs the other half.
+    return told | ({"engine.memory_fraction": SHARED_FRACTION} if gpus.shared else {})

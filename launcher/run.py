@@ -209,11 +209,12 @@ class Run:
         """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
         from launcher.homeward import Homeward
         from launcher.pulse import Pulse
-        from launcher.relay import Relay
+        from launcher.relay import REPLAY_SECONDS, Relay
 
-        settings = self._request.settings
+        settings, plan = self._request.settings, self._request.plan
         with self._phase("connect"):
-            relay = self._relay = Relay(socket, settings.port)
+            patience = rented.patience_seconds(plan, REPLAY_SECONDS)
+            relay = self._relay = Relay(socket, settings.port, patience)
             root = f"http://127.0.0.1:{relay.start()}"
             pulse = self._pulse = Pulse(root, token, settings.lease_seconds)
             pulse.start()
@@ -228,7 +229,7 @@ class Run:
     # -------------------------------------------------------------- work
 
     def _work(self, machine: Machine, endpoint: Endpoint) -> None:
-        from launcher.work import Watched, Work
+        from launcher.work import SILENT_AT_MOST_SECONDS, Watched, Work
 
         assert self._pulse is not None  # _connect made both
         assert self._homeward is not None
@@ -250,6 +251,7 @@ class Run:
             self._pulse,
             machine.ended,
             self._homeward.now,
+            rented.patience_seconds(self._request.plan, SILENT_AT_MOST_SECONDS),
         )
         Work(watched, program, shlex.join(command), self._output).do()
 
@@ -378,8 +380,7 @@ class Run:
         settings, gpus = self._request.settings, self._request.plan.rented
         overrides = settings.runtime
         if gpus is not None and machine.device == "cuda":
-            split = {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
-            overrides = {"dtype": "bfloat16"} | split | overrides
+            overrides = rented.runtime_overrides(gpus) | overrides
         return runtime_config.build(
             overrides,
             run_id=self._record.id,

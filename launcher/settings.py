@@ -73,7 +73,7 @@ def _infra(value: Any) -> tuple[str, ...]:
 
 def _place(text: str) -> str:
     # Only where it is asked for: what stands there imports psutil.
-    from launcher.machines.sky_home import ALIASES, KNOWN, NEVER_DOWN, OWN
+    from launcher.machines.accounts import ALIASES, KNOWN, NEVER_DOWN, OWN
 
     cloud, *rest = (part.strip() for part in text.split("/"))
     cloud = ALIASES.get(cloud.lower(), cloud.lower())

@@ -23,7 +23,8 @@ from launcher.signals import Interrupted
 
 _LOOK_EVERY_SECONDS = 0.25
 _DRAW_EVERY_SECONDS = 1.0
-_SILENT_AT_MOST_SECONDS = 180.0
+# A runtime on this computer; a rented one is behind a network (rented.py).
+SILENT_AT_MOST_SECONDS = 180.0
 # A program that got the same Ctrl-C as we did is given so long to end by itself; when the signal did not
 # come from the terminal it may have missed it, and is told after a moment.
 _OWN_END_SECONDS = 5.0
@@ -44,6 +45,7 @@ class Watched:
     pulse: Pulse
     ended: Callable[[], str | None]
     standing: Callable[[], Standing]
+    silent_at_most_seconds: float = SILENT_AT_MOST_SECONDS
 
 
 class Work:
@@ -123,7 +125,7 @@ class Work:
         hint = f"launch logs {label} --which supervisor"
         if reason := self._watched.ended():
             raise JobFailed("the runtime has ended by itself", reason, hint)
-        if now - beat.silent_since > _SILENT_AT_MOST_SECONDS:
+        if now - beat.silent_since > self._watched.silent_at_most_seconds:
             raise JobFailed("the runtime does not answer any more", beat.silence, hint)
 
     def _say_detail(self, beat: Beat) -> None:

@@ -292,11 +292,12 @@ class CloudMachine:
         return f"{self._user_home()}/{scripts.MODELS}/{Path(model_path).name}"
 
     def ended(self) -> str | None:
-        """See base.py. Raises JobFailed when the machine itself is gone."""
+        """See base.py. Raises JobFailed when the machine itself is gone, PreflightError when another one
+        answers in its place."""
         from launcher.machines.startup import reason_of_end
 
-        if self._link is not None and (failure := self._link.failure) is not None:
-            return f"{failure.message}: {failure.why}"
+        if self._link is not None and self._link.failure is not None:
+            raise self._link.failure
         remote = self._remote()
         try:
             remote.look()

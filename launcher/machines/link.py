@@ -58,7 +58,7 @@ class Host:
             "ControlMaster": "no",
             "ControlPath": "none",
             "IdentitiesOnly": "yes",
-            "IdentityFile": str(self.key),
+            "IdentityFile": _quoted(self.key),
             "LogLevel": "ERROR",
             "Port": str(self.port),
             "ServerAliveCountMax": "3",
@@ -67,7 +67,7 @@ class Host:
             "StrictHostKeyChecking": "accept-new",
             "UpdateHostKeys": "no",
             "User": self.user,
-            "UserKnownHostsFile": str(self.known_hosts),
+            "UserKnownHostsFile": _quoted(self.known_hosts),
             "GlobalKnownHostsFile": "/dev/null",
         }
         if self.proxy_command is not None:
@@ -81,6 +81,11 @@ class Host:
     def command(self, *remote: str, flags: tuple[str, ...] = ()) -> list[str]:
         """ssh to it; what `remote` says is given to the shell there."""
         return ["ssh", *flags, *self.options(), self.address, *remote]
+
+
+def _quoted(path: Path) -> str:
+    """A path as ssh's options take it: spaces would end it, a percent sign begin something else."""
+    return '"' + str(path).replace("%", "%%") + '"'
 
 
 def run_on(

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from launcher.errors import LaunchError, PreflightError
 from launcher.machines import sky_cache
+from launcher.machines.accounts import KNOWN, OWN, has_account
 from launcher.machines.sky_cache import CATALOGS
-from launcher.machines.sky_home import KNOWN, OWN, SkyHome, has_account
+from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyCallError, SkyCallLateError, SkyProcess
 from launcher.plan import Market, Offer
 

@@ -24,6 +24,7 @@ import psutil
 
 from launcher.errors import PreflightError
 from launcher.machines import sky_cache, sky_config
+from launcher.machines.accounts import clouds_of, has_account, is_for, no_account, places_of
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 
@@ -38,69 +39,7 @@ _PORT = "api-port"
 # What of the user's environment SkyPilot gets for every cloud.
 _PLAIN = ("PATH", "LANG", "LC_", "TERM", "TMPDIR", "SSL_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "USER")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
-# Where each cloud's credentials are: below the user's home, and in the environment.
-_CREDENTIALS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "aws": ((".aws",), ("AWS_",)),
-    "azure": ((".azure",), ("AZURE_",)),
-    "cudo": ((".config/cudo",), ()),
-    "do": ((".config/doctl",), ()),
-    "fluidstack": ((".fluidstack",), ()),
-    "gcp": ((".config/gcloud",), ("GOOGLE_", "CLOUDSDK_", "GCP_")),
-    "ibm": ((".ibm",), ()),
-    "kubernetes": ((".kube",), ("KUBECONFIG",)),
-    "lambda": ((".lambda_cloud",), ()),
-    "mithril": ((".config/mithril",), ("MITHRIL_",)),
-    "nebius": ((".nebius",), ("NEBIUS_",)),
-    "oci": ((".oci",), ("OCI_",)),
-    "paperspace": ((".paperspace",), ()),
-    "runpod": ((".runpod",), ("RUNPOD_",)),
-    "scp": ((".scp",), ("SCP_",)),
-    "seeweb": ((".seeweb_cloud",), ("SEEWEB_",)),
-    "shadeform": ((".shadeform",), ("SHADEFORM_",)),
-    "slurm": ((".slurm", ".ssh"), ()),
-    "ssh": ((".sky/ssh_node_pools.yaml", ".ssh"), ()),
-    "vast": ((".config/vastai",), ("VAST_",)),
-    "vsphere": ((".vsphere",), ()),
-}
-# Of those variables, the ones that let somebody in: a region or a CA bundle is no account.
-_LETTING_IN = ("ACCESS_KEY", "API_KEY", "CREDENTIAL", "TOKEN", "SECRET", "KUBECONFIG", "CLIENT_ID")
-KNOWN = frozenset(_CREDENTIALS)
-ALIASES = {"k8s": "kubernetes", "digitalocean": "do"}
-# Clusters of one's own: no price, and one may be on this computer without being meant.
-OWN = frozenset({"kubernetes", "slurm", "ssh"})
-# SkyPilot cannot have their machines end by themselves (see its AUTODOWN feature).
-NEVER_DOWN = frozenset({"hyperbolic", "primeintellect", "verda", "yotta"})
 
-
-def clouds_of(infra: list[str]) -> list[str]:
-    """The clouds in `aws/us-east-1`, `k8s`, `ssh/pool`. Raises PreflightError for an unknown one."""
-    found = sorted({"kubernetes" if one.startswith("k8s") else one.partition("/")[0] for one in infra})
-    for cloud in found:
-        if cloud not in _CREDENTIALS:
-            raise PreflightError(
-                f"--infra {cloud}: not a cloud that can be used here",
-                f"known are {', '.join(sorted(_CREDENTIALS))}",
-                "launch plan --gpus H100:4 --infra aws",
-            )
-    return found
-
-
-def has_account(cloud: str, user_home: Path, environ: Mapping[str, str]) -> bool:
-    """Whether there are credentials of a cloud, by their places; nobody is asked whether they are good."""
-    places, variables = _CREDENTIALS[cloud]
-    in_environment = any(
-        name.startswith(variables) and any(word in name for word in _LETTING_IN) for name in environ
-    )
-    return in_environment or any((user_home / place).exists() for place in places)
-
-
-def no_account(cloud: str) -> PreflightError:
-    """The error for a cloud without credentials."""
-    return PreflightError(
-        f"there are no credentials for {cloud}",
-        f"neither {' nor '.join(f'~/{place}' for place in _CREDENTIALS[cloud][0])} is there",
-        f"sky check {cloud}   (SkyPilot says how to log in there)",
-    )
 
 
 class SkyHome:
@@ -131,7 +70,7 @@ class SkyHome:
     def _link_credentials(self, cloud: str, user_home: Path) -> None:
         if not has_account(cloud, user_home, os.environ):
             raise no_account(cloud)
-        for place in _CREDENTIALS[cloud][0]:
+        for place in places_of(cloud):
             if not (user_home / place).exists():
                 continue
             target = self.folder / place
@@ -143,14 +82,15 @@ class SkyHome:
     def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """What SkyPilot's processes get: of the user's own only what the target clouds need."""
         environ = os.environ if environ is None else environ
-        wanted = [*_PLAIN]
-        for cloud in self._clouds:
-            wanted += _CREDENTIALS[cloud][1]
         kept = {
             name: value
             for name, value in environ.items()
-            if name.startswith(tuple(wanted)) or name.lower() in _PROXIES
+            if name.startswith(_PLAIN)
+            or name.lower() in _PROXIES
+            or any(is_for(cloud, name) for cloud in self._clouds)
         }
+        for name in ("no_proxy", "NO_PROXY"):  # its API server is on this computer, whatever the proxy
+            kept[name] = ",".join(filter(None, [environ.get(name, ""), "127.0.0.1", "localhost"]))
         own = {
             "HOME": str(self.folder),
             "NO_COLOR": "1",

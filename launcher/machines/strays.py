@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LaunchError, TeardownUnverified
-from launcher.machines.sky_home import SkyHome, has_account, no_account
+from launcher.machines.accounts import has_account, no_account
+from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
 from launcher.machines.teardown import place, wait_until_gone
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launcher.home import Home
 from launcher.machines import strays
-from launcher.machines.sky_home import OWN, clouds_of
+from launcher.machines.accounts import OWN, clouds_of
 from launcher.machines.strays import Stray
 from launcher.safety.reap import Find
 from launcher.safety.records import RecordStore

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from launcher.errors import UsageError
 from launcher.home import Home
+from launcher.machines.accounts import KNOWN
 from launcher.machines.cloud import CloudMachine
-from launcher.machines.sky_home import KNOWN
 from launcher.safety.records import RecordStore
 
 NAMES = st.one_of(st.none(), st.from_regex(r"[a-z0-9-]{1,40}", fullmatch=True), st.text(max_size=50))

@@ -11,10 +11,11 @@ import pytest
 
 from launcher.errors import CapacityError, PreflightError
 from launcher.machines import sky_process
+from launcher.machines.accounts import clouds_of
 from launcher.machines.base import Machine
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.recorded import from_record
-from launcher.machines.sky_home import SkyHome, clouds_of
+from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import NoAccessError, SkyCallError, SkyCallLateError, SkyProcess
 from launcher.safety.records import RunRecord
 
