@@ -57,6 +57,7 @@ class Market:
     without_prices: tuple[str, ...] = ()
     as_of: float | None = None
 
+
 # By SkyPilot's names. What a machine really has is looked at again before the long install (fitness.py).
 _NOT_NVIDIA = ("tpu", "mi", "trainium", "inferentia", "gaudi", "radeon")
 _TOO_OLD = frozenset({"K80", "M60", "P4", "P40", "P100", "T4", "V100", "V100-32GB", "RTX6000", "RTX8000"})
@@ -114,17 +115,19 @@ class Plan:
 
     @property
     def cost_at_most(self) -> float | None:
-        """The dearest candidate's price until the last rung has ended it, or the budget, whichever is less.
+        """The dearest candidate's price until the last rung has ended it. None when nothing bounds it.
 
         The last rung: this computer and the runtime are lost just before the deadline, then the lease runs
-        out, then the machine's own timer. None when nothing bounds it.
+        out, then the machine's own timer. The budget is kept on the machine as well: then the timer runs.
         """
         if self.dearest_per_hour == 0:
             return 0.0
-        bounds = [] if self.budget is None else [self.budget]
+        timer_seconds = (60 * self.rented.idle_minutes if self.rented else 0) + TIMER_SECONDS
+        bounds = []
+        if self.budget is not None:
+            bounds.append(self.budget + self.dearest_per_hour * timer_seconds / 3600)
         if self.deadline_seconds is not None:
-            idle_seconds = 60 * self.rented.idle_minutes if self.rented else 0
-            seconds = self.deadline_seconds + self.lease_seconds + idle_seconds + TIMER_SECONDS
+            seconds = self.deadline_seconds + self.lease_seconds + timer_seconds
             bounds.append(self.dearest_per_hour * seconds / 3600)
         return min(bounds) if bounds else None
 
@@ -268,7 +271,9 @@ def _refuse_unfit(gpu: str) -> None:
         why = "its machines have ARM processors, the runtime is built for x86-64"
     else:
         return
-    raise UsageError(f"--gpus {gpu}: this GPU cannot be used", why, "launch plan --gpus L4:1   (or H100, A100, …)")
+    raise UsageError(
+        f"--gpus {gpu}: this GPU cannot be used", why, "launch plan --gpus L4:1   (or H100, A100, …)"
+    )
 
 
 def _offers(settings: Settings, market: Market) -> tuple[Offer, ...]:

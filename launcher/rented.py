@@ -35,6 +35,7 @@ def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
         agreed = consent.agreed(output, "which goes with the last run. Add it, now and for later runs?")
         consent.remember(runs.parent, _SSH_LINE, agreed)
 
+
 # Of the memory of a GPU that engine and trainer share, the engine's part.
 SHARED_FRACTION = 0.45
 

@@ -1,7 +1,7 @@
 """The clouds a run can be on, and where this user's credentials for them are: by their places, unread.
 
-Neighbours: `sky_home.py` links them into a run's private home, `prices.py`, `quote.py` and `doctor.py` ask whom
-there is an account with. Reads names, never contents.
+Neighbours: `sky_home.py` links them into a run's private home; `prices.py`, `quote.py` and `doctor.py` ask
+with whom there is an account. Reads names, never contents.
 """
 
 from __future__ import annotations

@@ -417,7 +417,7 @@ def _ends_itself(rig: Rig, since: float) -> None:
 def _on_the_machine(rig: Rig, launched: Launched) -> Path:
     """The run's folder there, seen through the machine's first process."""
     (pid,) = (pid for pid, line in running(rig, "inside/reaper.py").items() if "python" in line)
-    return Path(f"/proc/{pid}/root/home/ubuntu/slipway/{launched.run.name}")
+    return Path("/proc", str(pid), "root", "home", "ubuntu", "slipway", launched.run.name)
 
 
 def _reason(folder: Path) -> str | None:

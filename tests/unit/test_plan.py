@@ -110,7 +110,7 @@ def test_without_a_deadline_or_a_budget_it_ends_after_four_hours(wish) -> None:
     assert make_plan(wish(max="1h"), market(EAST)).deadline_seconds == 3600
     plan = make_plan(wish(budget="40"), market(EAST))
     assert plan.deadline_seconds is None
-    assert plan.cost_at_most == 40.0
+    assert plan.cost_at_most == pytest.approx(40.0 + 27.52 * (600 + TIMER_SECONDS) / 3600)
     assert plan.describe() == "4×H100 on aws/us-east-1, $27.52/h, budget $40.00"
     assert make_plan(wish(budget="40", max="1h"), market(EAST)).cost_at_most == pytest.approx(
         39.678, abs=0.01
@@ -133,7 +133,9 @@ def test_no_run_within_its_limits_costs_more_than_was_agreed_to(
     assert plan.rented is not None
     plan = replace(plan, budget=budget, rented=replace(plan.rented, idle_minutes=idle), candidates=())
     used = sum(part * most for part, most in zip(waits, (deadline, lease, idle * 60, 90), strict=True))
-    spent = plan.cost_after(used) if budget is None else min(budget, plan.cost_after(used))
+    spent = plan.cost_after(used)
+    if budget is not None:  # reached, and then the machine is left to its timer
+        spent = min(spent, budget + plan.cost_after(waits[2] * idle * 60 + waits[3] * 90))
     assert plan.cost_at_most is not None and spent <= plan.cost_at_most * (1 + 1e-9)
 
 
@@ -231,3 +233,19 @@ def test_what_only_a_rented_run_has_waits_in_a_file_and_is_refused_on_the_comman
 
 def test_the_type_may_have_a_name_with_dashes() -> None:
     assert gpus_of("A100-80GB:8") == ("A100-80GB", 8)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why"),
+    [
+        ("MI300X", "NVIDIA"),
+        ("tpu-v5e", "NVIDIA"),
+        ("T4", "bfloat16"),
+        ("V100-32GB", "bfloat16"),
+        ("GH200", "ARM"),
+    ],
+)
+def test_a_gpu_the_runtime_cannot_use_is_refused_before_it_is_rented(wish, gpu: str, why: str) -> None:
+    with pytest.raises(UsageError, match="cannot be used") as refused:
+        make_plan(wish(gpus=f"{gpu}:1"), market(Offer("aws", "aws/us-east-1", "kind", gpu, 1, 1.0)))
+    assert why in (refused.value.why or "")

@@ -1,91 +1,35 @@
-"""launcher/rented.py: plain ssh is offered once, before anything is rented, and what was said holds."""
+"""launcher/rented.py: what a run is told and how long it waits because its machine is rented."""
 
 from __future__ import annotations
 
-import io
-import sys
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from launcher import rented
-from launcher.config import load
-from launcher.home import Home
-from launcher.machines import ssh_config
-from launcher.machines.base import Machine
-from launcher.output import Output
-from launcher.plan import Market, Offer, Plan, make_plan
+from launcher.plan import Plan, Rented
+from launcher.rented import SHARED_FRACTION, patience_seconds, runtime_overrides
+from launcher.runtime_config import build
+
+FOUR = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
+ONE = replace(FOUR, gpus="H100:1", train_gpus=1, infer_gpus=1)
 
 
-class _Machine:
-    """What announce looks at."""
-
-    price_per_hour = 27.52
-
-    def describe(self) -> dict[str, Any]:
-        return {"standing": {"where": "AWS/us-east-1", "instance_type": "p5.24xlarge"}}
-
-
-@dataclass
-class Laptop:
-    """A user's home and data folder; `asked` counts the questions."""
-
-    runs: Path
-    plan: Plan
-    monkeypatch: pytest.MonkeyPatch
-    asked: int = 0
-
-    def run(self, answer: str | None = None, *, yes: bool = False) -> bool:
-        """One run: agreed on, announced. `answer` None: there is no terminal. Whether ssh finds it."""
-        self.monkeypatch.setattr("launcher.consent.somebody_is_here", lambda: answer is not None)
-        self.monkeypatch.setattr(sys, "stdin", io.StringIO(answer or ""))
-        stderr = io.StringIO()
-        output = Output(plain=True, stdout=io.StringIO(), stderr=stderr, environ={})
-        rented.agree_on_ssh(output, self.plan, self.runs, yes)
-        self.asked += stderr.getvalue().count("[y/N]")
-        machine: Any = _Machine()
-        checked: Machine = machine
-        rented.announce(output, checked, self.plan, "demo", self.runs, yes)
-        found = ssh_config.included(self.runs)
-        ssh_config.forget(self.runs / "slip-0123abcd")
-        return found
+def test_engine_and_trainer_leave_each_other_room_on_a_gpu_they_share() -> None:
+    places = {"run_id": "r", "model_path": "m", "device": "cuda", "state_dir": "s", "socket_dir": "d"}
+    alone = build(runtime_overrides(FOUR), **places)
+    assert (alone.engines, alone.train_processes, alone.dtype) == (3, 1, "bfloat16")
+    assert alone.engine.memory_fraction is None
+    shared = build(runtime_overrides(ONE), **places)
+    assert shared.engine.memory_fraction == SHARED_FRACTION <= 0.5
+    asked = build(runtime_overrides(ONE) | {"engine.memory_fraction": 0.3}, **places)
+    assert asked.engine.memory_fraction == 0.3
 
 
-@pytest.fixture
-def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laptop:
-    (tmp_path / "user").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    (tmp_path / "data" / "runs" / "slip-0123abcd").mkdir(parents=True)
-    settings = load({"gpus": "H100:4"}, environ={}, folder=tmp_path, home=Home(*[tmp_path / "none"] * 3))
-    offer = Offer("aws", "aws/us-east-1", "p5.24xlarge", "H100", 4, 27.52)
-    plan = make_plan(settings, Market((offer,), {"H100": [4]}))
-    return Laptop(tmp_path / "data" / "runs", plan, monkeypatch)
-
-
-def test_the_line_in_the_users_ssh_config_is_asked_for_once(laptop: Laptop) -> None:
-    assert laptop.run("y\n")
-    assert laptop.run("")  # it went with the last run, and comes without being asked for again
-    assert laptop.asked == 1
-
-
-def test_a_no_holds_also_where_everything_else_is_agreed_to_beforehand(laptop: Laptop) -> None:
-    assert not laptop.run("n\n")
-    assert not laptop.run("")
-    assert not laptop.run(yes=True)
-    assert laptop.asked == 1
-
-
-def test_without_a_terminal_only_yes_adds_it(laptop: Laptop) -> None:
-    assert not laptop.run()
-    assert laptop.run(yes=True)
-    assert laptop.asked == 0
-    assert not list(laptop.runs.parent.glob("*.json"))
-
-
-def test_a_run_on_this_computer_asks_for_nothing(laptop: Laptop) -> None:
-    laptop.plan = replace(laptop.plan, rented=None)
-    output = Output(plain=True, stdout=io.StringIO(), stderr=io.StringIO(), environ={})
-    laptop.monkeypatch.setattr("launcher.consent.can_ask", lambda output: pytest.fail("asked"))
-    rented.agree_on_ssh(output, laptop.plan, laptop.runs, False)
+@pytest.mark.parametrize(
+    ("rented", "lease_seconds", "waited"), [(None, 900.0, 120.0), (FOUR, 900.0, 900.0), (FOUR, 15.0, 120.0)]
+)
+def test_g05_a_rented_runtime_is_waited_for_as_long_as_it_waits_for_us(
+    rented: Rented | None, lease_seconds: float, waited: float
+) -> None:
+    plan = Plan("here", "tiny", 0.0, None, lease_seconds, None, rented)
+    assert patience_seconds(plan, 120.0) == waited

@@ -118,6 +118,14 @@ def test_g16_only_the_target_clouds_variables_reach_skypilot(tmp_path: Path, use
     assert not set(environ) & set(others)
 
 
+def test_skypilots_own_server_is_asked_without_the_users_proxy(tmp_path: Path, user_home: Path) -> None:
+    home = _home(tmp_path, "aws")
+    home.make(user_home)
+    given = home.environ({"http_proxy": "http://proxy:3128", "no_proxy": "intranet"})
+    assert given["http_proxy"] == "http://proxy:3128"
+    assert given["no_proxy"] == "intranet,127.0.0.1,localhost"
+
+
 def test_a_cloud_without_credentials_is_refused_with_what_to_do(
     tmp_path: Path, user_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +138,7 @@ def test_a_cloud_without_credentials_is_refused_with_what_to_do(
 def test_an_unknown_cloud_is_refused() -> None:
     with pytest.raises(PreflightError, match="awz"):
         clouds_of(["awz"])
-    assert clouds_of(["k8s/ctx", "kubernetes", "aws/us-east-1/us-east-1a"]) == ["aws", "kubernetes"]
+    assert clouds_of(["k8s/ctx", "kubernetes", "aws/us-east-1/us-east-1a"]) == ["kubernetes", "aws"]
 
 
 def test_removing_a_home_leaves_the_users_credentials(tmp_path: Path, user_home: Path) -> None:
