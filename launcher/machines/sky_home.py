@@ -41,7 +41,6 @@ _PLAIN = ("PATH", "LANG", "LC_", "TERM", "TMPDIR", "SSL_CERT", "REQUESTS_CA_BUND
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
 
-
 class SkyHome:
     """`folder` is made by `make` (0700). `user_id`, eight hex digits, names SkyPilot's own sockets."""
 
