@@ -13,6 +13,7 @@ from typing import Any
 from launcher.errors import CapacityError, PreflightError, UsageError, suggestion
 from launcher.settings import Settings
 from launcher.units import format_duration, format_money
+from runtime import fitness
 
 HERE = "this computer"
 # What bounds a rented run for which nobody gave a deadline or a budget.
@@ -178,7 +179,10 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
             lease_seconds=settings.lease_seconds,
             budget=settings.budget,
         )
-    count = gpus_of(settings.gpus)[1]
+    gpu, count = gpus_of(settings.gpus)
+    if why := fitness.unusable(gpu, _dtype(settings)):
+        hint = f"launch plan --gpus L4:{count}   (or any type since A100)"
+        raise PreflightError(f"{gpu} cannot be used", why, hint)
     train, infer = split(count, settings.train_gpus, settings.infer_gpus)
     market = market or Market()
     candidates = _affordable(settings, _offers(settings, market))
@@ -204,10 +208,15 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
             infer_gpus=infer,
             max_price_per_hour=dearest or None,
             model_bytes=model_bytes,
-            dtype=settings.runtime.get("dtype", "bfloat16"),
+            dtype=_dtype(settings),
         ),
         candidates=candidates,
     )
+
+
+def _dtype(settings: Settings) -> str:
+    """What a rented run computes in, unless it was told otherwise."""
+    return settings.runtime.get("dtype", "bfloat16")
 
 
 def gpus_of(text: str) -> tuple[str, int]:
