@@ -61,6 +61,8 @@ with CommandLines() as lines:
     given = scripts.given(TOKEN, {"HF_TOKEN": SECRET})
     for _ in range(2):  # as after an answer that was lost: one runs
         RemoteJob(folder, "serve").start(scripts.serve(state), stdin=given)
+    # One that dies before it has read them.
+    RemoteJob(folder, "deaf").start("exit 3\\n", stdin=given)
     link = Link(host, here / "g.sock", sockets + "/gateway.sock")
     link.start()
     def code_of():
