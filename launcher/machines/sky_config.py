@@ -18,6 +18,8 @@ from launcher.errors import PreflightError
 # Below the user's home; SKYPILOT_GLOBAL_CONFIG names another one, as for SkyPilot itself.
 PLACE = ".sky/config.yaml"
 VARIABLE = "SKYPILOT_GLOBAL_CONFIG"
+# A project's own, in the folder SkyPilot is called in; a run's SkyPilot is called in another one.
+_PROJECT = ".sky.yaml"
 # Where SkyPilot can be told to upload neither the cloud's credentials nor the key of its clusters.
 _NO_UPLOAD = ("aws", "gcp")
 _IDENTITY = "remote_identity"
@@ -44,6 +46,8 @@ def for_run(path: Path, clouds: list[str], home: Path) -> tuple[dict[str, Any], 
     users = _read(path)
     config = {name: users[name] for name in _TAKEN if name in users}
     left_out = [f"{path}: {name} is not taken: {why}" for name, why in _NOT_TAKEN.items() if name in users]
+    if Path(_PROJECT).exists():
+        left_out.append(f"{_PROJECT} is not taken: what a run needs of it goes into {path}")
     for cloud in clouds:
         section = users.get(cloud) or {}
         if not isinstance(section, dict):

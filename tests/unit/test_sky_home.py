@@ -96,6 +96,15 @@ def test_a_run_without_a_configuration_of_the_users_has_only_ours(tmp_path: Path
     assert ours == {"allowed_clouds": ["aws", "lambda"], "aws": {"remote_identity": "NO_UPLOAD"}}
 
 
+def test_a_projects_configuration_is_said_to_be_left_out(
+    tmp_path: Path, user_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".sky.yaml").write_text("aws: {vpc_name: of-the-project}")
+    monkeypatch.chdir(tmp_path)
+    (said,) = _home(tmp_path, "aws").make(user_home)
+    assert said.startswith(".sky.yaml is not taken")
+
+
 @pytest.mark.parametrize("text", ["aws: [canary", "- canary", "aws: canary", "\xff"])
 def test_a_configuration_that_cannot_be_read_is_refused_and_not_shown(
     text: str, tmp_path: Path, user_home: Path
