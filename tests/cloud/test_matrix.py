@@ -1,6 +1,7 @@
 """A rented run killed at each of its instants, in each way: its machine is gone within a minute, with proof.
 
     pytest -m matrix tests/cloud/test_matrix.py          40 min; goes on where it was broken off
+    python -m tests.cloud.test_matrix                    its log as a table
 
 Each case is a whole `launch --gpus` on the test cloud; its runtime has no engine (`small_runtime.py`), which
 is the one thing that is not as shipped. One that has passed leaves a line in the log (`SLIPWAY_MATRIX_LOG`,
@@ -253,6 +254,17 @@ def _note(name: str, ended: Ended, begun: float) -> None:
     print(line)
 
 
+def _table() -> str:
+    """The newest line of each case, as tests/bench/RESULTS.md has them."""
+    newest = {line["case"]: line for line in map(json.loads, _log().read_text().splitlines())}
+    rows = [
+        f"| {one['case']} | {one['happened']} | {one['gone_seconds']} | {one['verified_seconds']} "
+        f"| {one['case_seconds']} | {one['date'][11:16]} | {one['commit']} |"
+        for one in newest.values()
+    ]
+    return "\n".join(rows)
+
+
 # ------------------------------------------------------------------ the matrix
 
 
@@ -376,23 +388,6 @@ def test_g04_with_all_of_the_laptop_killed_the_step_is_saved_and_the_machine_end
 
 
 @pytest.mark.long
-def test_g04_with_its_runtime_frozen_a_rented_run_ends_in_time(runtime_rig: Rig) -> None:
-    rig = runtime_rig
-    launched = Launched(rig, [*RENTED, *_SHORT, "--", *_IDLE])
-    launched.wait_for("ready: http", _UP_SECONDS)
-    frozen = running(rig, "-m runtime ", "-m runtime.s", "-m runtime.t", "tune run", "runtime/recipes")
-    assert frozen
-    for pid in frozen:
-        os.kill(pid, signal.SIGSTOP)
-    frozen_at = time.time()
-    _ends_itself(rig, frozen_at)
-    code = launched.wait(_ENDS_ITSELF_SECONDS)
-    print(f"launch ended with {code} after {time.time() - frozen_at:.0f} s\n{launched.text}")
-    assert launched.record["state"] == "verified"
-    assert not left(rig, *_PROGRAMS)
-
-
-@pytest.mark.long
 def test_g03_a_failed_setup_whose_launch_and_guardian_are_killed_is_ended_by_its_autodown(rig: Rig) -> None:
     launched = _launch(rig, Case("cli.pulled", "stop"), *_SHORT)
     launched.wait_for("setup failed on the machine", _UP_SECONDS)
@@ -425,3 +420,7 @@ def _reason(folder: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError):
         return json.loads((folder / "keeper.json").read_text())["reason"]
     return None
+
+
+if __name__ == "__main__":
+    print(_table())
