@@ -13,7 +13,6 @@ from typing import Any
 from launcher.errors import CapacityError, PreflightError, UsageError, suggestion
 from launcher.settings import Settings
 from launcher.units import format_duration, format_money
-from runtime import fitness
 
 HERE = "this computer"
 # What bounds a rented run for which nobody gave a deadline or a budget.
@@ -179,10 +178,7 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
             lease_seconds=settings.lease_seconds,
             budget=settings.budget,
         )
-    gpu, count = gpus_of(settings.gpus)
-    if why := fitness.unusable(gpu, _dtype(settings)):
-        hint = f"launch plan --gpus L4:{count}   (or any type since A100)"
-        raise PreflightError(f"{gpu} cannot be used", why, hint)
+    count = gpus_of(settings.gpus)[1]
     train, infer = split(count, settings.train_gpus, settings.infer_gpus)
     market = market or Market()
     candidates = _affordable(settings, _offers(settings, market))

@@ -16,7 +16,7 @@ from typing import Any
 from launcher import config, consent, model_size
 from launcher.errors import EXIT_OK, UsageError
 from launcher.output import Output, columns
-from launcher.plan import Market, Plan, gpus_of, make_plan
+from launcher.plan import Market, Offer, Plan, gpus_of, make_plan
 from launcher.settings import Settings
 from launcher.units import format_duration, format_money
 
@@ -133,17 +133,19 @@ def _table(plan: Plan) -> str:
         f"  model   {plan.model}",
         f"  GPUs    {'shared by inference and training' if rented.shared else use}",
         f"  limits  {' · '.join(limits)}",
-        f"  disk    {disk}; it and traffic are billed apart from the machine",
+        f"  disk    {disk}{'' if plan.unpriced else '; it and traffic are billed apart from the machine'}",
     ]
     shown = plan.candidates[:_SHOWN_CANDIDATES]
     rows = [["  IN THIS ORDER", "MACHINE", "PRICE"]]
     for offer in shown:
-        rows.append(
-            [f"  {offer.infra}", offer.instance_type or "-", f"{format_money(offer.price_per_hour)}/h"]
-        )
+        rows.append([f"  {offer.infra}", offer.instance_type or "-", _price(offer)])
     more = len(plan.candidates) - len(shown)
     rest = [f"  and {more} more, up to {format_money(plan.dearest_per_hour)}/h"] if more else []
     return "\n".join([*lines, columns(rows), *rest])
+
+
+def _price(offer: Offer) -> str:
+    return f"{format_money(offer.price_per_hour)}/h" if offer.price_per_hour else "-"
 
 
 def _remarks(market: Market) -> list[str]:

@@ -53,7 +53,8 @@ def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Pat
     answered = consent.remembered(runs.parent, _SSH_LINE)
     if (yes if answered is None else answered) and ssh_config.include(runs):
         output.event("ssh", "one Include line is in ~/.ssh/config until the last run is down")
-    where = f"{standing['where']} · {standing['instance_type']} · {format_money(price)}/h"
+    cost = f"{format_money(price)}/h" if price else "no price"
+    where = f"{standing['where']} · {standing['instance_type']} · {cost}"
     output.event("rented", f"{where} · launch ssh {label}", where=standing["where"], price_per_hour=price)
     return price
 

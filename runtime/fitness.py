@@ -31,12 +31,6 @@ _PROCESS_BYTES = 3 * 10**9
 _RUN_BYTES = 2 * 10**9
 # A GPU called 80GB reports 79.6 GiB; one called 40GB is not taken for it.
 _OF_THE_NAMED_MEMORY = 0.9
-# The types before Ampere by SkyPilot's names, their memory left out; and what is not NVIDIA's at all.
-_OLD_TYPES = {
-    "T4": 7.5, "T4G": 7.5, "RTX8000": 7.5, "V100": 7.0, "P40": 6.1, "P4": 6.1, "P100": 6.0, "M60": 5.2,
-    "K80": 3.7,
-}  # fmt: skip
-_OTHERS = re.compile(r"tpu|MI\d|Gaudi|Trainium|Inferentia|Radeon", re.IGNORECASE)
 _ASK_SECONDS = 60
 _FIELDS = ("name", "driver_version", "memory.total", "compute_cap", "mig.mode.current")
 # What a type's name is made of; and its words that say how it is built in, not which it is.
@@ -92,18 +86,6 @@ def check(needs: Needs, root: Path) -> str:
         found += [f"{len(gpus)}×{gpus[0].name}", f"driver {gpus[0].driver}"]
     free = check_disk(root, needs)
     return " · ".join([*found, f"{_gb(free)} of disk free"])
-
-
-def unusable(rented: str, dtype: str) -> str | None:
-    """Why GPUs of this type could not be used, known before any is rented; None where nothing is."""
-    if _OTHERS.match(rented):
-        return "the runtime is built for NVIDIA's GPUs"
-    capability = _OLD_TYPES.get(re.sub(r"-\d+GB?\b", "", rented, flags=re.IGNORECASE).upper())
-    try:
-        check_capability(Gpu(rented, "", None, capability, False), Needs("cuda", f"{rented}:1", dtype=dtype))
-    except UnfitError as unfit:
-        return str(unfit)
-    return None
 
 
 def ask_driver() -> list[Gpu]:

@@ -197,9 +197,6 @@ def test_what_is_said_of_disk_and_idle_time_holds(wish) -> None:
 @pytest.mark.parametrize(
     ("gpus", "found", "error", "what", "hint"),
     [
-        ("V100-32GB:8", {}, PreflightError, "V100-32GB cannot be used", "--gpus L4:8"),
-        ("T4:1", {}, PreflightError, "T4 cannot be used", "--gpus L4:1"),
-        ("tpu-v5e:4", {}, PreflightError, "tpu-v5e cannot be used", "--gpus L4:4"),
         ("H10O:4", {}, UsageError, "no GPU is called H10O", "--gpus H100:4 --infra aws"),
         ("h100:64", {}, CapacityError, "no machine has 64 H100 on aws", "--gpus H100:8 --infra aws"),
         ("A100:4", {}, CapacityError, "no machine has 4 A100", "--gpus A100:8"),
