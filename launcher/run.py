@@ -406,7 +406,7 @@ class Run:
     def _enter(self, state: str) -> None:
         reached = self._limits.reached(time.monotonic())
         if reached and state not in ("pull", "down"):
-            raise LimitReached(reached, f"before {state}", "launch --max TIME")
+            raise LimitReached(reached, f"before {state}", "launch --max TIME --budget DOLLARS …")
         left = self._limits.left(time.monotonic()) if state in _ON_THE_WAY_UP else None
         self._signals.alarm(left)
         self._update(state=state)
@@ -420,7 +420,9 @@ class Run:
         reached = self._limits.reached(time.monotonic())
         if isinstance(ended, Interrupted) and ended.number == signal.SIGALRM:
             why = f"the run had got as far as {self._record.state}"
-            return LimitReached(reached or "the deadline is reached", why, "launch --max TIME")
+            return LimitReached(
+                reached or "the deadline is reached", why, "launch --max TIME --budget DOLLARS …"
+            )
         if reached and isinstance(ended, JobFailed) and ended.job_exit_code is None:
-            return LimitReached(reached, ended.message, "launch --max TIME")
+            return LimitReached(reached, ended.message, "launch --max TIME --budget DOLLARS …")
         return ended

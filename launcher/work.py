@@ -111,7 +111,9 @@ class Work:
 
     def _check_limits(self, now: float) -> None:
         if reached := self._watched.limits.reached(now):
-            raise LimitReached(reached, "the run is ended here, its results are kept", "launch --max TIME")
+            raise LimitReached(
+                reached, "the run is ended here, its results are kept", "launch --max TIME --budget DOLLARS …"
+            )
 
     def _check_runtime(self, beat: Beat, now: float) -> None:
         label = self._watched.label

@@ -107,3 +107,17 @@ def test_g02_ctrl_c_while_provisioning_ends_the_request_and_the_machine(rig: Rig
     assert not rig.alive()
     assert launched.record["state"] == "verified"
     assert not left(rig)
+
+
+def test_g06_a_budget_that_is_spent_on_the_way_up_ends_the_machine_with_7(rig: Rig) -> None:
+    """$0.45 are a minute of this machine, from the first call on; nothing here would end it by itself."""
+    words = [*RENTED, "--budget", "0.45", "--", "true"]
+    launched = Launched(rig, words, LAUNCH_FAILPOINT="cloud.pushed:hang")
+    assert launched.wait(240) == 7, launched.text
+    print(launched.text)
+    assert "the budget of $0.45 is spent" in launched.text
+    assert rig.witness("run") and not rig.alive()
+    assert launched.record["state"] == "verified"
+    spent_at, created = rig.witness("terminate")[0]["time"], launched.record["created"]
+    assert spent_at - created < 0.45 / 27.52 * 3600 + 30
+    assert not left(rig)
