@@ -13,6 +13,7 @@ Knows nothing of prices, programs or the terminal.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -289,7 +290,9 @@ class CloudMachine:
             return model_path
         if Path(model_path).is_relative_to(package):
             return f"{self._user_home()}/{scripts.CODE}/runtime/{Path(model_path).relative_to(package)}"
-        return f"{self._user_home()}/{scripts.MODELS}/{Path(model_path).name}"
+        # An older rsync there takes a path with a blank for two.
+        name = re.sub(r"[^\w.-]", "-", Path(model_path).name)
+        return f"{self._user_home()}/{scripts.MODELS}/{name}"
 
     def ended(self) -> str | None:
         """See base.py. Raises JobFailed when the machine itself is gone, PreflightError when another one

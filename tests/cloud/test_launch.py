@@ -109,6 +109,7 @@ def test_g02_ctrl_c_while_provisioning_ends_the_request_and_the_machine(rig: Rig
     assert not left(rig)
 
 
+@pytest.mark.long  # in every run: test_run.py's, with a machine that takes its time in this process
 def test_g06_a_budget_that_is_spent_on_the_way_up_ends_the_machine_with_7(rig: Rig) -> None:
     """$0.45 are a minute of this machine, from the first call on; nothing here would end it by itself."""
     words = [*RENTED, "--budget", "0.45", "--", "true"]

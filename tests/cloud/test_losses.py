@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud.launched import RENTED, Launched, left, running, verb
-from tests.cloud.rig import Rig
+from tests.cloud.rig import REPOSITORY, Rig
 
 pytestmark = pytest.mark.slow
 
@@ -85,21 +86,22 @@ def test_g17_ssh_killed_every_three_seconds_costs_no_rollout_and_a_machine_taken
     rig = runtime_rig
     program = rig.folder / "program.py"
     program.write_text(f"ROLLOUTS = {_ROLLOUTS}\n{_PROGRAM}")
-    launched = Launched(rig, [*_rented_for("1h"), "--", "python", str(program)])
+    # A model of the user's own, which the machine has from this computer alone.
+    model = rig.folder / "my model"
+    shutil.copytree(REPOSITORY / "runtime" / "tiny" / "model", model)
+    words = [*RENTED, "--name", "lossy", "--max", "1h", "--model", str(model)]
+    launched = Launched(rig, [*words, "--", "python", str(program)])
     launched.wait_for("ready: http", 300)
     with _Killer(rig) as killer:
         launched.wait_for("trained 1: published", 240)
     assert f"answers={_ROLLOUTS} distinct={_ROLLOUTS}" in launched.text, launched.text
     assert "Traceback" not in launched.text
     assert killer.kills >= 4
+    assert "model.safetensors" in verb(rig, "ssh", "lossy", "--", "ls slipway-models/my-model")
     sampled = _sampled(rig)
     assert sorted(sampled) == sorted(f"r{number}" for number in range(_ROLLOUTS))
     _the_machine_is_taken_back(rig, launched)
     print(launched.text, f"kills={killer.kills}")
-
-
-def _rented_for(bound: str) -> list[str]:
-    return [*RENTED, "--name", "lossy", "--max", bound]
 
 
 def _sampled(rig: Rig) -> list[str]:

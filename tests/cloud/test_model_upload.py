@@ -29,7 +29,7 @@ blob.write_bytes(os.urandom(30_000_000))
 for name in ("config.json", "tokenizer.json", "chat_template.jinja", "README.md", "pytorch_model.bin"):
     (model / name).write_text(name)
 (model / "original" / "config.json").write_text("another form")
-models = RemoteFolder(host, "/home/ubuntu/slipway-models/my model", here)
+models = RemoteFolder(host, "/home/ubuntu/slipway-models/my-model", here)
 told, lost = [], []
 
 def cut():
