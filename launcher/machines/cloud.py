@@ -13,7 +13,6 @@ Knows nothing of prices, programs or the terminal.
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 import time
@@ -237,7 +236,8 @@ class CloudMachine:
         needs = self._needs or Needs(self._variant, self._gpus)
         self.run_job("setup", scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
         if self._model is not None:
-            models = RemoteFolder(self.host, self._model_there(str(self._model)), self._folder)
+            there = model_upload.place(str(self._model), self._user_home())
+            models = RemoteFolder(self.host, there, self._folder)
             model_upload.bring(models, self._model, progress, self._presence.check)
         passing("cloud.prepared")
 
@@ -253,7 +253,7 @@ class CloudMachine:
 
         remote = self._remote()
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
-        place["model_path"] = self._model_there(config.model_path)
+        place["model_path"] = model_upload.place(config.model_path, self._user_home())
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
         given = scripts.given(token, self._secrets)
         RemoteJob(remote, "serve").start(scripts.serve(self.state_dir), stdin=given)
@@ -279,20 +279,6 @@ class CloudMachine:
             self._warn(line)
         self._token = token
         return gateway
-
-    def _model_there(self, model_path: str) -> str:
-        """A hub name as it is; the model that comes with the runtime, where `push` brought it; a folder of
-        the user's, where `setup` did."""
-        import runtime
-
-        package = Path(runtime.__file__).parent
-        if not Path(model_path).is_absolute():
-            return model_path
-        if Path(model_path).is_relative_to(package):
-            return f"{self._user_home()}/{scripts.CODE}/runtime/{Path(model_path).relative_to(package)}"
-        # An older rsync there takes a path with a blank for two.
-        name = re.sub(r"[^\w.-]", "-", Path(model_path).name)
-        return f"{self._user_home()}/{scripts.MODELS}/{name}"
 
     def ended(self) -> str | None:
         """See base.py. Raises JobFailed when the machine itself is gone, PreflightError when another one

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import runtime
 from launcher import disk
 from launcher.errors import JobFailed, LaunchError
 from launcher.log import LOGGER
 from launcher.machines.base import Progress
 from launcher.machines.link import run_on
 from launcher.machines.remote import RemoteFolder
-from launcher.machines.scripts import CODE
+from launcher.machines.scripts import CODE, MODELS
 
 # What the runtime reads of a model's folder; its subfolders hold other forms of the same.
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -37,6 +38,18 @@ _PAUSE_SECONDS = 3.0
 _RENEW_EVERY_SECONDS = 15.0
 # rsync's words for a connection that broke, and ssh's.
 _LOST = (10, 12, 30, 35, 255)
+
+
+def place(model_path: str, user_home: str) -> str:
+    """Where a run's model is on a machine: a hub name is one there as well; the model that comes with the
+    runtime is where its code is; a folder of the user's has a place of its own."""
+    package = Path(runtime.__file__).parent
+    if not Path(model_path).is_absolute():
+        return model_path
+    if Path(model_path).is_relative_to(package):
+        return f"{user_home}/{CODE}/runtime/{Path(model_path).relative_to(package)}"
+    # An older rsync there takes a path with a blank for two.
+    return f"{user_home}/{MODELS}/{re.sub(r'[^a-zA-Z0-9._-]', '-', Path(model_path).name)}"
 
 
 def size_of(folder: Path) -> int:
