@@ -29,18 +29,17 @@ from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
 from launcher.machines.presence import Presence
+from launcher.machines.provision import Order, provision
 from launcher.machines.remote import RemoteFolder
 from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import NoAccessError, SkyProcess
+from launcher.machines.sky_process import SkyProcess
 from launcher.machines.teardown import Teardown
 from runtime.fitness import Needs
 
 if TYPE_CHECKING:
     from runtime.schema import RuntimeConfig
 
-IMPORT_SECONDS = 60.0
-ARM_SECONDS = 1800.0
 SETUP_SECONDS = 3600.0
 # Asking the runtime for its step takes milliseconds, copying starts a process on each side.
 _LOOK_EVERY_SECONDS = 0.5
@@ -185,36 +184,26 @@ class CloudMachine:
         # What an earlier life's machine said must not be taken for what this one says.
         shutil.rmtree(self._folder / "machine", ignore_errors=True)
         (self._folder / "known_hosts").unlink(missing_ok=True)
-        for line in self._home.make():
-            self._warn(line)
-        self._home.serve()
-        self._sky.call("version", IMPORT_SECONDS)
-        self._asked = True
-        self._keep(self.describe())
-        passing("cloud.launching")
-        try:
-            self._standing = self._sky.call(
-                "launch",
-                ARM_SECONDS,
-                progress,
-                task_file=str(scripts.task_file("arm.yaml")),
-                cluster=self._run_id,
-                infra=self._infra,
-                gpus=self._gpus,
-                disk_gb=self._disk_gb,
-                idle_minutes=self._idle_minutes,
-                max_price_per_hour=self._max_price_per_hour,
-                labels={strays.LABEL: strays.mark(self._folder.parent)},
-            )
-        except NoAccessError:
-            self._asked = False
-            raise
+        order = Order(
+            cluster=self._run_id,
+            infra=self._infra,
+            gpus=self._gpus,
+            disk_gb=self._disk_gb,
+            idle_minutes=self._idle_minutes,
+            max_price_per_hour=self._max_price_per_hour,
+            labels={strays.LABEL: strays.mark(self._folder.parent)},
+        )
+        self._standing = provision(order, self._home, self._sky, self._asking, self._warn, progress)
         passing("cloud.launched")
         self._keep(self.describe())
         sky_cache.keep(self._home.folder, Path.home())
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
         remote = self._remote()
         remote.make(self.socket_dir)
+
+    def _asking(self, asked: bool) -> None:
+        self._asked = asked
+        self._keep(self.describe())
 
     def push(self) -> None:
         """Bring the runtime's code there: a folder with `runtime` and nothing else."""

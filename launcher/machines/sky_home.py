@@ -49,20 +49,23 @@ class SkyHome:
         self._clouds = clouds_of(infra)
         self._user_id = user_id
 
-    def make(self, user_home: Path | None = None) -> list[str]:
+    def make(self, user_home: Path | None = None, only: str | None = None) -> list[str]:
         """The home, with links to the target clouds' credentials, what of the user's configuration is for
         them, and a copy of what SkyPilot keeps. What of the configuration was left out, a line each.
 
+        `only` one of the clouds: what SkyPilot sees of the others while it launches, it uploads (G16).
+
         Raises PreflightError when a cloud has no credentials, or the configuration cannot be read.
         """
+        clouds = self._clouds if only is None else [only]
         user_home = user_home or Path.home()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.folder / ".sky").mkdir(mode=0o700, exist_ok=True)
-        for cloud in self._clouds:
+        for cloud in clouds:
             self._link_credentials(cloud, user_home)
         sky_cache.furnish(self.folder, user_home)
         users = Path(os.environ.get(sky_config.VARIABLE) or user_home / sky_config.PLACE).expanduser()
-        config, left_out = sky_config.for_run(users, self._clouds, user_home)
+        config, left_out = sky_config.for_run(users, clouds, user_home)
         (self.folder / sky_config.PLACE).write_text(json.dumps(config) + "\n")  # JSON is YAML
         return left_out
 

@@ -201,8 +201,8 @@ class Teardown:
 
     def _learn(self, standing: Standing | None) -> Standing | None:
         """What the books say now, as long as they have it; else what they said before."""
-        if not self._home.folder.exists():  # removed, by hand or with a proof that the record does not have
-            self._home.make()
+        # Removed, by hand or with a proof that the record does not have; or made for one cloud of several.
+        self._home.make()
         found = self._sky.call("standing", ASK_SECONDS, cluster=self._run_id)
         if found is None:
             return standing

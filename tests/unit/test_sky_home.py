@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,26 @@ def test_g16_only_the_target_clouds_credentials_are_in_its_home(tmp_path: Path, 
     seen = {str(path.relative_to(home.folder)) for path in home.folder.rglob("*")}
     assert seen <= {".aws", ".sky", ".sky/config.yaml", "api-port"}
     assert "NO_UPLOAD" in (home.folder / ".sky/config.yaml").read_text()
+
+
+def test_g16_while_it_launches_on_one_cloud_skypilot_would_upload_nothing_of_another(
+    tmp_path: Path, user_home: Path
+) -> None:
+    """Its own upload list, asked of itself: with all clouds' credentials in sight the list is another one."""
+    home = _home(tmp_path, "aws", "runpod", "lambda")
+    ask = "from sky import check, clouds; print(list(check.get_cloud_credential_file_mounts([clouds.AWS()])))"
+
+    def uploaded(only: str | None) -> str:
+        home.make(user_home, only=only)
+        done = subprocess.run(
+            [sys.executable, "-c", ask], env=home.environ(), capture_output=True, text=True, check=True
+        )
+        return done.stdout.splitlines()[-1]
+
+    (user_home / ".lambda_cloud" / "lambda_keys").write_text("api_key = secret")
+    (user_home / ".runpod" / "config.toml").write_text("[default]")
+    assert uploaded("aws") == "[]"
+    assert "lambda" in uploaded(None)
 
 
 _CONFIG = """
