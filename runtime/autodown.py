@@ -16,8 +16,10 @@ import http.client
 import os
 import socket
 import sqlite3
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 DATABASE = "~/.sky/skylet_config.db"
@@ -30,6 +32,14 @@ _BEAT_SECONDS = 30.0
 # A gateway that never answered is starting, for so long; models load behind it.
 _START_SECONDS = 180.0
 _LAST_ACTIVE = "autostop_last_active_time"
+_ARM_SECONDS = 20.0
+# In the Python that SkyPilot brings to each of its machines.
+ARM_COMMAND = (
+    "~/skypilot-runtime/bin/python",
+    "-c",
+    "from sky.skylet import autostop_lib as a; c = a.get_autostop_config(); "
+    "a.set_autostop(c.autostop_idle_minutes, c.backend, c.wait_for, c.down)",
+)
 
 
 def renew(database: Path) -> None:
@@ -42,6 +52,21 @@ def renew(database: Path) -> None:
         ).rowcount
     if changed != 1:
         raise sqlite3.DataError(f"{database} has no {_LAST_ACTIVE}")
+
+
+def booted_at() -> int:
+    """The second this machine started, by its clock: another one after a restart, or a clock that was set."""
+    with open("/proc/stat") as stat:
+        return next(int(line.split()[1]) for line in stat if line.startswith("btime "))
+
+
+def arm_again(command: Sequence[str] = ARM_COMMAND) -> None:
+    """Have SkyPilot arm the timer anew, as it was armed: one of another boot it takes for none, silently.
+
+    Raises OSError, subprocess.SubprocessError.
+    """
+    words = [os.path.expanduser(word) for word in command]
+    subprocess.run(words, check=True, capture_output=True, timeout=_ARM_SECONDS)
 
 
 class Answering:
@@ -86,7 +111,17 @@ class Answering:
 class Timer:
     """The keeper's hold on the machine's timer."""
 
-    def __init__(self, database: Path, answering: Answering) -> None:
+    def __init__(
+        self,
+        database: Path,
+        answering: Answering,
+        arm: Callable[[], None] = arm_again,
+        booted: Callable[[], int] = booted_at,
+    ) -> None:
+        self._arm = arm
+        self._booted = booted
+        # Armed when the machine came up; its clock may have been set since then.
+        self._armed_for: int | None = None
         self._database = database
         self._answering = answering
         self._next_at = 0.0
@@ -98,16 +133,32 @@ class Timer:
             return None
         self._next_at = time.monotonic() + RENEW_EVERY_SECONDS
         trouble = self._answering.trouble()
+        unarmed = ""
         if trouble is None:
+            unarmed = self._keep_armed()
             try:
                 renew(self._database)
             except (OSError, sqlite3.Error) as error:
                 trouble = str(error)
-        said = f"the machine's timer runs: {trouble}" if trouble else "the machine's timer is set back"
+        said = (
+            f"the machine's timer runs: {trouble}" if trouble else f"the machine's timer is set back{unarmed}"
+        )
         if said == self._told:
             return None
         self._told = said
         return said
+
+    def _keep_armed(self) -> str:
+        """Arm it again where the machine's clock or boot is another one; what to say when that fails."""
+        booted = self._booted()
+        if booted == self._armed_for:
+            return ""
+        try:
+            self._arm()
+        except (OSError, subprocess.SubprocessError) as error:
+            return f", but could not be armed for this boot: {error}"
+        self._armed_for = booted
+        return ""
 
 
 def main(arguments: list[str]) -> int:

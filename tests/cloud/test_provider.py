@@ -39,7 +39,6 @@ def unreachable(host):
 first, host = bare.rent(here)
 second, other = bare.rent(here)
 assert run_on(host, "hostname").stdout != run_on(other, "hostname").stdout
-assert run_on(host, f"ping -c1 -W1 {other.address} >/dev/null && echo met").stdout in (b"met\\n", b"")
 assert run_on(host, "ip route").stdout.split()[0] == b"10.77.0.0/16"
 assert run_on(host, "timeout 3 bash -c 'exec 3<>/dev/tcp/1.1.1.1/443'").returncode != 0
 

@@ -20,6 +20,8 @@ from tests.cloud.runtime_image import runtime_binds
 IDLE_SECONDS = 60
 # Idle minutes, skylet's tick, and what a busy computer adds.
 RUNS_OUT_SECONDS = IDLE_SECONDS + 60 + 50
+# Besides: how long a supervisor may be silent before it counts as frozen.
+GONE_SECONDS = RUNS_OUT_SECONDS + 30
 _PROGRAM_SECONDS = 600
 
 _START = """
@@ -68,7 +70,9 @@ while time.monotonic() - armed_at < RUNS_OUT:
     time.sleep(5)
 run_on(machine.host, "true")
 told("outlived its idle minutes")
-print(run_on(machine.host, f"cat {machine.state_dir}/logs/keeper.log").stdout.decode())
+keeper = run_on(machine.host, f"cat {machine.state_dir}/logs/keeper.log").stdout.decode()
+print(keeper)
+assert "set back" in keeper and "could not be armed" not in keeper
 frozen = run_on(machine.host, "pkill -STOP -f -- '-[m] runtime --config'")
 assert frozen.returncode == 0, frozen
 told(f"left at {time.time()}")

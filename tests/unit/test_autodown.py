@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.server
 import socketserver
 import sqlite3
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runtime import autodown
@@ -74,7 +76,7 @@ def test_g04_the_timer_runs_while_the_runtime_does_not_answer(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(autodown, "RENEW_EVERY_SECONDS", 0.0)
-    timer = Timer(database, Answering(tmp_path, tmp_path))
+    timer = Timer(database, Answering(tmp_path, tmp_path), lambda: None)
     with _gateway(tmp_path):
         assert timer.tick() == "the machine's timer is set back"
         assert timer.tick() is None  # said once
@@ -85,13 +87,33 @@ def test_g04_the_timer_runs_while_the_runtime_does_not_answer(
     assert _values(database) == frozen
 
 
+def test_g04_the_timer_is_armed_again_when_the_machines_clock_was_set(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SkyPilot takes a timer of another boot for none: from then on nothing would end the machine."""
+    monkeypatch.setattr(autodown, "RENEW_EVERY_SECONDS", 0.0)
+    booted, armed = [1000], []
+    arm = functools.partial(autodown.arm_again, ["/bin/sh", "-c", f"echo armed >> {tmp_path}/armed"])
+    timer = Timer(database, Answering(tmp_path, tmp_path), arm, lambda: booted[0])
+    with _gateway(tmp_path):
+        for clock in (1000, 1000, 1007, 1007):
+            booted[0] = clock
+            timer.tick()
+            armed.append(len((tmp_path / "armed").read_text().splitlines()))
+        broken = functools.partial(autodown.arm_again, ["/bin/sh", "-c", "exit 3"])
+        said = Timer(database, Answering(tmp_path, tmp_path), broken).tick()
+    assert armed == [1, 1, 2, 2]
+    assert said is not None and "set back, but could not be armed for this boot" in said
+    assert abs(autodown.booted_at() - psutil.boot_time()) <= 1
+
+
 def test_g04_the_timer_runs_while_the_supervisor_is_silent(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(autodown, "_BEAT_SECONDS", 0.0)
     before = _values(database)
     with _gateway(tmp_path):
-        said = Timer(database, Answering(tmp_path, tmp_path)).tick()
+        said = Timer(database, Answering(tmp_path, tmp_path), lambda: None).tick()
     assert said is not None and "the supervisor has been silent" in said
     assert _values(database) == before
 
