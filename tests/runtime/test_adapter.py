@@ -76,6 +76,7 @@ def test_c14_neither_head_nor_embeddings_have_an_adapter_of_ours() -> None:
     assert all(name.startswith("layers.") for name in policy.masters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_c26_no_step_probe_or_swap_moves_a_bit_of_the_base(dtype: str, tmp_path: Path) -> None:
     policy = trained_policy(dtype)

@@ -110,6 +110,7 @@ def test_an_endpoint_that_stays_away_is_given_up_with_what_was_last_seen(run: Sm
         session.status()
 
 
+@pytest.mark.slow
 def test_importing_the_client_imports_no_dspy() -> None:
     program = (
         "import sys, launcher.client as c; from launcher.client import connect, group; "

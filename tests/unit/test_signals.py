@@ -65,6 +65,7 @@ def test_the_handlers_before_are_back_afterwards() -> None:
     assert signal.getsignal(signal.SIGINT) == before
 
 
+@pytest.mark.slow
 def test_an_alarm_rings_only_where_it_may_be_raised_and_is_no_signal_of_the_users() -> None:
     with Signals(lambda text: pytest.fail(text)) as signals:
         signals.alarm(0.02)

@@ -52,6 +52,7 @@ def test_g16_only_the_target_clouds_credentials_are_in_its_home(tmp_path: Path, 
     assert "NO_UPLOAD" in (home.folder / ".sky/config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_g16_while_it_launches_on_one_cloud_skypilot_would_upload_nothing_of_another(
     tmp_path: Path, user_home: Path
 ) -> None:
