@@ -18,7 +18,7 @@ from typing import Any
 
 from launcher import consent, durable
 from launcher.endpoint import RESULTS, Endpoint, is_open, token_file
-from launcher.errors import EXIT_OK, LaunchError, UsageError, suggestion
+from launcher.errors import EXIT_OK, LaunchError, NotPulled, UsageError, suggestion
 from launcher.home import Home
 from launcher.output import Output, columns
 from launcher.safety import processes, reap
@@ -95,8 +95,14 @@ def pull(output: Output, name: str) -> int:
 
 
 def down(output: Output, name: str) -> int:
-    """End a run, whoever started it, and prove it."""
+    """End a run, whoever started it, and prove it. Raises NotPulled when results went with it."""
     store = RecordStore(Home.find())
+    missed: list[str] = []
+
+    def tell(line: str) -> None:
+        output.note(line)
+        missed.append(line)
+
     record = store.load(name)
     if record.live and record.launch is not None and record.launch.alive():
         output.note(f"telling launch (pid {record.launch.pid}) to end {name}")
@@ -107,9 +113,12 @@ def down(output: Output, name: str) -> int:
     record = reap.after_guardian(store, record, output.note)
     if record.live:
         with _a_word_when_slow(output, f"still ending {name}"):
-            record = reap.take_down(store, record, "down", output.note)
+            record = reap.take_down(store, record, "down", tell)
     proof = record.proof or {"verified": True, "detail": "nothing had been started"}
     output.result({"run_id": record.id, "down": proof}, f"{name} is down: verified ({proof['detail']})")
+    if missed and record.url is not None:  # it had been ready, so it had something
+        hint = f"launch status {name}   (what was durable is in its results)"
+        raise NotPulled(f"{name} is down, and its newest results did not come home", missed[-1], hint)
     return EXIT_OK
 
 

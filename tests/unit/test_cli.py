@@ -125,6 +125,19 @@ def test_pull_brings_home_what_there_is(launch: Launch, store: RecordStore, tmp_
     assert (Path(found["into"]) / "logs" / "trainer.log").read_text() == "step 1\n"
 
 
+def test_down_is_8_when_results_went_with_the_machine(
+    launch: Launch, store: RecordStore, tmp_path: Path
+) -> None:
+    record = store.create(name="dev")
+    folder = store.folder(record.id)
+    machine = LocalMachine(record.id, folder / "machine", tmp_path / "environments")
+    store.update(record.id, state="work", launch=None, machine=machine.describe(), url="http://127.0.0.1:1")
+    (folder / "machine" / "logs").mkdir(parents=True)
+    (folder / "results").write_text("something else has that name")
+    fails(launch("down", "dev"), 8, "its newest results did not come home")
+    assert store.load(record.id).state == "verified"
+
+
 def test_down_asks_the_runs_own_launch_first(launch: Launch, store: RecordStore) -> None:
     from launcher.safety.processes import ProcessId
 
