@@ -115,10 +115,11 @@ def down(output: Output, name: str) -> int:
         with _a_word_when_slow(output, f"still ending {name}"):
             record = reap.take_down(store, record, "down", tell)
     proof = record.proof or {"verified": True, "detail": "nothing had been started"}
-    output.result({"run_id": record.id, "down": proof}, f"{name} is down: verified ({proof['detail']})")
+    said = f"{name} is down: verified ({proof['detail']})"
     if missed and record.url is not None:  # it had been ready, so it had something
         hint = f"launch status {name}   (what was durable is in its results)"
-        raise NotPulled(f"{name} is down, and its newest results did not come home", missed[-1], hint)
+        raise NotPulled(f"{said}; its newest results did not come home", missed[-1], hint)
+    output.result({"run_id": record.id, "down": proof}, said)
     return EXIT_OK
 
 
