@@ -98,11 +98,6 @@ def down(output: Output, name: str) -> int:
     """End a run, whoever started it, and prove it. Raises NotPulled when results went with it."""
     store = RecordStore(Home.find())
     missed: list[str] = []
-
-    def tell(line: str) -> None:
-        output.note(line)
-        missed.append(line)
-
     record = store.load(name)
     if record.live and record.launch is not None and record.launch.alive():
         output.note(f"telling launch (pid {record.launch.pid}) to end {name}")
@@ -113,12 +108,14 @@ def down(output: Output, name: str) -> int:
     record = reap.after_guardian(store, record, output.note)
     if record.live:
         with _a_word_when_slow(output, f"still ending {name}"):
-            record = reap.take_down(store, record, "down", tell)
+            record = reap.take_down(store, record, "down", missed.append)
     proof = record.proof or {"verified": True, "detail": "nothing had been started"}
     said = f"{name} is down: verified ({proof['detail']})"
     if missed and record.url is not None:  # it had been ready, so it had something
         hint = f"launch status {name}   (what was durable is in its results)"
         raise NotPulled(f"{said}; its newest results did not come home", missed[-1], hint)
+    for line in missed:
+        output.note(line)
     output.result({"run_id": record.id, "down": proof}, said)
     return EXIT_OK
 
