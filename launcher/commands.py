@@ -165,7 +165,7 @@ def root(
         )
     if dry_run:
         return _show_plan(invocation)
-    from launcher.run import launch_run
+    from launcher.launching import launch_run
 
     command = tuple(invocation.command or ())
     return launch_run(invocation.flags, invocation.sets, invocation.env_file, command, invocation.output)

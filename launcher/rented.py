@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import consent
+from launcher.errors import PreflightError
 from launcher.homeward import pull_patiently
 from launcher.machines import ssh_config
 from launcher.machines.base import Machine, PullReport
@@ -21,6 +22,8 @@ from launcher.signals import Signals
 from launcher.units import format_duration, format_money
 
 _SSH_LINE = "ssh_include"
+# Of the memory of a GPU that engine and trainer share, the engine's part.
+SHARED_FRACTION = 0.45
 
 
 def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
@@ -36,10 +39,6 @@ def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
         consent.remember(runs.parent, _SSH_LINE, agreed)
 
 
-# Of the memory of a GPU that engine and trainer share, the engine's part.
-SHARED_FRACTION = 0.45
-
-
 def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Path, yes: bool) -> float:
     """Say where it is, what it costs an hour and how it is entered; that price.
 
@@ -51,8 +50,11 @@ def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Pat
         output.warn(f"it costs {format_money(price)}/h, the plan said {most}/h at most")
     standing = machine.describe()["standing"]
     answered = consent.remembered(runs.parent, _SSH_LINE)
-    if (yes if answered is None else answered) and ssh_config.include(runs):
-        output.event("ssh", "one Include line is in ~/.ssh/config until the last run is down")
+    try:
+        if (yes if answered is None else answered) and ssh_config.include(runs):
+            output.event("ssh", "one Include line is in ~/.ssh/config until the last run is down")
+    except PreflightError as error:  # a convenience, and the machine is paid for by now
+        output.warn(f"plain ssh will not find it: {error.message} ({error.why})")
     cost = f"{format_money(price)}/h" if price else "no price"
     where = f"{standing['where']} · {standing['instance_type']} · {cost}"
     output.event("rented", f"{where} · launch ssh {label}", where=standing["where"], price_per_hour=price)

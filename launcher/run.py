@@ -11,18 +11,17 @@ runs: results home, everything down, proof. If this process is killed, the guard
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import durable, log, quote, rented, request, resume
+from launcher import durable, log, rented, resume
 from launcher.durable import Standing
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
 from launcher.errors import (
@@ -55,37 +54,6 @@ if TYPE_CHECKING:
 _AGAIN = " (again: leave it to the guardian)"
 # Each of these may take longer than a run may, and none looks at the clock; the work does by itself.
 _ON_THE_WAY_UP = ("arm", "push", "setup", "serve", "connect")
-
-
-def launch_run(
-    flags: Mapping[str, Any],
-    sets: tuple[str, ...],
-    env_file: Path | None,
-    command: tuple[str, ...],
-    output: Output,
-) -> int:
-    """Check, then run; the exit code. Raises LaunchError when nothing was started.
-
-    The flag `resume` names a run that is to be taken up.
-    """
-    home = Home.find()
-    resumed = None
-    if flags.get("resume") is not None:
-        store = RecordStore(home)
-        resumed = resume.find(
-            store, flags["resume"], lambda record: wanted.machine_of(record, store, home), output.note
-        )
-    checked = request.check(flags, sets, env_file, command, home, resumed, output.note)
-    if resumed is not None:
-        wanted.check_same_kind(checked.plan, resumed.record)
-    quote.confirm(output, checked.plan, checked.settings)
-    rented.agree_on_ssh(output, checked.plan, home.runs, checked.settings.yes)
-    output.claim_stdout()
-    for warning in checked.settings.warnings:
-        output.warn(warning)
-    for_runtime = request.secret_values(checked.settings)
-    machine = functools.partial(wanted.machine_for, checked.plan, secrets=for_runtime, warn=output.warn)
-    return Run(checked, home, output, machine).execute()
 
 
 class Run:

@@ -49,7 +49,7 @@ def forget(folder: Path) -> None:
         config = _config()
         if any(runs.glob(f"*/{FILE}")) or not config.exists():
             return
-        lines = config.read_text().splitlines(keepends=True)
+        lines = _text(config).splitlines(keepends=True)
         kept = [line for line in lines if line.strip() != _line(runs)]
         if len(kept) == len(lines):
             return
@@ -62,7 +62,7 @@ def forget(folder: Path) -> None:
 def included(runs: Path) -> bool:
     """Whether plain `ssh` finds the runs of this folder."""
     try:
-        return _line(runs) in map(str.strip, _config().read_text().splitlines())
+        return _line(runs) in map(str.strip, _text(_config()).splitlines())
     except OSError:
         return False
 
@@ -76,7 +76,7 @@ def include(runs: Path) -> bool:
     try:
         config.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _alone(runs):
-            text = config.read_text() if config.exists() else ""
+            text = _text(config) if config.exists() else ""
             _replace(config, f"{_line(runs)}\n{text}")
     except OSError as error:
         raise PreflightError(f"{config} cannot be written", error.strerror, "launch ssh RUN") from error
@@ -92,10 +92,15 @@ def _config() -> Path:
     return (Path.home() / ".ssh" / "config").resolve()
 
 
+def _text(path: Path) -> str:
+    """Whatever bytes are in it, for `_replace` to write again: it is the user's, and may not be UTF-8."""
+    return path.read_text(errors="surrogateescape")
+
+
 def _replace(path: Path, text: str) -> None:
     """A whole file or the old one, for nobody but this user."""
     aside = path.with_name(f".{path.name}.slipway")
-    aside.write_text(text)
+    aside.write_text(text, errors="surrogateescape")
     aside.chmod(0o600)
     aside.replace(path)
 

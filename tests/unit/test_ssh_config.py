@@ -68,3 +68,15 @@ def test_a_file_that_was_made_for_the_line_goes_with_it(tmp_path: Path, home: Pa
 def test_without_the_line_nothing_of_the_users_is_touched(tmp_path: Path, home: Path) -> None:
     ssh_config.forget(_run(tmp_path, "slip-0123abcd", "demo"))
     assert not (home / ".ssh").exists()
+
+
+def test_a_configuration_that_is_no_utf8_comes_back_byte_for_byte(tmp_path: Path, home: Path) -> None:
+    config = home / ".ssh" / "config"
+    config.parent.mkdir()
+    theirs = b"# caf\xe9\nHost work\n"
+    config.write_bytes(theirs)
+    folder = _run(tmp_path, "slip-0123abcd", "demo")
+    assert ssh_config.include(folder.parent) and ssh_config.included(folder.parent)
+    assert config.read_bytes().endswith(theirs)
+    ssh_config.forget(folder)
+    assert config.read_bytes() == theirs
