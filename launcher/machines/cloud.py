@@ -29,7 +29,7 @@ from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
 from launcher.machines.presence import Presence
-from launcher.machines.provision import Order, provision
+from launcher.machines.provision import Order, Provisioning
 from launcher.machines.remote import RemoteFolder
 from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
@@ -193,7 +193,8 @@ class CloudMachine:
             max_price_per_hour=self._max_price_per_hour,
             labels={strays.LABEL: strays.mark(self._folder.parent)},
         )
-        self._standing = provision(order, self._home, self._sky, self._asking, self._warn, progress)
+        provisioning = Provisioning(order, self._home, self._sky, self._asking, self._warn, progress)
+        self._standing = provisioning.run()
         passing("cloud.launched")
         self._keep(self.describe())
         sky_cache.keep(self._home.folder, Path.home())

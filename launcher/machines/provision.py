@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from launcher.errors import CapacityError
@@ -36,62 +37,55 @@ class Order:
     labels: dict[str, str]
 
 
-def provision(
-    order: Order,
-    home: SkyHome,
-    sky: SkyProcess,
-    asking: Callable[[bool], None],
-    warn: Progress,
-    progress: Progress,
-) -> dict[str, Any]:
-    """The cluster, as SkyPilot's books have it. Raises PreflightError, CapacityError.
+@dataclass(frozen=True)
+class Provisioning:
+    """One order at work. `asking(True)` is called before a provider is asked for a machine, `asking(False)`
+    when none was; `warn` is told of what the user should know."""
 
-    `asking(True)` is called before a provider is asked for a machine, `asking(False)` when none was.
-    """
-    clouds = clouds_of(order.infra)
-    for number, cloud in enumerate(clouds):
+    order: Order
+    home: SkyHome
+    sky: SkyProcess
+    asking: Callable[[bool], None]
+    warn: Progress
+    progress: Progress
+
+    def run(self) -> dict[str, Any]:
+        """The cluster, as SkyPilot's books have it. Raises PreflightError, CapacityError."""
+        clouds = clouds_of(self.order.infra)
         try:
-            return _on(cloud, order, home, sky, asking, warn, progress)
-        except CapacityError as error:
-            if number + 1 == len(clouds):
-                raise
-            warn(f"{cloud}: {error.message} ({error.why}); {clouds[number + 1]} is next")
-            sky.end()
-            home.remove()
-        except NoAccessError:
-            asking(number > 0)
-            raise
+            for cloud, after in pairwise(clouds):
+                try:
+                    return self._on(cloud, first=cloud == clouds[0])
+                except CapacityError as error:
+                    self.warn(f"{cloud}: {error.message} ({error.why}); {after} is next")
+                    self.sky.end()
+            return self._on(clouds[-1], first=len(clouds) == 1)
         finally:
-            home.make()  # from here on the others are only asked, where they were tried
-    raise AssertionError("a run is somewhere")  # `clouds_of` is never empty
+            self.home.make()  # from here on the others are only asked, where they were tried
 
-
-def _on(
-    cloud: str,
-    order: Order,
-    home: SkyHome,
-    sky: SkyProcess,
-    asking: Callable[[bool], None],
-    warn: Progress,
-    progress: Progress,
-) -> dict[str, Any]:
-    home.remove()
-    for line in home.make(only=cloud):
-        warn(line)
-    home.serve()
-    sky.call("version", IMPORT_SECONDS)
-    asking(True)
-    passing("cloud.launching")
-    return sky.call(
-        "launch",
-        ARM_SECONDS,
-        progress,
-        task_file=str(scripts.task_file("arm.yaml")),
-        cluster=order.cluster,
-        infra=[place for place in order.infra if clouds_of([place]) == [cloud]],
-        gpus=order.gpus,
-        disk_gb=order.disk_gb,
-        idle_minutes=order.idle_minutes,
-        max_price_per_hour=order.max_price_per_hour,
-        labels=order.labels,
-    )
+    def _on(self, cloud: str, first: bool) -> dict[str, Any]:
+        self.home.remove()
+        for line in self.home.make(only=cloud):
+            self.warn(line)
+        self.home.serve()
+        self.sky.call("version", IMPORT_SECONDS)
+        self.asking(True)
+        passing("cloud.launching")
+        order = self.order
+        try:
+            return self.sky.call(
+                "launch",
+                ARM_SECONDS,
+                self.progress,
+                task_file=str(scripts.task_file("arm.yaml")),
+                cluster=order.cluster,
+                infra=[place for place in order.infra if clouds_of([place]) == [cloud]],
+                gpus=order.gpus,
+                disk_gb=order.disk_gb,
+                idle_minutes=order.idle_minutes,
+                max_price_per_hour=order.max_price_per_hour,
+                labels=order.labels,
+            )
+        except NoAccessError:
+            self.asking(not first)
+            raise
