@@ -1,4 +1,4 @@
-"""launcher/machines/provision.py: one cloud after the other; what clouds beside the test one say is played."""
+"""launcher/machines/provision.py: one cloud after the other; what clouds but the test one say is played."""
 
 from __future__ import annotations
 
