@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAMS = REPOSITORY / "tests" / "programs"
 
 
 @functools.cache
