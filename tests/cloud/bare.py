@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.machines.link import Host, run_on
+from tests.support.waiting import wait_until
 
 _LOGIN = "ubuntu"
 SOCKET = "/tmp/answering.sock"
+_LOG = "/tmp/answering.log"
 
 
 def rent(folder: Path) -> tuple[str, Host]:
@@ -29,22 +30,23 @@ def rent(folder: Path) -> tuple[str, Host]:
     wanted = {"ImageId": AMI, "InstanceType": "m6i.large", "MinCount": 1, "MaxCount": 1}
     made = ec2.run_instances(UserData=cloud_init, **wanted)["Instances"][0]
     host = Host(made["PrivateIpAddress"], _LOGIN, key, folder / f"known-{made['InstanceId']}")
-    bound = time.monotonic() + 20
-    while True:
-        try:
-            run_on(host, "true")
-            return made["InstanceId"], host
-        except LaunchError:
-            if time.monotonic() > bound:
-                raise
-            time.sleep(0.1)
+    wait_until(lambda: trouble(host) is None, what=lambda: str(trouble(host)))
+    return made["InstanceId"], host
+
+
+def trouble(host: Host, bound_seconds: float = 60.0) -> str | None:
+    """Why the machine cannot be reached by ssh; None where it can."""
+    try:
+        run_on(host, "true", bound_seconds=bound_seconds)
+    except LaunchError as error:
+        return f"{error.message}: {error.why}"
+    return None
 
 
 def answer(host: Host) -> None:
     """Start `inside/answering.py` there and wait for its socket."""
-    start = f"setsid python3.11 /opt/rig/inside/answering.py {SOCKET} >/tmp/answering.log 2>&1 </dev/null &"
-    wait = (
-        f"for i in $(seq 100); do test -S {SOCKET} && exit 0; sleep 0.1; done; cat /tmp/answering.log; exit 1"
+    run_on(host, f"setsid python3.11 /opt/rig/inside/answering.py {SOCKET} >{_LOG} 2>&1 </dev/null &")
+    wait_until(
+        lambda: run_on(host, f"test -S {SOCKET}").returncode == 0,
+        what=lambda: run_on(host, f"cat {_LOG}").stdout.decode(),
     )
-    done = run_on(host, f"{start} {wait}")
-    assert done.returncode == 0, done.stdout.decode()

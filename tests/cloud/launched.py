@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cloud.rig import REPOSITORY, Finished, Rig, wait_until
+from tests.cloud.rig import REPOSITORY, Finished, Rig
+from tests.support.waiting import wait_until
 
 LAUNCH = str(Path(sys.executable).with_name("launch"))
 RENTED = ("--gpus", "H100:4", "--infra", "aws", "-y")
@@ -46,7 +47,9 @@ class Launched:
     def wait_for(self, text: str, seconds: float) -> None:
         """Until it says so; AssertionError when it ends before."""
         wait_until(
-            lambda: text in self.text or self.process.poll() is not None, seconds, f"{text}\n{self.text}"
+            lambda: text in self.text or self.process.poll() is not None,
+            seconds,
+            lambda: f"{text}\n{self.text}",
         )
         assert text in self.text, self.text
 

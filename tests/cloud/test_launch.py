@@ -11,7 +11,8 @@ import threading
 import pytest
 
 from tests.cloud.launched import EVERYWHERE, RENTED, Launched, left, verb
-from tests.cloud.rig import Rig, wait_until
+from tests.cloud.rig import Rig
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +101,7 @@ def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> N
 
 def test_g02_ctrl_c_while_provisioning_ends_the_request_and_the_machine(rig: Rig) -> None:
     launched = Launched(rig, [*RENTED, "--", "true"])
-    wait_until(lambda: rig.witness("run"), 300, f"a machine\n{launched.text}")
+    wait_until(lambda: rig.witness("run"), 300, lambda: f"a machine\n{launched.text}")
     launched.send(signal.SIGINT)
     assert launched.wait(120) == 130, launched.text
     print(launched.text)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cloud.launched import LAUNCH, RENTED, Launched, collect, left, running, verb
-from tests.cloud.rig import REPOSITORY, Rig, wait_until
+from tests.cloud.rig import REPOSITORY, Rig
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def test_g01_machines_whose_making_was_answered_with_an_error_are_ended(rig: Rig
 
 def test_g07_unproven_is_exit_5_and_tried_again_and_its_name_is_nobody_elses(rig: Rig) -> None:
     launched = Launched(rig, [*RENTED, "--name", "demo", "--", "true"])
-    wait_until(lambda: rig.witness("run"), 300, f"a machine\n{launched.text}")
+    wait_until(lambda: rig.witness("run"), 300, lambda: f"a machine\n{launched.text}")
     second = rig.run([LAUNCH, *RENTED, "--name", "demo", "--", "true"], environ=rig.environ(NO_COLOR="1"))
     assert second.code == 2 and "a run named demo is live" in second.output
     assert "launch status demo" in second.output
@@ -69,7 +70,7 @@ def test_g21_g22_a_killed_run_goes_on_on_a_new_machine_which_is_kept_while_its_r
 ) -> None:
     rig = runtime_rig
     launched = Launched(rig, [*RENTED, "--max", "30m", "--name", "demo", "--lease", "1m", *_QUICKSTART])
-    wait_until(lambda: _durable(rig) >= 2, 600, "two durable steps")
+    wait_until(lambda: _durable(rig) >= 2, 600, lambda: f"two durable steps\n{launched.text}")
     launched.send(signal.SIGKILL)
     wait_until(lambda: launched.record["state"] == "verified", 120, "the guardian")
     print(launched.text)

@@ -32,7 +32,8 @@ import pytest
 
 from launcher import checkpoints, durable, failpoints
 from tests.cloud.launched import OURS, RENTED, SKYPILOT, Launched, left, running
-from tests.cloud.rig import REPOSITORY, Rig, wait_until
+from tests.cloud.rig import REPOSITORY, Rig
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -147,11 +148,13 @@ def _small(rig: Rig) -> str:
 def _strike(rig: Rig, launched: Launched, case: Case) -> float:
     """Let it happen; when it did."""
     over = launched.process.poll
+
+    def so_far() -> str:
+        return f"{case.name}\n{launched.text}"
+
     if case.where in _REACHED:
         reached = _REACHED[case.where]
-        wait_until(
-            lambda: reached(rig, launched) or over() is not None, _UP_SECONDS, f"{case.name}\n{launched.text}"
-        )
+        wait_until(lambda: reached(rig, launched) or over() is not None, _UP_SECONDS, so_far)
         assert over() is None, launched.text
         launched.send(_SIGNALS[case.how])
         return time.time()
@@ -159,7 +162,7 @@ def _strike(rig: Rig, launched: Launched, case: Case) -> float:
     wait_until(
         lambda: over() is not None or (said is not None and said in launched.text),
         _UP_SECONDS,
-        f"{case.name}\n{launched.text}",
+        so_far,
     )
     return time.time()
 
@@ -311,10 +314,10 @@ def test_g01_with_skypilots_server_killed_at_the_same_moment_its_guardian_still_
     words = [*RENTED, "--lease", "1m", "--idle", "1m", "--", *_IDLE]
     launched = Launched(rig, words, PYTHONPATH=_small(rig))
     if where == "machine made":
-        wait_until(lambda: rig.witness("run"), _UP_SECONDS, f"a machine\n{launched.text}")
+        wait_until(lambda: rig.witness("run"), _UP_SECONDS, lambda: f"a machine\n{launched.text}")
     else:
         launched.wait_for("ready: http", _UP_SECONDS)
-        wait_until(lambda: running(rig, _IDLE[1]), 30, f"the program\n{launched.text}")
+        wait_until(lambda: running(rig, _IDLE[1]), 30, lambda: f"the program\n{launched.text}")
     launched.send(signal.SIGKILL)
     _kill(running(rig, *SKYPILOT))
     ended = _outcome(rig, launched, time.time(), 60 + 60 + 90)
@@ -373,11 +376,17 @@ def test_g04_with_all_of_the_laptop_killed_the_step_is_saved_and_the_machine_end
     launched = Launched(rig, [*RENTED, *_SHORT, "--", *_TRAINING])
     launched.wait_for("ready: http", _UP_SECONDS)
     home = launched.run / "results"
-    wait_until(lambda: (durable.newest_step(home) or 0) >= 2, 60, f"two durable steps\n{launched.text}")
+    wait_until(
+        lambda: (durable.newest_step(home) or 0) >= 2, 60, lambda: f"two durable steps\n{launched.text}"
+    )
     killed_at = _kill_the_laptop(rig)
     at_home = durable.newest_step(home) or 0
     there = _on_the_machine(rig, launched)
-    wait_until(lambda: _reason(there) == "lease", _LEASE_SECONDS + 60, f"the lease's end\n{_reason(there)}")
+    wait_until(
+        lambda: _reason(there) == "lease",
+        _LEASE_SECONDS + 60,
+        lambda: f"the lease's end, not {_reason(there)}",
+    )
     newest = checkpoints.newest_whole(there / "checkpoints")
     assert newest is not None
     committed = checkpoints.step_of(newest)

@@ -16,7 +16,8 @@ import openai
 import psutil
 import pytest
 
-from tests.support.launched import Launched, processes_of, wait_until
+from tests.support.launched import Launched, processes_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

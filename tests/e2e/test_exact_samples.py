@@ -28,8 +28,9 @@ from launcher.client.session import Session, connect
 from runtime.schema import Group, Member, StepStatus
 from tests.e2e.conftest import free_port, make_home
 from tests.support.environment import runtime_python
-from tests.support.launched import Launched, processes_of, wait_until
+from tests.support.launched import Launched, processes_of
 from tests.support.tap import Tap
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,8 @@ import pytest
 from launcher.endpoint import Endpoint
 from launcher.home import Home
 from launcher.safety.records import RecordStore
-from tests.support.launched import Launched, processes_of, wait_until
+from tests.support.launched import Launched, processes_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

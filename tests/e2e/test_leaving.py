@@ -15,23 +15,17 @@ import pytest
 from launcher.home import Home
 from launcher.safety import reap
 from tests.e2e.conftest import free_port
-from tests.support.launched import Launched, processes_of, wait_until
+from tests.support.launched import Launched, processes_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-# A program that trains: it says when a step is on its way and never ends by itself.
-PROGRAM = """
-import sys
-sys.argv = ["quickstart.py", "--steps", "1000"]
-import runpy
-runpy.run_path("examples/quickstart.py", run_name="__main__")
-"""
+# A program that trains and never ends by itself.
+PROGRAM = [sys.executable, "examples/quickstart.py", "--steps", "1000"]
 
 
 def _launch(home: Path, *options: str) -> Launched:
-    launched = Launched(
-        home, ["--port", str(free_port()), "--lease", "20s", *options, "--", sys.executable, "-c", PROGRAM]
-    )
+    launched = Launched(home, ["--port", str(free_port()), "--lease", "20s", *options, "--", *PROGRAM])
     return launched
 
 
@@ -107,9 +101,10 @@ def _is_guardian_of(process: psutil.Process, run_id: str) -> bool:
     return "launcher.safety.guardian" in command and any(run_id in word for word in command)
 
 
-def _ended(run_dir: Path) -> dict[str, Any] | None:
+def _ended(run_dir: Path) -> dict[str, Any]:
+    """The record once the run has ended; nothing before."""
     record = json.loads((run_dir / "record.json").read_text())
-    return record if record["ended"] else None
+    return record if record["ended"] else {}
 
 
 def test_g08_gc_ends_a_real_runtime_whose_ledger_is_gone(home: Path) -> None:

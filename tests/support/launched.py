@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,7 @@ from typing import Any
 import psutil
 
 from tests.support.environment import REPOSITORY
-
-
-def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Poll a condition within a bound; fails with `what` when it never holds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds:g} s: {what}")
+from tests.support.waiting import wait_until
 
 
 def _interruptible() -> None:
@@ -123,7 +113,7 @@ class Launched:
         wait_until(
             lambda: text in self.stdout + self.stderr or self.process.poll() is not None,
             seconds,
-            f"{text!r} in\n{self.stderr}",
+            lambda: f"{text!r} in\n{self.stderr}",
         )
         assert text in self.stdout + self.stderr, (
             f"launch ended without {text!r}:\n{self.stdout}\n{self.stderr}"
