@@ -22,12 +22,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
 from tests.cloud import provider
 from tests.cloud.image import PYTHON, image
+from tests.support.environment import PROGRAMS
+from tests.support.waiting import wait_until
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -191,6 +193,11 @@ class Rig:
                 raise AssertionError(f"{command[0]} took more than {seconds:g} s\n{text}") from None
         return Finished(code, path.read_text(errors="replace"))
 
+    def run_program(self, name: str, *words: str, seconds: float = 120) -> str:
+        """What a program of `tests/programs/cloud` says on the laptop, when it goes well."""
+        command = [sys.executable, str(PROGRAMS / "cloud" / name), *words]
+        return self.run(command, seconds=seconds, environ=self.environ(PYTHONPATH=str(REPOSITORY))).ok()
+
     def processes(self) -> dict[int, str]:
         """What runs in the rig, machines included: the pid out here and its command line."""
         found: dict[int, str] = {}
@@ -242,14 +249,6 @@ class Finished:
         return self.output
 
 
-def wait_until(done: Callable[[], object], seconds: float, what: str) -> None:
-    """Poll for a condition; AssertionError when it does not come."""
-    bound = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < bound, f"waited {seconds:g} s for {what}"
-        time.sleep(0.05)
-
-
 @contextlib.contextmanager
 def rig_in(folder: Path, binds: Mapping[Path, str] | None = None) -> Iterator[Rig]:
     """A rig whose folder goes with it."""
@@ -264,5 +263,4 @@ def rig_in(folder: Path, binds: Mapping[Path, str] | None = None) -> Iterator[Ri
 def _only_child(pid: int) -> int:
     """`unshare` and `nsenter` fork once: the process that counts is the child."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
-    wait_until(lambda: path.read_text().split(), 5, f"the child of {pid}")
-    return int(path.read_text().split()[0])
+    return int(wait_until(lambda: path.read_text().split(), what=f"the child of {pid}")[0])

@@ -6,50 +6,16 @@ No launch of SkyPilot's: what a lost one leaves behind is made by hand, with the
 from __future__ import annotations
 
 import json
-import sys
-import textwrap
 
 import pytest
 
 from launcher.machines import strays
 from tests.cloud.launched import collect
-from tests.cloud.rig import REPOSITORY, Rig
+from tests.cloud.rig import Rig
 
 pytestmark = pytest.mark.slow
 
 _EAST, _WEST = "us-east-1", "us-west-2"
-
-# What the test does on the laptop, each in a process of its own.
-_RENT = """
-import json, sys
-from pathlib import Path
-import boto3
-from tests.cloud import bare
-for region, tags in json.loads(sys.argv[1]):
-    boto3.setup_default_session(region_name=region)
-    instance, _ = bare.rent(Path.cwd())
-    tags = [{"Key": key, "Value": value} for key, value in tags.items()]
-    boto3.client("ec2").create_tags(Resources=[instance], Tags=tags)
-    print(instance)
-"""
-
-_END = """
-import sys
-from pathlib import Path
-from launcher.machines.cloud import CloudMachine
-kept = []
-machine = CloudMachine(
-    sys.argv[1], Path.cwd() / "run", infra=["aws"], gpus="H100:4", idle_minutes=10, variant="cpu",
-    keep=kept.append,
-)
-print(machine.proof())
-# Killed between the asking and the books' first entry: this is all that is known of the run.
-described = machine.describe() | {"asked": True}
-other = CloudMachine.described(described)
-other.down()
-print(other.proof())
-assert not (Path.cwd() / "run" / "skypilot").exists()
-"""
 
 
 def _names(rig: Rig) -> tuple[str, str]:
@@ -57,15 +23,10 @@ def _names(rig: Rig) -> tuple[str, str]:
     return f"slip-{rig.id}", f"slip-{rig.id}-{rig.id}"
 
 
-def _python(rig: Rig, program: str, *words: str) -> str:
-    command = [sys.executable, "-c", textwrap.dedent(program), *words]
-    return rig.run(command, seconds=180, environ=rig.environ(PYTHONPATH=str(REPOSITORY))).ok()
-
-
 def _rent(rig: Rig, *machines: tuple[str, str, dict[str, str]]) -> list[str]:
     """Machines, each in a region, of a cluster, with more tags; their instance ids."""
     wanted = [(region, {"ray-cluster-name": cluster} | tags) for region, cluster, tags in machines]
-    return _python(rig, _RENT, json.dumps(wanted)).split()[-len(machines) :]
+    return rig.run_program("rent_tagged.py", json.dumps(wanted), seconds=180).split()[-len(machines) :]
 
 
 def test_g01_a_machine_the_books_never_had_is_found_in_any_region_and_ended_before_proof(rig: Rig) -> None:
@@ -74,7 +35,7 @@ def test_g01_a_machine_the_books_never_had_is_found_in_any_region_and_ended_befo
     here, there, *theirs = _rent(
         rig, (_EAST, cluster, {}), (_WEST, cluster, {}), *((_EAST, other, {}) for other in others)
     )
-    said = _python(rig, _END, mine)
+    said = rig.run_program("end_forgotten.py", mine, seconds=180)
     print(said)
     before, after = [line for line in said.splitlines() if line.startswith("Proof(")]
     assert before == "Proof(verified=True, detail='nothing had been asked of a provider')"

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cloud.launched import RENTED, Launched, left, running, verb
 from tests.cloud.rig import REPOSITORY, Rig
+from tests.support.environment import PROGRAMS
 
 pytestmark = pytest.mark.slow
 
@@ -21,40 +22,6 @@ _ROLLOUTS = 200
 _KILL_EVERY_SECONDS = 3.0
 # Silence is noticed after 5 s, ssh gives up after 10, SkyPilot's import and its question take the rest.
 _NOTICED_SECONDS = 90
-
-# A plain program with somebody else's SDK, which is told to forgive nothing.
-_PROGRAM = """
-import os, time
-from concurrent.futures import ThreadPoolExecutor
-import openai
-from launcher.client import connect
-from runtime.schema import Group, Member
-
-base = os.environ["LAUNCH_BASE_URL"].removesuffix("/v1")
-
-def roll_out(number):
-    time.sleep(0.5)  # as a program that does something between two answers: ssh is to be killed often enough
-    door = f"{base}/rollouts/r{number}/v1"
-    key = os.environ["LAUNCH_API_KEY"]
-    with openai.OpenAI(base_url=door, api_key=key, max_retries=0, timeout=120) as client:
-        said = client.chat.completions.create(
-            model=os.environ["LAUNCH_MODEL"],
-            messages=[{"role": "user", "content": f"number {number}"}],
-            max_tokens=48,
-            temperature=1.0,
-        )
-    return said.id
-
-begun = time.monotonic()
-with ThreadPoolExecutor(8) as pool:
-    answers = list(pool.map(roll_out, range(ROLLOUTS)))
-print(f"answers={len(answers)} distinct={len(set(answers))}", flush=True)
-print(f"seconds={time.monotonic() - begun:.1f}", flush=True)
-members = [Member(rollout=f"r{number}", reward=float(number % 2)) for number in range(8)]
-step = connect().step([Group(id="g", members=members)], client_state={"place": 7})
-print(f"trained {step.id}: {step.state}", flush=True)
-time.sleep(600)
-"""
 
 
 class _Killer:
@@ -85,13 +52,12 @@ def test_g17_ssh_killed_every_three_seconds_costs_no_rollout_and_a_machine_taken
     runtime_rig: Rig,
 ) -> None:
     rig = runtime_rig
-    program = rig.folder / "program.py"
-    program.write_text(f"ROLLOUTS = {_ROLLOUTS}\n{_PROGRAM}")
+    program = [str(PROGRAMS / "cloud" / "many_rollouts.py"), str(_ROLLOUTS)]
     # A model of the user's own, which the machine has from this computer alone.
     model = rig.folder / "my model"
     shutil.copytree(REPOSITORY / "runtime" / "tiny" / "model", model)
     words = [*RENTED, "--name", "lossy", "--max", "1h", "--model", str(model)]
-    launched = Launched(rig, [*words, "--", "python", str(program)])
+    launched = Launched(rig, [*words, "--", "python", *program])
     launched.wait_for("ready: http", 300)
     with _Killer(rig) as killer:
         launched.wait_for("trained 1: published", 240)

@@ -21,8 +21,10 @@ from runtime import shield
 from tests.cloud import listening
 from tests.cloud.canary import LAPTOP, LOOKS_PER_SECOND, MACHINE, Watch, files_holding, side_of, written
 from tests.cloud.launched import RENTED, Launched, left
-from tests.cloud.rig import ENDPOINT, Rig, missing, rig_in, wait_until
+from tests.cloud.rig import ENDPOINT, REPOSITORY, Rig, missing, rig_in
 from tests.cloud.runtime_image import runtime_binds
+from tests.support.environment import PROGRAMS
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -40,19 +42,7 @@ OTHER_CLOUDS = (".config/gcloud/key.json", ".azure/token", ".lambda_cloud/lambda
 # What the user configured for SkyPilot: a part of it holds, the rest is said.
 CONFIG = "{api_server: {endpoint: 'http://127.0.0.1:9'}, aws: {labels: {lab: of-ours}, remote_identity: x}}"
 
-# One answer, then it waits to be looked at.
-PROGRAM = """
-import time, openai
-from launcher.client import connect
-run = connect()
-client = openai.OpenAI(base_url=run.base_url, api_key=run.api_key)
-client.chat.completions.create(
-    model=run.model, messages=[{"role": "user", "content": "the red cat"}], max_tokens=8
-)
-(run.run_dir / "answered").touch()
-while not (run.run_dir / "looked-at").exists():
-    time.sleep(0.05)
-"""
+PROGRAM = PROGRAMS / "cloud" / "answer_once.py"
 
 
 @dataclass
@@ -125,7 +115,8 @@ def seen() -> Iterator[Seen]:
         with watch:
             launched = Launched(
                 rig,
-                [*words, "--", sys.executable, "-c", PROGRAM],
+                [*words, "--", sys.executable, str(PROGRAM)],
+                PYTHONPATH=str(REPOSITORY),
                 SHELL_API_KEY=SHELL,
                 AZURE_CLIENT_SECRET=AZURE,
             )
@@ -135,7 +126,7 @@ def seen() -> Iterator[Seen]:
             wait_until(
                 lambda: (results / "answered").exists() or launched.process.poll() is not None,
                 60,
-                f"an answer\n{launched.text}",
+                lambda: f"an answer\n{launched.text}",
             )
             found.token = (launched.run / "token").read_text().strip()
             _look_at_the_living(found, begun, own | {launched.run / "token"})
@@ -206,13 +197,7 @@ def _metadata_answers(machine: int, group: int) -> bool:
 
 def _labels(rig: Rig) -> dict[str, str]:
     """What the provider has as the machine's tags."""
-    program = (
-        "import boto3, json\n"
-        f"ec2 = boto3.client('ec2', endpoint_url='{ENDPOINT}', region_name='us-east-1')\n"
-        "found = ec2.describe_instances()['Reservations'][0]['Instances'][0]['Tags']\n"
-        "print(json.dumps({tag['Key']: tag['Value'] for tag in found}))\n"
-    )
-    return json.loads(rig.run([sys.executable, "-c", program], seconds=30).ok())
+    return json.loads(rig.run_program("machine_tags.py", ENDPOINT, seconds=30))
 
 
 def test_the_run_went_well_and_the_users_own_configuration_held(seen: Seen) -> None:
@@ -222,7 +207,7 @@ def test_the_run_went_well_and_the_users_own_configuration_held(seen: Seen) -> N
     assert seen.labels["lab"] == "of-ours"
     for left_out in ("api_server is not taken", "aws.remote_identity is not taken"):
         assert left_out in seen.launched.text
-    assert not left(seen.rig)
+    assert not left(seen.rig, str(PROGRAM))
 
 
 def test_g14_no_secret_was_ever_in_a_command_line_on_either_side(seen: Seen) -> None:

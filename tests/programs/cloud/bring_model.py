@@ -1,0 +1,70 @@
+"""Brings a user's own model to a machine over a line that is cut once, and again when nothing is missing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import psutil
+
+from launcher.machines import model_upload
+from launcher.machines.link import run_on
+from launcher.machines.remote import RemoteFolder
+from tests.cloud import bare
+from tests.support.waiting import wait_until
+
+HERE = Path.cwd()
+LONGER_THAN_THE_TEST_SECONDS = 90.0
+BROUGHT = ["./chat_template.jinja", "./config.json", "./model.safetensors", "./tokenizer.json"]
+
+
+def make_model() -> tuple[Path, str]:
+    """A model's folder, with files beside it that are not brought, and the digest of its weights."""
+    model, blob = HERE / "my model", HERE / "blob"
+    (model / "original").mkdir(parents=True)
+    blob.write_bytes(os.urandom(30_000_000))
+    (model / "model.safetensors").symlink_to(blob)  # as the hub's cache has it
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "README.md", "pytorch_model.bin"):
+        (model / name).write_text(name)
+    (model / "original" / "config.json").write_text("another form")
+    return model, hashlib.sha256(blob.read_bytes()).hexdigest()
+
+
+def cut() -> bool:
+    """Kill the ssh that copies, where there is one."""
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or [""]
+        if command[0] == "ssh" and "--server" in command:
+            process.kill()
+            return True
+    return False
+
+
+def main() -> None:
+    _, host = bare.rent(HERE)
+    model, expected = make_model()
+    models = RemoteFolder(host, "/home/ubuntu/slipway-models/my-model", HERE)
+    told: list[str] = []
+    lost: list[int] = []
+
+    cutting = threading.Thread(target=wait_until, args=(cut, LONGER_THAN_THE_TEST_SECONDS), daemon=True)
+    cutting.start()
+    model_upload.bring(models, model, told.append, lambda: lost.append(1))
+    cutting.join(10)
+    print(*told, sep="\n")
+    assert lost and any("going on" in line for line in told), told
+    assert any(line.startswith("the model: 100%") for line in told), told
+
+    look = f"cd '{models.there}' && sha256sum model.safetensors && stat -c %i:%Z * && find . -type f | sort"
+    digest, *before = run_on(host, look).stdout.decode().split("\n")
+    assert digest.split()[0] == expected
+    files = [line for line in before if line.startswith("./")]
+    assert files == BROUGHT, files
+    model_upload.bring(models, model, told.append)
+    assert run_on(host, look).stdout.decode().split("\n") == [digest, *before]
+
+
+if __name__ == "__main__":
+    main()
