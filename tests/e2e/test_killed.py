@@ -23,7 +23,9 @@ import pytest
 from launcher import failpoints
 from launcher.safety.processes import ProcessId
 from tests.e2e.conftest import free_port
-from tests.support.launched import Launched, processes_of, wait_until
+from tests.support.environment import PROGRAMS
+from tests.support.launched import Launched, processes_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +96,9 @@ class SmallRun:
     def wait_for_nothing(self) -> None:
         """No process, no socket, no open door, within the lease."""
         run_id = self.lives[-1].run_id
-        wait_until(lambda: not processes_of(run_id), LEASE_SECONDS, f"{processes_of(run_id)} to be gone")
+        wait_until(
+            lambda: not processes_of(run_id), LEASE_SECONDS, lambda: f"{processes_of(run_id)} to be gone"
+        )
         wait_until(lambda: not _attended(self.record), LEASE_SECONDS, "the guardian to be done")
         described = self.record["machine"]
         assert not described or not Path(described["socket_dir"]).exists()
@@ -254,9 +258,9 @@ def _stands_still(run: SmallRun) -> bool:
 
 def test_g22_results_that_cannot_come_home_stay_where_they_are_with_exit_8(tmp_path: Path) -> None:
     run = SmallRun(tmp_path)
-    program = "import os; open(os.environ['LAUNCH_RUN_DIR'] + '/logs', 'w')"  # in the way
+    program = str(PROGRAMS / "e2e" / "in_the_way.py")
     try:
-        launched = run.launch("--name", "dev", "--", sys.executable, "-c", program)
+        launched = run.launch("--name", "dev", "--", sys.executable, program)
         assert launched.wait(60) == 8, launched.stderr
         assert f"they are still in {run.folder / 'machine'}" in launched.stderr
         assert "down: verified" in launched.stderr

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import free_port, make_home
-from tests.support.environment import REPOSITORY, runtime_environ, runtime_python
+from tests.support.environment import PROGRAMS, REPOSITORY, runtime_environ, runtime_python
 from tests.support.launched import Launched, processes_of
 
 pytestmark = pytest.mark.slow
@@ -101,10 +101,10 @@ def test_every_rollout_was_trained_or_counted(finished: Finished) -> None:
 
 
 def test_skypilot_is_still_skypilot_beside_our_wheel(finished: Finished, tmp_path: Path) -> None:
-    program = "import sky, launcher; assert hasattr(sky, 'launch'); print(sky.__version__)"
+    program = PROGRAMS / "e2e" / "beside_skypilot.py"
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     done = subprocess.run(
-        [finished.python, "-c", program], cwd=tmp_path, capture_output=True, text=True, env=environ
+        [finished.python, program], cwd=tmp_path, capture_output=True, text=True, env=environ
     )
     assert done.stdout.strip() == "0.14.1", done.stderr
 

@@ -19,33 +19,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import free_port, make_home
-from tests.support.launched import Launched, processes_of, wait_until
+from tests.support.environment import PROGRAMS
+from tests.support.launched import Launched, processes_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 STEPS = 12
-# In a life whose machine was lost: what the lost one sampled cannot be trained, what this one samples can.
-AFTER_A_LOSS = """
-import json, os, sys
-from openai import OpenAI
-from launcher.client import connect, group
-from launcher.client.errors import Rewound
-
-session = connect()
-try:
-    session.step([group("g", {rollout: float(at) for at, rollout in enumerate(sys.argv[1:])})])
-except Rewound as lost:
-    said = {"step": lost.error["step"], "client_state": lost.client_state, "status": lost.status}
-rewards = {}
-for at in range(4):
-    rollout = session.new_rollout()
-    client = OpenAI(base_url=session.rollout_url(rollout), api_key=session.api_key)
-    client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "a"}], max_tokens=4)
-    rewards[rollout] = float(at)
-status = session.step([group("again", rewards)], client_state=said["client_state"])
-said |= {"trained": status.counts.trained, "version": status.version}
-open(os.environ["LAUNCH_RUN_DIR"] + "/after.json", "w").write(json.dumps(said))
-"""
 
 
 class Lives:
@@ -155,7 +135,8 @@ def test_g21_live_on_a_lost_machine_old_rollouts_are_answered_with_the_way_back(
     committed, state = int(newest.name[5:]), json.loads((newest / "state.json").read_text())
     shutil.rmtree(machine)
 
-    after = lives.launch("--resume", "dev", "--", sys.executable, "-c", AFTER_A_LOSS, *old)
+    program = [sys.executable, str(PROGRAMS / "e2e" / "after_a_loss.py")]
+    after = lives.launch("--resume", "dev", "--", *program, *old)
     assert after.wait(300) == 0, after.stdout + after.stderr
     assert f"resuming after step {committed}, the last durable one" in after.stderr
     said = json.loads((lives.results / "after.json").read_text())

@@ -12,8 +12,9 @@ import pytest
 
 from tests.e2e.conftest import free_port, make_home
 from tests.support.canaries import CommandLines, in_files
-from tests.support.environment import REPOSITORY
-from tests.support.launched import Launched, processes_of, wait_until
+from tests.support.environment import PROGRAMS, REPOSITORY
+from tests.support.launched import Launched, processes_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -21,28 +22,7 @@ HF, WANDB = "hf_canary+/of-the-hub-0123", "canary+/of-the-board-0123"
 # Another service's keys: one beside ours in .env, one in the user's shell.
 FILE, SHELL = "canary+/of-another-service-0123", "canary+/of-the-shell-0123"
 
-# A step is trained, then the program waits to be looked at.
-PROGRAM = """
-import os, pathlib, openai
-from launcher.client import connect, group
-run = connect()
-rewards = {}
-for number in range(4):
-    rollout = run.new_rollout()
-    client = openai.OpenAI(base_url=run.rollout_url(rollout), api_key=run.api_key)
-    client.chat.completions.create(
-        model=run.model, messages=[{"role": "user", "content": "the red cat"}], max_tokens=24
-    )
-    rewards[rollout] = float(number)
-assert run.step([group("one", rewards)]).state == "published"
-here = run.run_dir / "looked-at"
-(run.run_dir / "trained").touch()
-import time
-while not here.exists():
-    time.sleep(0.05)
-given = [name for name, value in os.environ.items() if "canary" in value]
-raise SystemExit(0 if given == ["SHELL_API_KEY"] else f"given: {given}")
-"""
+PROGRAM = PROGRAMS / "e2e" / "train_and_wait.py"
 
 
 @dataclass
@@ -74,7 +54,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     with CommandLines() as lines:
         launched = Launched(
             make_home(folder / "home"),
-            ["--debug", "--port", str(free_port()), "--", sys.executable, "-c", PROGRAM],
+            ["--debug", "--port", str(free_port()), "--", sys.executable, str(PROGRAM)],
             cwd=folder,
             environ=environ,
         )
