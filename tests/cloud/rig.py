@@ -42,6 +42,8 @@ NEEDED = {
     "patch": "patch", PYTHON: "python3.11",
 }  # fmt: skip
 _UP_SECONDS = 60
+# Ends a program that would hang, and measures nothing.
+_PROGRAM_SECONDS = 300
 _WORLD = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
 # What a test run's own environment must not tell the laptop.
 _NOT_FOR_THE_LAPTOP = (
@@ -193,10 +195,11 @@ class Rig:
                 raise AssertionError(f"{command[0]} took more than {seconds:g} s\n{text}") from None
         return Finished(code, path.read_text(errors="replace"))
 
-    def run_program(self, name: str, *words: str, seconds: float = 120) -> str:
+    def run_program(self, name: str, *words: str) -> str:
         """What a program of `tests/programs/cloud` says on the laptop, when it goes well."""
         command = [sys.executable, str(PROGRAMS / "cloud" / name), *words]
-        return self.run(command, seconds=seconds, environ=self.environ(PYTHONPATH=str(REPOSITORY))).ok()
+        environ = self.environ(PYTHONPATH=str(REPOSITORY))
+        return self.run(command, seconds=_PROGRAM_SECONDS, environ=environ).ok()
 
     def processes(self) -> dict[int, str]:
         """What runs in the rig, machines included: the pid out here and its command line."""

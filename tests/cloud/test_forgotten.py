@@ -26,7 +26,7 @@ def _names(rig: Rig) -> tuple[str, str]:
 def _rent(rig: Rig, *machines: tuple[str, str, dict[str, str]]) -> list[str]:
     """Machines, each in a region, of a cluster, with more tags; their instance ids."""
     wanted = [(region, {"ray-cluster-name": cluster} | tags) for region, cluster, tags in machines]
-    return rig.run_program("rent_tagged.py", json.dumps(wanted), seconds=180).split()[-len(machines) :]
+    return rig.run_program("rent_tagged.py", json.dumps(wanted)).split()[-len(machines) :]
 
 
 def test_g01_a_machine_the_books_never_had_is_found_in_any_region_and_ended_before_proof(rig: Rig) -> None:
@@ -35,7 +35,7 @@ def test_g01_a_machine_the_books_never_had_is_found_in_any_region_and_ended_befo
     here, there, *theirs = _rent(
         rig, (_EAST, cluster, {}), (_WEST, cluster, {}), *((_EAST, other, {}) for other in others)
     )
-    said = rig.run_program("end_forgotten.py", mine, seconds=180)
+    said = rig.run_program("end_forgotten.py", mine)
     print(said)
     before, after = [line for line in said.splitlines() if line.startswith("Proof(")]
     assert before == "Proof(verified=True, detail='nothing had been asked of a provider')"

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 def _in_trouble(rig: Rig, how: str) -> str:
-    return rig.run_program("troubled_link.py", how, seconds=90)
+    return rig.run_program("troubled_link.py", how)
 
 
 def _figure(said: str, name: str) -> float:

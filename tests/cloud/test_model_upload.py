@@ -10,4 +10,4 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_model_of_the_users_is_brought_once_and_goes_on_where_the_line_broke(rig: Rig) -> None:
-    print(rig.run_program("bring_model.py", seconds=90))
+    print(rig.run_program("bring_model.py"))

@@ -197,7 +197,7 @@ def _metadata_answers(machine: int, group: int) -> bool:
 
 def _labels(rig: Rig) -> dict[str, str]:
     """What the provider has as the machine's tags."""
-    return json.loads(rig.run_program("machine_tags.py", ENDPOINT, seconds=30))
+    return json.loads(rig.run_program("machine_tags.py", ENDPOINT))
 
 
 def test_the_run_went_well_and_the_users_own_configuration_held(seen: Seen) -> None:

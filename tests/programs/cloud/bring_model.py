@@ -16,7 +16,7 @@ from tests.cloud import bare
 from tests.support.waiting import wait_until
 
 HERE = Path.cwd()
-LONGER_THAN_THE_TEST_SECONDS = 90.0
+WAIT_SECONDS = 90.0
 BROUGHT = ["./chat_template.jinja", "./config.json", "./model.safetensors", "./tokenizer.json"]
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     told: list[str] = []
     lost: list[int] = []
 
-    cutting = threading.Thread(target=wait_until, args=(cut, LONGER_THAN_THE_TEST_SECONDS), daemon=True)
+    cutting = threading.Thread(target=wait_until, args=(cut, WAIT_SECONDS), daemon=True)
     cutting.start()
     model_upload.bring(models, model, told.append, lambda: lost.append(1))
     cutting.join(10)

@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 HERE = Path.cwd()
 FAULTS = HERE.parent / "faults"
 EC2: Any = boto3.client("ec2", config=Config(retries={"max_attempts": 1}))
-LONGER_THAN_THE_TEST_SECONDS = 120.0
+WAIT_SECONDS = 120.0
 
 
 def switch_on(name: str, text: str = "") -> None:
@@ -69,7 +69,7 @@ def refuse_and_delay(first: str, host: Host) -> None:
 def lose(instance: str, host: Host) -> None:
     """It breaks, and goes on costing money."""
     switch_on("lose", instance)
-    wait_until(lambda: unreachable(host), LONGER_THAN_THE_TEST_SECONDS, "the machine to be lost")
+    wait_until(lambda: unreachable(host), WAIT_SECONDS, "the machine to be lost")
     assert states(instance) == ["running"]
 
 
@@ -78,7 +78,7 @@ def take_back() -> None:
     switch_on("preempt", instance)
     wait_until(
         lambda: states(instance) != ["running"],
-        LONGER_THAN_THE_TEST_SECONDS,
+        WAIT_SECONDS,
         "the machine to be taken back",
     )
     assert unreachable(host)
