@@ -18,8 +18,21 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_quickstart_learns_on_a_rented_machine_comes_home_and_leaves_nothing(runtime_rig: Rig) -> None:
-    rig = runtime_rig
-    launched = Launched(rig, [*RENTED, "--", "python", "examples/quickstart.py"])
+    """A quarter of it: that all of it learns well is shown on this computer, and here by the next."""
+    # The program works 12 steps; the score of greedy answers moves by less than 0.3 of itself.
+    assert _the_quickstart(runtime_rig, steps=12) > 1
+
+
+@pytest.mark.long
+def test_the_whole_quickstart_learns_on_a_rented_machine(runtime_rig: Rig) -> None:
+    # A quarter of the range that can be had in an answer is 6.5; SkyPilot's machine learns as this one does.
+    assert _the_quickstart(runtime_rig, steps=40) > 4
+
+
+def _the_quickstart(rig: Rig, steps: int) -> float:
+    """Run it so far on a rented machine, entered meanwhile; by how much the score rises."""
+    program = ["python", "examples/quickstart.py", "--steps", str(steps)]
+    launched = Launched(rig, [*RENTED, "--", *program])
     launched.wait_for("ready: http", 300)
     _the_machine_is_entered(rig, launched)
     assert launched.wait(600) == 0, launched.text
@@ -29,19 +42,18 @@ def test_the_quickstart_learns_on_a_rented_machine_comes_home_and_leaves_nothing
     assert "down: verified" in launched.text
     results = launched.run / "results"
     summary = json.loads((results / "summary.json").read_text())
-    assert summary["steps"] == 40
-    # A quarter of the range that can be had in an answer is 6.5; SkyPilot's machine learns as this one does.
-    assert summary["rise"] > 4
     # The best policy may be an earlier one: going back to it is a step as well.
-    assert json.loads((results / "adapter" / "state.json").read_text())["step"] >= 40
+    assert summary["steps"] == steps + (summary["training"]["restored"] is not None)
+    assert json.loads((results / "adapter" / "state.json").read_text())["step"] >= steps
     assert (results / "logs" / "trainer.log").stat().st_size
-    assert len((results / "metrics.jsonl").read_text().splitlines()) >= 40
+    assert len((results / "metrics.jsonl").read_text().splitlines()) >= steps
     (run,) = rig.witness("run")
     assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
     record = launched.record
     assert record["state"] == "verified" and record["proof"]["verified"]
     assert not (rig.home / ".ssh" / "config").exists()
     assert not left(rig)
+    return summary["rise"]
 
 
 def _the_machine_is_entered(rig: Rig, launched: Launched) -> None:
