@@ -1,40 +1,24 @@
-"""Every test runs in a home of its own; the runtime's tests run in the runtime's environment."""
+"""Every test runs in a home of its own; lanes run beside each other, the runtime's in its environment."""
 
 from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
-from tests.support import remote_items
+pytest_plugins = ["tests.support.lanes", "tests.support.remote_items"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Started in the background or under nohup, signals are ignored, and `launch` would inherit that."""
+    """What the processes of the tests inherit from here."""
+    # Started in the background or under nohup, signals are ignored, and `launch` would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Hand `tests/runtime` to the collector that knows its environment."""
-    if path == remote_items.FOLDER:
-        return remote_items.RemoteFolder.from_parent(parent, path=path)
-    return None
-
-
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Both environments work at once where their tests allow it."""
-    if not session.config.option.collectonly:
-        remote_items.start_early(session)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave no child behind."""
-    remote_items.end_child(config)
+    # Where it is set, each process that is started would compile its imports again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.home import Home
 from launcher.machines.scripts import ENVIRONMENTS
-from runtime import bootstrap
+from tests.support.warm import warm_environment
 
 
 def runtime_binds() -> dict[Path, str]:
-    """What a machine sees: the environment (built here where it is missing) and the Python it links to."""
-    python = bootstrap.ensure_environment(Home.find().environments, "cpu")
+    """What a machine sees: the environment and the Python it links to."""
+    python = warm_environment()
     environment = python.parent.parent
     interpreter = python.resolve().parent.parent
     binds = {environment: f"{ENVIRONMENTS}/{environment.name}"}

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher.home import Home
-from tests.support.environment import runtime_python
-from tests.support.launched import Launched, processes_of, wait_until
+from tests.support.launched import Launched, processes_of
+from tests.support.ports import free_port
+from tests.support.waiting import wait_until
+from tests.support.warm import warm_environment
 
 
 def make_home(folder: Path) -> Path:
-    """A LAUNCH_HOME of its own whose cache is the user's."""
+    """A LAUNCH_HOME of its own whose cache is the user's, with an environment that is ready."""
+    warm_environment()
     cache = Home.find().cache
-    cache.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cache").symlink_to(cache, target_is_directory=True)
     return folder
@@ -30,7 +31,6 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """`launch` without a command, held until the tests are over; then Ctrl-C, and nothing may be left."""
-    runtime_python()
     home = make_home(tmp_path_factory.mktemp("endpoint") / "home")
     launched = Launched(home, ["--name", "shared", "--port", str(free_port())])
     try:
@@ -42,17 +42,3 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     finally:
         if launched.process.poll() is None:
             launched.kill_tree()
-
-
-def free_port() -> int:
-    """A port nobody listens on at this moment."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def in_ci() -> bool:
-    """Whether this is a CI run."""
-    return os.environ.get("CI") == "true"

@@ -1,0 +1,146 @@
+"""The whole suite in lanes: pytests beside each other, so that what waits keeps nothing that computes waiting.
+
+A test of a lane is shown here, where it stands among the others, and runs in its lane, a pytest of its own
+(`lane.py`). What no lane takes runs here. The tests of `tests/runtime` (`remote_items.py`) always run in a
+lane, in the runtime's environment; the others only when the slow tests of several lanes were asked for.
+`--one-by-one` runs all but those here, one after the other: for a debugger, for measuring one alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from tests.support.environment import REPOSITORY, runtime_environ, runtime_python
+from tests.support.lane import Lane, LaneError, in_a_lane
+
+RUNTIME = "tests/runtime/"
+# Which tests run in which lane, by the beginnings of their ids; the first that fits. Lanes that start with
+# `runtime` have the runtime's environment. Minutes of each: tests/bench/RESULTS.md.
+LANES: dict[str, tuple[str, ...]] = {
+    "machines": ("tests/cloud/",),
+    "runs": ("tests/e2e/",),
+    "mutants": ("tests/mutations/",),
+    "runtime": (RUNTIME,),
+}
+_ALONE = "--one-by-one"
+_STARTED = pytest.StashKey[dict[str, Lane]]()
+
+
+def lane_of(nodeid: str) -> str | None:
+    """The lane that takes a test; None for those that run here."""
+    taken = (name for name, starts in LANES.items() if nodeid.startswith(starts))
+    return next(taken, None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What a session may choose."""
+    parser.addoption(
+        _ALONE, action="store_true", help="run all tests of this environment here, one after the other"
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """What runs here comes first: the lanes work meanwhile."""
+    items.sort(key=lambda item: _lane_for(session, item) is not None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Start the lanes. Those of this environment first: the runtime's may have to be built."""
+    session.config.stash[_STARTED] = {}
+    if session.config.option.collectonly:
+        return
+    chosen: defaultdict[str, list[str]] = defaultdict(list)
+    for item in session.items:
+        if (name := _lane_for(session, item)) is not None:
+            chosen[name].append(item.nodeid)
+    for name in sorted(chosen, key=_is_the_runtimes):
+        session.config.stash[_STARTED][name] = _start(name, chosen[name])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Show what a lane of this environment said of a test, in place of running it."""
+    name = _lane_for(item.session, item)
+    if name is None or _is_the_runtimes(name):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in _reports_or_failure(item):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def reports(item: pytest.Item) -> list[pytest.TestReport]:
+    """What the lane of a test said of it, all its cases; waits until they are over. Raises LaneError."""
+    name = _lane_for(item.session, item)
+    assert name is not None
+    lane = item.config.stash[_STARTED][name]
+    return [
+        item.config.hook.pytest_report_from_serializable(config=item.config, data=said)
+        for said in lane.reports(item.nodeid)
+    ]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End what still runs; a lane that did not end well is no success."""
+    for trouble in filter(None, _close(session.config)):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        print(f"\n{trouble}", file=sys.stderr)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave no child behind."""
+    list(_close(config))
+
+
+def _close(config: pytest.Config) -> Iterator[str | None]:
+    started = config.stash.get(_STARTED, {})
+    while started:
+        yield started.popitem()[1].close()
+
+
+def _reports_or_failure(item: pytest.Item) -> Iterable[pytest.TestReport]:
+    try:
+        return reports(item)
+    except LaneError as error:
+        return [pytest.TestReport(item.nodeid, item.location, {}, "failed", str(error), "call")]
+
+
+def _start(name: str, nodeids: list[str]) -> Lane:
+    if _is_the_runtimes(name):
+        confined = ("--confcutdir", str(REPOSITORY / RUNTIME))
+        return Lane(name, runtime_python(), nodeids, runtime_environ(), *confined)
+    return Lane(name, sys.executable, nodeids, os.environ)
+
+
+def _is_the_runtimes(name: str) -> bool:
+    return name.startswith("runtime")
+
+
+def _lane_for(session: pytest.Session, item: pytest.Item) -> str | None:
+    """The lane that runs a test in this session."""
+    name = lane_of(item.nodeid)
+    if name is None or _is_the_runtimes(name):
+        return name
+    return name if _in_lanes(session) else None
+
+
+_IN_LANES = pytest.StashKey[bool]()
+
+
+def _in_lanes(session: pytest.Session) -> bool:
+    """Whether the tests of this environment run in lanes: slow ones of more than one, and nobody debugs."""
+    config = session.config
+    if _IN_LANES not in config.stash:
+        option = config.option
+        chosen = {lane_of(item.nodeid) for item in session.items if item.get_closest_marker("slow")}
+        alone = option.one_by_one or option.usepdb or option.capture == "no" or in_a_lane()
+        config.stash[_IN_LANES] = not alone and len(chosen) > 1
+    return config.stash[_IN_LANES]
