@@ -1,7 +1,7 @@
 """One lane: a pytest of its own that runs some of the tests, and what it has said so far.
 
-Neighbours: `lane_reports.py` is the plugin in it, `lanes.py` starts it and asks for its reports. Knows nothing
-of which tests belong together.
+Neighbours: `lane_reports.py` is the plugin in it, `lanes.py` starts it and asks for its reports. Knows
+nothing of which tests belong together.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Lane:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # As on Ctrl-C, its fixtures end what they started, however this process goes.
+                # A Ctrl-C is handed on once; so is the end of this process, however it goes. The fixtures of
+                # a lane then end what they started.
+                start_new_session=True,
                 preexec_fn=processes.in_child(signal.SIGINT),
             )  # fmt: skip
 
@@ -82,10 +84,13 @@ class Lane:
         interrupted = self._process.poll() is None and not self._all_over()
         if interrupted:
             self._process.send_signal(signal.SIGINT)
-        code = self._process.wait(timeout=_END_SECONDS)
-        trouble = (
-            None if interrupted or code in _RAN else f"lane {self.name} ended with {code}:\n{self._tail()}"
-        )
+        try:
+            code = self._process.wait(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        well = interrupted or code in _RAN
+        trouble = None if well else f"the lane {self.name} ended with {code}:\n{self._tail()}"
         self._lines.close()
         self._folder.cleanup()
         return trouble

@@ -1,4 +1,4 @@
-"""The whole suite in lanes: pytests beside each other, so that what waits keeps nothing that computes waiting.
+"""The whole suite in lanes: pytests beside each other, so that what waits keeps nothing else waiting.
 
 A test of a lane is shown here, where it stands among the others, and runs in its lane, a pytest of its own
 (`lane.py`). What no lane takes runs here. The tests of `tests/runtime` (`remote_items.py`) always run in a
