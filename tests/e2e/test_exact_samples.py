@@ -26,9 +26,10 @@ from safetensors.numpy import load_file
 
 from launcher.client.session import Session, connect
 from runtime.schema import Group, Member, StepStatus
-from tests.e2e.conftest import free_port, make_home
+from tests.e2e.conftest import make_home
 from tests.support.environment import runtime_python
 from tests.support.launched import Launched, processes_of
+from tests.support.ports import free_port
 from tests.support.tap import Tap
 from tests.support.waiting import wait_until
 

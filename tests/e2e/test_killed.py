@@ -22,9 +22,9 @@ import pytest
 
 from launcher import failpoints
 from launcher.safety.processes import ProcessId
-from tests.e2e.conftest import free_port
 from tests.support.environment import PROGRAMS
 from tests.support.launched import Launched, processes_of
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

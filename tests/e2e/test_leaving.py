@@ -14,8 +14,8 @@ import pytest
 
 from launcher.home import Home
 from launcher.safety import reap
-from tests.e2e.conftest import free_port
 from tests.support.launched import Launched, processes_of
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

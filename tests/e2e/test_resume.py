@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import free_port, make_home
+from tests.e2e.conftest import make_home
 from tests.support.environment import PROGRAMS
 from tests.support.launched import Launched, processes_of
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

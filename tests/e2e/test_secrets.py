@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import free_port, make_home
+from tests.e2e.conftest import make_home
 from tests.support.canaries import CommandLines, in_files
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.launched import Launched, processes_of
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
