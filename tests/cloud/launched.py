@@ -10,6 +10,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Launched:
     def __init__(self, rig: Rig, words: Sequence[str], **environ: str) -> None:
         self._rig = rig
         self._log = rig.folder / "launch.txt"
+        self.begun_at = time.time()
         with self._log.open("wb") as log:
             self.process = rig.start(
                 [LAUNCH, *words],
@@ -76,7 +78,7 @@ class Launched:
 
 def verb(rig: Rig, *words: str) -> str:
     """What a verb of `launch` says on the laptop."""
-    return rig.run([LAUNCH, *words], seconds=60, environ=rig.environ(NO_COLOR="1")).ok()
+    return rig.run([LAUNCH, *words], seconds=180, environ=rig.environ(NO_COLOR="1")).ok()
 
 
 def running(rig: Rig, *names: str) -> dict[int, str]:
@@ -99,4 +101,4 @@ def collect(rig: Rig, *words: str) -> Finished:
     """`launch gc`, with a /tmp of its own: from within a rig nobody sees whose the sockets of this computer's
     other runs are."""
     alone = ["unshare", "--mount", "sh", "-ec", _WITHOUT_OTHERS, "-", str(REPOSITORY)]
-    return rig.run([*alone, LAUNCH, "gc", *words], seconds=300, environ=rig.environ(NO_COLOR="1"))
+    return rig.run([*alone, LAUNCH, "gc", *words], seconds=900, environ=rig.environ(NO_COLOR="1"))

@@ -33,9 +33,9 @@ def _the_quickstart(rig: Rig, steps: int) -> float:
     """Run it so far on a rented machine, entered meanwhile; by how much the score rises."""
     program = ["python", "examples/quickstart.py", "--steps", str(steps)]
     launched = Launched(rig, [*RENTED, "--", *program])
-    launched.wait_for("ready: http", 300)
+    launched.wait_for("ready: http", 900)
     _the_machine_is_entered(rig, launched)
-    assert launched.wait(600) == 0, launched.text
+    assert launched.wait(1800) == 0, launched.text
     print(launched.text)
 
     assert "27.52" in launched.text
@@ -78,7 +78,7 @@ def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_no
     rig.faults("refuse-terminate")
     threading.Thread(target=_lift_the_refusal, args=(rig,), daemon=True).start()
     launched = Launched(rig, [*RENTED, "--", "true"])
-    assert launched.wait(400) == 6, launched.text
+    assert launched.wait(1200) == 6, launched.text
     print(launched.text)
     assert "us-west-2" in launched.text
     assert "setup failed on the machine" in launched.text
@@ -98,14 +98,14 @@ def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_no
 
 def _lift_the_refusal(rig: Rig) -> None:
     """As soon as it has been met."""
-    wait_until(lambda: rig.witness("terminate-refused"), 400, "a refusal")
+    wait_until(lambda: rig.witness("terminate-refused"), 1200, "a refusal")
     rig.faults("refuse-terminate", None)
 
 
 def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> None:
     rig.faults("no-capacity", EVERYWHERE)
     launched = Launched(rig, [*RENTED, "--", "true"])
-    assert launched.wait(300) == 4, launched.text
+    assert launched.wait(900) == 4, launched.text
     print(launched.text)
     assert rig.witness("run-refused") and not rig.witness("run")
     assert not left(rig)
@@ -113,9 +113,9 @@ def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> N
 
 def test_g02_ctrl_c_while_provisioning_ends_the_request_and_the_machine(rig: Rig) -> None:
     launched = Launched(rig, [*RENTED, "--", "true"])
-    wait_until(lambda: rig.witness("run"), 300, lambda: f"a machine\n{launched.text}")
+    wait_until(lambda: rig.witness("run"), 900, lambda: f"a machine\n{launched.text}")
     launched.send(signal.SIGINT)
-    assert launched.wait(120) == 130, launched.text
+    assert launched.wait(600) == 130, launched.text
     print(launched.text)
     assert not rig.alive()
     assert launched.record["state"] == "verified"
@@ -127,7 +127,7 @@ def test_g06_a_budget_that_is_spent_on_the_way_up_ends_the_machine_with_7(rig: R
     """$0.45 are a minute of this machine, from the first call on; nothing here would end it by itself."""
     words = [*RENTED, "--budget", "0.45", "--", "true"]
     launched = Launched(rig, words, LAUNCH_FAILPOINT="cloud.pushed:hang")
-    assert launched.wait(240) == 7, launched.text
+    assert launched.wait(900) == 7, launched.text
     print(launched.text)
     assert "the budget of $0.45 is spent" in launched.text
     assert rig.witness("run") and not rig.alive()

@@ -20,8 +20,9 @@ pytestmark = pytest.mark.slow
 
 _ROLLOUTS = 200
 _KILL_EVERY_SECONDS = 3.0
-# Silence is noticed after 5 s, ssh gives up after 10, SkyPilot's import and its question take the rest.
-_NOTICED_SECONDS = 90
+# Silence is noticed after 5 s, ssh gives up after 10, SkyPilot's import and its question take the rest: a
+# minute in all on a quiet computer.
+_NOTICED_SECONDS = 600
 
 
 class _Killer:
@@ -58,9 +59,9 @@ def test_g17_ssh_killed_every_three_seconds_costs_no_rollout_and_a_machine_taken
     shutil.copytree(REPOSITORY / "runtime" / "tiny" / "model", model)
     words = [*RENTED, "--name", "lossy", "--max", "1h", "--model", str(model)]
     launched = Launched(rig, [*words, "--", "python", *program])
-    launched.wait_for("ready: http", 300)
+    launched.wait_for("ready: http", 900)
     with _Killer(rig) as killer:
-        launched.wait_for("trained 1: published", 240)
+        launched.wait_for("trained 1: published", 900)
     assert f"answers={_ROLLOUTS} distinct={_ROLLOUTS}" in launched.text, launched.text
     assert "Traceback" not in launched.text
     assert killer.kills >= 4
@@ -83,7 +84,7 @@ def _the_machine_is_taken_back(rig: Rig, launched: Launched) -> None:
     (run,) = rig.witness("run")
     taken_at = time.monotonic()
     rig.faults("preempt", run["id"])
-    assert launched.wait(_NOTICED_SECONDS + 60) == 6, launched.text
+    assert launched.wait(_NOTICED_SECONDS) == 6, launched.text
     print(f"over {time.monotonic() - taken_at:.0f} s after the machine was taken back")
     assert "Error: the machine is gone" in launched.text, launched.text
     assert launched.record["state"] == "verified"

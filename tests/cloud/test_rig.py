@@ -22,7 +22,7 @@ _OWNER = str(PROGRAMS / "cloud" / "own_a_rig.py")
 
 def test_skypilot_launches_and_ends_a_machine_by_itself(rig: Rig) -> None:
     yaml = str(REPOSITORY / "sky" / "arm.yaml")
-    said = rig.run([sys.executable, _LAUNCH, yaml], seconds=600).ok()
+    said = rig.run([sys.executable, _LAUNCH, yaml], seconds=1800).ok()
     assert "('slip-0123abcd', 10, True)" in said
     (run,) = rig.witness("run")
     assert run["type"] == "p5.24xlarge"

@@ -121,7 +121,7 @@ def seen() -> Iterator[Seen]:
                 AZURE_CLIENT_SECRET=AZURE,
             )
             found = Seen(rig, launched, watch=watch)
-            launched.wait_for("ready: http", 300)
+            launched.wait_for("ready: http", 900)
             results = launched.run / "results"
             wait_until(
                 lambda: (results / "answered").exists() or launched.process.poll() is not None,
@@ -131,7 +131,7 @@ def seen() -> Iterator[Seen]:
             found.token = (launched.run / "token").read_text().strip()
             _look_at_the_living(found, begun, own | {launched.run / "token"})
             (results / "looked-at").touch()
-            found.code = launched.wait(120)
+            found.code = launched.wait(600)
         new = [path for name in _shared_folders() - there_before for path in written(name, begun)]
         files = {*written(rig.folder, begun), *new} - own
         found.afterwards = files_holding(files, (*EVERY, found.token))

@@ -34,10 +34,10 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     home = make_home(tmp_path_factory.mktemp("endpoint") / "home")
     launched = Launched(home, ["--name", "shared", "--port", str(free_port())])
     try:
-        launched.wait_for_text("ready: http", 300)
+        launched.wait_for_text("ready: http", 900)
         yield launched
         launched.interrupt()
-        assert launched.wait(90) == 130
+        assert launched.wait(300) == 130
         wait_until(lambda: not processes_of(launched.run_id), 10, "no process of the run is left")
     finally:
         if launched.process.poll() is None:

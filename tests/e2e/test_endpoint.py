@@ -232,6 +232,6 @@ def _engine(endpoint: Launched) -> psutil.Process:
                 return process
         return None
 
-    found = wait_until(find, 60, "an engine of the run")
+    found = wait_until(find, 180, "an engine of the run")
     assert isinstance(found, psutil.Process) and sys.platform == "linux"
     return found

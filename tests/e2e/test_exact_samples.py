@@ -123,7 +123,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     try:
         yield running
         running.interrupt()
-        assert running.wait(90) == 130
+        assert running.wait(300) == 130
     finally:
         if running.process.poll() is None:
             running.kill_tree()
@@ -132,11 +132,11 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 @pytest.fixture(scope="module")
 def tap(launched: Launched) -> Iterator[Tap]:
     """The tap, in its place before the engine is; the run is ready."""
-    wait_until(lambda: any(launched.home.glob("runs/*/machine/runtime.json")), 60, "the runtime starts")
+    wait_until(lambda: any(launched.home.glob("runs/*/machine/runtime.json")), 180, "the runtime starts")
     config = json.loads((launched.run_dir / "machine" / "runtime.json").read_text())
     tap = Tap(Path(config["socket_dir"]) / "engine-0.sock").start()
     try:
-        launched.wait_for_text("ready: http", 300)
+        launched.wait_for_text("ready: http", 900)
         yield tap
     finally:
         tap.stop()

@@ -70,7 +70,7 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         executable=[str(installed.with_name("launch"))],
     )
     try:
-        yield Finished(launched, installed, launched.wait(600))
+        yield Finished(launched, installed, launched.wait(1800))
     finally:
         launched.kill_tree()
 

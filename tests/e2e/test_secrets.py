@@ -60,17 +60,17 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             environ=environ,
         )
         try:
-            launched.wait_for_text("ready: http", 300)
+            launched.wait_for_text("ready: http", 900)
             token = (launched.run_dir / "token").read_text().strip()
             trained = launched.run_dir / "results" / "trained"
-            wait_until(lambda: trained.exists() or launched.process.poll() is not None, 120, "a step")
+            wait_until(lambda: trained.exists() or launched.process.poll() is not None, 600, "a step")
             environments: dict[str, set[str]] = {}
             for process in processes_of(launched.run_id):
                 values = " ".join(process.environ().values())
                 held = {canary for canary in (HF, WANDB, FILE, SHELL) if canary in values}
                 environments.setdefault(_holder(process), set()).update(held)
             trained.with_name("looked-at").touch()
-            code = launched.wait(90)
+            code = launched.wait(300)
             yield Seen(launched, folder, token, code, lines, environments)
         finally:
             launched.kill_tree()
