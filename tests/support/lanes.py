@@ -20,8 +20,10 @@ from tests.support.lane import Lane, LaneError, in_a_lane
 
 RUNTIME = "tests/runtime/"
 # Which tests run in which lane, by the beginnings of their ids; the first that fits. Lanes that start with
-# `runtime` have the runtime's environment. Minutes of each: tests/bench/RESULTS.md.
+# `runtime` have the runtime's environment. Each computes about as long as the others, alone on a computer:
+# `python -m tests.bench.minutes`.
 LANES: dict[str, tuple[str, ...]] = {
+    "rented": tuple(f"tests/cloud/test_{name}.py" for name in ("launch", "leaving", "rig", "timers")),
     "machines": ("tests/cloud/",),
     "runs": ("tests/e2e/",),
     "mutants": ("tests/mutations/",),
