@@ -30,6 +30,7 @@ LANES: dict[str, tuple[str, ...]] = {
     "runtime": (RUNTIME,),
 }
 _ALONE = "--one-by-one"
+_IN_LANES = pytest.StashKey[bool]()
 _STARTED = pytest.StashKey[dict[str, Lane]]()
 
 
@@ -47,9 +48,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """What runs here comes first: the lanes work meanwhile."""
-    items.sort(key=lambda item: _lane_for(session, item) is not None)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Decide whether there are lanes, and have what runs here come first: the lanes work meanwhile.
+
+    Lanes are for the slow tests of more than one of them, when nobody debugs.
+    """
+    option = config.option
+    chosen = {lane_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
+    alone = option.one_by_one or option.usepdb or option.capture == "no" or in_a_lane()
+    config.stash[_IN_LANES] = not alone and len(chosen) > 1
+    items[:] = sorted(items, key=lambda item: _lane_for(item) is not None)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,7 +68,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         return
     chosen: defaultdict[str, list[str]] = defaultdict(list)
     for item in session.items:
-        if (name := _lane_for(session, item)) is not None:
+        if (name := _lane_for(item)) is not None:
             chosen[name].append(item.nodeid)
     for name in sorted(chosen, key=_is_the_runtimes):
         session.config.stash[_STARTED][name] = _start(name, chosen[name])
@@ -69,7 +77,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Show what a lane of this environment said of a test, in place of running it."""
-    name = _lane_for(item.session, item)
+    name = _lane_for(item)
     if name is None or _is_the_runtimes(name):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -81,7 +89,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 def reports(item: pytest.Item) -> list[pytest.TestReport]:
     """What the lane of a test said of it, all its cases; waits until they are over. Raises LaneError."""
-    name = _lane_for(item.session, item)
+    name = _lane_for(item)
     assert name is not None
     lane = item.config.stash[_STARTED][name]
     return [
@@ -126,23 +134,9 @@ def _is_the_runtimes(name: str) -> bool:
     return name.startswith("runtime")
 
 
-def _lane_for(session: pytest.Session, item: pytest.Item) -> str | None:
+def _lane_for(item: pytest.Item) -> str | None:
     """The lane that runs a test in this session."""
     name = lane_of(item.nodeid)
     if name is None or _is_the_runtimes(name):
         return name
-    return name if _in_lanes(session) else None
-
-
-_IN_LANES = pytest.StashKey[bool]()
-
-
-def _in_lanes(session: pytest.Session) -> bool:
-    """Whether the tests of this environment run in lanes: slow ones of more than one, and nobody debugs."""
-    config = session.config
-    if _IN_LANES not in config.stash:
-        option = config.option
-        chosen = {lane_of(item.nodeid) for item in session.items if item.get_closest_marker("slow")}
-        alone = option.one_by_one or option.usepdb or option.capture == "no" or in_a_lane()
-        config.stash[_IN_LANES] = not alone and len(chosen) > 1
-    return config.stash[_IN_LANES]
+    return name if item.config.stash[_IN_LANES] else None
