@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from runtime.recipes.tune import LeftOut
 from runtime.schema import RuntimeConfig
 from runtime.training.command import trainer_command
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-SAYS_WHAT_IT_LOADED = """
-import sys
-from runtime.recipes import tune
-try:
-    tune.main()
-except SystemExit as ended:
-    print(ended.code)
-print(sorted({"torchtune", "datasets", "pandas", "pyarrow", "kagglehub", "transformers"} & set(sys.modules)))
-"""
+from tests.support.environment import PROGRAMS, REPOSITORY, runtime_environ
 
 
 def test_what_is_left_out_can_be_named_but_not_used() -> None:
@@ -46,8 +35,8 @@ def test_each_process_of_a_trainer_is_asked_for_and_every_setting_is_a_key() -> 
 @pytest.mark.slow
 def test_the_command_is_torchtunes_and_loads_no_data_set_library() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SAYS_WHAT_IT_LOADED, "run", "nothing"],
-        cwd=REPOSITORY,
+        [sys.executable, PROGRAMS / "runtime" / "what_tune_loads.py", "run", "nothing"],
+        env=runtime_environ(),
         capture_output=True,
         text=True,
     )
