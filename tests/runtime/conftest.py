@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from runtime.serving.engine_client import EngineClient
+from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY_MODEL = REPOSITORY / "runtime" / "tiny" / "model"
@@ -72,11 +72,12 @@ class EngineProcess:
 
     def wait_until_ready(self) -> None:
         """Bounded; says what the engine said when it ends instead."""
-        end = time.monotonic() + START_SECONDS
-        while not self.answers():
-            ended = self.process.poll() is not None
-            assert not ended and time.monotonic() < end, self.log.read_text(errors="replace")[-4000:]
-            time.sleep(0.1)
+
+        def ready() -> bool:
+            assert self.process.poll() is None, self._said()
+            return self.answers()
+
+        wait_until(ready, START_SECONDS, self._said)
 
     def end(self) -> None:
         """Stop it, make sure, and remove its sockets."""
@@ -88,6 +89,9 @@ class EngineProcess:
                 self.process.kill()
                 self.process.wait(timeout=20)
         shutil.rmtree(self.socket.parent, ignore_errors=True)
+
+    def _said(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
 
 
 def start_engine(folder: Path, **settings: object) -> EngineProcess:

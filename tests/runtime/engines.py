@@ -15,7 +15,7 @@ from runtime import failpoints
 from runtime.schema import RuntimeConfig
 from runtime.serving import engine
 from tests.runtime.conftest import REPOSITORY, TINY_MODEL, is_healthy
-from tests.runtime.trainers import until
+from tests.support.waiting import wait_until
 
 START_SECONDS = 120.0
 
@@ -53,11 +53,11 @@ class Engine:
         self.pid = self._ask()["pid"]
 
     def until_ready(self) -> None:
-        until(lambda: is_healthy(self.socket), START_SECONDS)
+        wait_until(lambda: is_healthy(self.socket), START_SECONDS, self._said)
 
     def ended(self) -> int:
         """Wait, bounded, for the end of this life; its exit code, negative for a signal."""
-        return until(lambda: self._ask(poll=self.pid), START_SECONDS)["exit_code"]
+        return wait_until(lambda: self._ask(poll=self.pid), START_SECONDS, self._said)["exit_code"]
 
     def close(self) -> None:
         assert self._server.stdin
@@ -74,5 +74,8 @@ class Engine:
     def _answer(self) -> dict[str, Any]:
         assert self._server.stdout
         line = self._server.stdout.readline()
-        assert line, self.log.read_text(errors="replace")[-4000:]
+        assert line, self._said()
         return json.loads(line)
+
+    def _said(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]

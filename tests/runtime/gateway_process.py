@@ -8,26 +8,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from runtime.processes import in_child
+from tests.support.waiting import wait_until
 
 TOKEN = "token-of-the-tests"
 MESSAGES = [{"role": "user", "content": "[[ ## english ## ]]\nthe black cat"}]
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Poll until the condition holds; its value."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.02)
-    return value
 
 
 class Gateway:
@@ -78,18 +68,21 @@ class Gateway:
         transport = httpx.HTTPTransport(uds=str(self._sockets / "gateway.sock"))
         headers = {"Authorization": f"Bearer {TOKEN}"}
         self.http = httpx.Client(transport=transport, base_url="http://x", headers=headers, timeout=150)
-        wait_for(self._answers)
+        wait_until(self._answers, what=self._said)
 
     def _answers(self) -> bool:
-        assert self.process.poll() is None, (self.folder / "gateway.log").read_text()[-4000:]
+        assert self.process.poll() is None, self._said()
         try:
             return self.http.get("/healthz").status_code == 200
         except httpx.TransportError:
             return False
 
     def until_ready(self) -> Gateway:
-        wait_for(lambda: self.status()["phase"] == "ready")
+        wait_until(lambda: self.status()["phase"] == "ready", what=self._said)
         return self
+
+    def _said(self) -> str:
+        return (self.folder / "gateway.log").read_text()[-4000:]
 
     def status(self) -> dict[str, Any]:
         return self.http.get("/slipway/status").json()

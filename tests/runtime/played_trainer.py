@@ -15,7 +15,8 @@ from typing import Any
 
 from runtime.training.checkpoint import checkpoint_name
 from tests.runtime.adapters import commit
-from tests.runtime.gateway_process import Gateway, wait_for
+from tests.runtime.gateway_process import Gateway
+from tests.support.waiting import wait_until
 
 # Longer than a block of the engine's prefix cache (128 tokens on CPU).
 SEQUENCE = [random.Random(11).randrange(3, 290) for _ in range(180)]
@@ -44,7 +45,7 @@ class PlayedTrainer:
         """
         number = self._submit()
         batch = self.gateway.folder / "steps" / f"{number:06d}" / "batch.json"
-        wait_for(batch.exists)
+        wait_until(batch.exists)
         root = self._folder / uuid.uuid4().hex
         done = commit(
             root, self._model, adapter, step=number, version=number if version is None else version,

@@ -21,7 +21,7 @@ from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.engines import Engine
 from tests.runtime.failpoints import arm, instants
 from tests.runtime.gateway_process import Gateway
-from tests.runtime.trainers import until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ def test_killed_at_every_named_instant_an_engine_costs_no_answer_no_sample_and_n
             served = gateway.status()["version"]
             assert served == 1, "until the new version is proven the old one stays"
         engine.start()
-        until(lambda version=version: gateway.status()["version"] == version, 60)
+        wait_until(lambda version=version: gateway.status()["version"] == version, 60)
         assert gateway.chat("after").json()["model"] == f"policy@v{version}"
 
     os.kill(engine.pid, signal.SIGKILL)  # at no instant in particular, idle

@@ -25,7 +25,8 @@ from runtime.training.steps import MOST_QUEUED
 from tests.runtime.failpoints import arm, instants
 from tests.runtime.gateway_process import Gateway
 from tests.runtime.pretend_engine import PretendEngine
-from tests.runtime.trainers import Run, Trainers, until
+from tests.runtime.trainers import Run, Trainers
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +82,7 @@ class Served:
             said = self.ask("GET", f"/slipway/steps/{step}", params={"wait": 5}).json()
             return said if said["state"] in ("published", "failed") else None
 
-        return until(ended, 60)
+        return wait_until(ended, 60)
 
     def step(self, key: str) -> dict[str, Any]:
         posted = self.ask("POST", "/slipway/steps", json=self.request(key))
@@ -184,7 +185,7 @@ def test_a_published_steps_metrics_are_answered_even_before_the_trainer_has_logg
     os.kill(it.trainer, signal.SIGKILL)
     it.run.trainers.wait(it.trainer)
     it.start_trainer()
-    until(lambda: it.run.logged == [1])
+    wait_until(lambda: it.run.logged == [1])
     assert it.ask("GET", "/slipway/metrics").json() == [row]
 
 
@@ -202,7 +203,7 @@ def test_a_full_disk_is_503_and_what_is_asked_again_once_there_is_room_is_done_o
     assert "disk" in refused.json()["error"]["message"]
     arm(it.armed, "gateway.giving:full")
     assert it.ask("POST", "/slipway/steps", json=request).json()["id"] == 1
-    assert "No space left" in until(lambda: it.gateway.status()["detail"])
+    assert "No space left" in wait_until(lambda: it.gateway.status()["detail"])
     assert it.finished(1)["version"] == 1 and it.gateway.status()["detail"] is None
     assert it.restarts == 0 and not it.armed.exists()
     assert [line for line in it.gateway.recorded() if line["tags"]["rollout"] == "full"] == []

@@ -12,14 +12,14 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from runtime.training.batch import empty_batch, step_folder, write_batch
 from runtime.training.checkpoint import CheckpointStore
 from tests.runtime.failpoints import arm, instants
-from tests.runtime.trainers import Run, Trainers, same_tensors, until
+from tests.runtime.trainers import Run, Trainers, same_tensors
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +103,7 @@ def test_g20_g21_a_hundred_kills(trainers: Trainers, tmp_path: Path) -> None:
         pid = run.start(follow=True)
         # Half of the kills fall on the whole life, half on the moments around a commit.
         if number % 2:
-            until(lambda pid=pid: run.said().items() >= {"state": "training", "pid": pid}.items())
+            wait_until(lambda pid=pid: run.said().items() >= {"state": "training", "pid": pid}.items())
         seconds = chance.uniform(0, 0.3 if number % 2 else LIFE_SECONDS)
         assert run.kill_after(seconds, pid) == -9, run.log
         partial = sorted(path.name for path in run.store.root.glob(".tmp-*"))
@@ -136,7 +136,7 @@ def test_g20_a_full_disk_is_waited_for_and_said(run: Run, straight: Run, tmp_pat
     run.record(1, 3)
     file = tmp_path / "armed"
     pid = run.start(failpoint=arm(file, "checkpoint.file@4:full"))
-    said: dict[str, Any] = until(lambda: run.said() if run.said().get("error") else None)
+    said = wait_until(lambda: run.said() if run.said().get("error") else {})
     assert "not committed yet" in said["error"] and "No space left" in said["error"]
     assert not file.exists() and run.step <= 1
     assert run.trainers.wait(pid) == 0

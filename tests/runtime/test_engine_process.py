@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from runtime.serving.engine_client import EngineClient
 from runtime.serving.request_fields import check
 from tests.runtime.adapters import PROJECTIONS
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, RunningEngine
+from tests.support.waiting import wait_until
 
 GONE_SECONDS = 15.0
 
@@ -161,7 +161,7 @@ def test_the_core_dies_with_the_server_whenever_that_is_killed(
     engine.process.kill()
     engine.process.wait(timeout=GONE_SECONDS)
     try:
-        _until(lambda: processes.look(core) is None)
+        wait_until(lambda: processes.look(core) is None, GONE_SECONDS)
     finally:
         processes.send(core, signal.SIGKILL)
 
@@ -177,18 +177,9 @@ def test_an_engine_asked_to_stop_ends_well_and_leaves_nothing(
     assert any(scratch.iterdir())
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(timeout=GONE_SECONDS) == 0
-    _until(lambda: not any(processes.look(pid) for pid in below))
+    wait_until(lambda: not any(processes.look(pid) for pid in below), GONE_SECONDS)
     assert not scratch.exists()
 
 
 def _first_child(engine: EngineProcess) -> int:
-    born: list[int] = []
-    _until(lambda: bool(born.extend(processes.children(engine.process.pid)) or born), 120.0)
-    return born[0]
-
-
-def _until(condition: Callable[[], bool], bound_seconds: float = GONE_SECONDS) -> None:
-    end = time.monotonic() + bound_seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    return wait_until(lambda: processes.children(engine.process.pid), 120.0)[0]

@@ -13,7 +13,8 @@ from runtime.schema import Group, Member
 from runtime.serving import content
 from runtime.training.batch import read_batch
 from tests.runtime.conftest import RunningEngine
-from tests.runtime.gateway_process import MESSAGES, Gateway, wait_for
+from tests.runtime.gateway_process import MESSAGES, Gateway
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,7 @@ def said(gateway: Gateway, **fields: Any) -> str:
 def rows(gateway: Gateway, number: int) -> list[tuple[list[int], list[int]]]:
     """The batch the trainer gets: (ids, which were sampled) of each sequence."""
     folder = gateway.folder / "steps" / f"{number:06d}"
-    wait_for(folder.exists)
+    wait_until(folder.exists)
     batch = read_batch(folder)
     spans = [batch.span(row) for row in range(batch.samples)]
     return [(batch.tokens[span].tolist(), batch.sampled[span].tolist()) for span in spans]

@@ -13,7 +13,8 @@ import httpx
 import pytest
 from openai import NotFoundError, OpenAI
 
-from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway, wait_for
+from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -176,7 +177,7 @@ def test_c06_an_aborted_stream_makes_no_sample_and_ends_in_the_engine(gateway: G
     with gateway.http.stream("POST", "/rollouts/aborted/v1/chat/completions", json=body) as answer:
         pieces = answer.iter_text()
         assert "data: " in next(pieces)
-    wait_for(lambda: running_in_engine(engine) == 0, 20)
+    wait_until(lambda: running_in_engine(engine) == 0)
     assert gateway.counts("aborted")["samples"] == 0
     assert of_rollout(gateway, "aborted") == []
 
@@ -204,8 +205,8 @@ def test_c06_a_lost_link_that_comes_back_makes_one_sample(gateway: Gateway) -> N
 def test_c06_an_answer_nobody_waits_for_is_no_sample(gateway: Gateway, engine) -> None:
     hang_up(gateway, "hung-up", None)
     hang_up(gateway, "never-back", "q-lost", tokens=100)  # done within the grace a retry has
-    wait_for(lambda: running_in_engine(engine) == 0)
-    wait_for(lambda: gateway.chat().status_code == 200)  # the gateway has had its turn
+    wait_until(lambda: running_in_engine(engine) == 0)
+    wait_until(lambda: gateway.chat().status_code == 200)  # the gateway has had its turn
     for rollout in ("hung-up", "never-back"):
         assert gateway.counts(rollout)["samples"] == 0
 
@@ -224,10 +225,10 @@ def test_an_engine_that_dies_under_a_request_is_waited_for_and_asked_again(
         gateway.until_ready()
         with ThreadPoolExecutor(3) as pool:
             asked = [pool.submit(gateway.chat, f"r{index}", **LONG) for index in range(3)]
-            wait_for(lambda: gateway.status()["phase"] == "ready")
+            wait_until(lambda: gateway.status()["phase"] == "ready")
             threading.Event().wait(0.3)
             first.process.kill()
-            wait_for(lambda: gateway.status()["phase"] == "degraded", 10)
+            wait_until(lambda: gateway.status()["phase"] == "degraded")
             second = own_engine()
             gateway.point_to(second.socket)
             answers = [future.result() for future in asked]

@@ -22,9 +22,10 @@ from runtime import processes
 from runtime.serving.samples import SampleStore
 from tests.runtime.adapters import commit, write_adapter
 from tests.runtime.conftest import RunningEngine, forget
-from tests.runtime.gateway_process import TOKEN, Gateway, wait_for
+from tests.runtime.gateway_process import TOKEN, Gateway
 from tests.runtime.hostile import Ask, asks, combinations, drawn, training_calls
 from tests.runtime.recorded import sampled
+from tests.support.waiting import wait_until
 
 AT_ONCE = 16
 # The slowest request the fuzz may hold up anybody with: a grammar's compilation is bounded by 5 s.
@@ -190,7 +191,7 @@ def fuzzed(engine: RunningEngine, tmp_path_factory: pytest.TempPathFactory) -> I
     sequence = list(range(20, 60))
     commit(folder / "checkpoints", engine.model, adapter, version=1, sequence=sequence, prompt=20)
     gateway = Gateway(folder, engine.socket, engine.model).until_ready()
-    wait_for(lambda: gateway.status()["version"] == 1)
+    wait_until(lambda: gateway.status()["version"] == 1)
     yield Fuzzed(gateway, engine)
     gateway.stop()
     forget(engine, "policy")

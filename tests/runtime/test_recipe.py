@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from runtime.training.batch import Batch, empty_batch, step_folder, write_batch
 from runtime.training.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
 from runtime.training.command import trainer_command
 from tests.runtime.trainer_fixtures import VOCABULARY, make_batch, random_samples, tiny_model
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -85,10 +85,15 @@ def metric_steps(state: Path) -> list[int]:
 
 
 def await_step(state: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + _SECONDS
-    while f"step-{step:06d}" not in CheckpointStore(state / "checkpoints").names():
-        assert process.poll() is None and time.monotonic() < end, (state / "trainer.log").read_text()[-3000:]
-        time.sleep(0.05)
+    def said() -> str:
+        return (state / "trainer.log").read_text()[-3000:]
+
+    def committed() -> bool:
+        found = f"step-{step:06d}" in CheckpointStore(state / "checkpoints").names()
+        assert found or process.poll() is None, said()
+        return found
+
+    wait_until(committed, _SECONDS, said)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ import pytest
 
 from runtime import processes
 from tests.runtime.conftest import TINY_MODEL
-from tests.runtime.gateway_process import MESSAGES, TOKEN, wait_for
+from tests.runtime.gateway_process import MESSAGES, TOKEN
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +60,7 @@ class Runtime:
             return {"phase": None}
 
     def until_ready(self) -> Runtime:
-        wait_for(lambda: self.status()["phase"] == "ready", START_SECONDS)
+        wait_until(lambda: self.status()["phase"] == "ready", START_SECONDS)
         return self
 
     def supervisor(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Runtime:
     def kill(self, name: str) -> None:
         pid = self.child(name)["pid"]
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: self.child(name)["pid"] != pid)
+        wait_until(lambda: self.child(name)["pid"] != pid)
 
     def alive(self) -> list[int]:
         found = []
@@ -96,7 +97,7 @@ class Runtime:
             except httpx.TransportError:
                 return None
 
-        answer = wait_for(asked, START_SECONDS)
+        answer = wait_until(asked, START_SECONDS)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -129,7 +130,7 @@ class Runtime:
             said = self.http.get(f"/slipway/steps/{step}", params={"wait": 30}).json()
             return said if said["state"] in ("published", "failed") else None
 
-        return wait_for(ended, START_SECONDS)
+        return wait_until(ended, START_SECONDS)
 
     def end(self) -> None:
         for pid in [] if self.keeper.poll() is not None else [self.keeper.pid]:
@@ -252,7 +253,7 @@ def test_keeper_and_supervisor_killed_at_once_leave_nothing(tmp_path: Path) -> N
         supervisor = json.loads((tmp_path / "keeper.json").read_text())["supervisor_pid"]
         for pid in (supervisor, running.keeper.pid):
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not running.alive(), 60)
+        wait_until(lambda: not running.alive(), 60)
     finally:
         running.end()
 
@@ -267,7 +268,7 @@ def test_g23_a_child_that_is_frozen_is_said_within_30_seconds_and_goes_on_when_i
         began = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(runtime.sample, f"asked-while-{frozen}-stood-still")
-            said = wait_for(lambda frozen=frozen: runtime.child(frozen)["detail"], 30)
+            said = wait_until(lambda frozen=frozen: runtime.child(frozen)["detail"], 30)
             assert "not well for" in said or "has not answered" in said
             assert runtime.supervisor()["phase"] == "degraded" and frozen in runtime.supervisor()["detail"]
             assert not asked.done()
@@ -290,7 +291,7 @@ def test_g23_a_child_that_stands_still_is_started_again_and_costs_no_step(
     os.kill((processes.descendants(child["pid"]) or [child["pid"]])[-1], signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         step = pool.submit(runtime.step)
-        wait_for(lambda: runtime.child(frozen)["detail"], 30)
+        wait_until(lambda: runtime.child(frozen)["detail"], 30)
         done = step.result(240)
     assert done["state"] == "published", done
     assert runtime.child(frozen)["restarts"] == child["restarts"] + 1

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from runtime.metrics import MetricsLog, WandbLog
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +32,8 @@ def line(step: int) -> dict[str, Any]:
 
 def life(folder: Path, committed: int, steps: list[int], mode: str = "offline") -> None:
     """One life of the trainer's logging, as a process: it resumes from `committed`, then logs `steps`."""
-    while list(folder.glob(f"wandb/offline-run-{time.strftime('%Y%m%d_%H%M%S')}-*")):
-        time.sleep(0.05)  # wandb names its folders by the second
+    # wandb names its folders by the second
+    wait_until(lambda: not list(folder.glob(f"wandb/offline-run-{time.strftime('%Y%m%d_%H%M%S')}-*")))
     child = multiprocessing.get_context("spawn").Process(target=_log, args=(folder, committed, steps, mode))
     child.start()
     child.join(120)

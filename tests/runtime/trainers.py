@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from runtime.training.batch import Batch, step_folder, write_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore
 from runtime.training.command import trainer_command
 from tests.runtime.trainer_fixtures import make_batch, random_samples, tiny_model
+from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _LIFE_SECONDS = 120.0
@@ -49,7 +49,7 @@ class Trainers:
 
     def wait(self, pid: int) -> int:
         """Its exit code, negative for a signal; bounded. Every trainer must be waited for once."""
-        return until(lambda: self._ask(poll=pid), _LIFE_SECONDS)["exit_code"]
+        return wait_until(lambda: self._ask(poll=pid), _LIFE_SECONDS)["exit_code"]
 
     def close(self) -> None:
         assert self._process.stdin
@@ -118,6 +118,8 @@ class Run:
         end = time.monotonic() + seconds
         descriptor = os.pidfd_open(pid)
         try:
+            # Not `wait_until`: the end of the time is what is wanted, and to the millisecond, so that any
+            # instant of a life may be hit.
             while time.monotonic() < end and not _ended(pid):
                 time.sleep(min(0.001, max(0.0, end - time.monotonic())))
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -163,15 +165,6 @@ def same_tensors(found: Checkpoint, expected: Checkpoint) -> bool:
         for one in (found, expected)
     ]
     return described[0] == described[1] and found.state["counters"] == expected.state["counters"]
-
-
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Poll until the condition holds; its value."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.01)
-    return value
 
 
 def _ended(pid: int) -> bool:
