@@ -17,20 +17,14 @@ import pytest
 
 from runtime import failpoints, processes, tether
 from tests.runtime.failpoints import arm, instants
+from tests.support.environment import PROGRAMS, runtime_environ
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 SLEEP = ["sleep", "1000"]
 # A child that ignores SIGTERM, with a child of its own in another session: what vLLM's processes are like.
 STUBBORN = ["sh", "-c", "trap '' TERM; setsid sleep 1001 & while :; do sleep 1002; done"]
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.02)
-    return value
 
 
 class Family:
@@ -43,8 +37,10 @@ class Family:
         (folder / "logs").mkdir(exist_ok=True)
         (folder / "lease").touch()
         config = {
-            "state_dir": str(folder), "children": children, "lease_seconds": 30.0, "deadline_seconds": None,
-            "grace_seconds": 5.0, "stop_seconds": 0.5, "restarts": 2, **settings,
+            "state_dir": str(folder), "children": children, "deadline_seconds": None, "grace_seconds": 5.0,
+            "stop_seconds": 0.5, "restarts": 2,
+            # Longer than any wait here: it must never be the lease that ended what a test sees ended.
+            "lease_seconds": 600.0, **settings,
         }  # fmt: skip
         (folder / "runtime.json").write_text(json.dumps(config))
         self.mark = f"FAMILY={uuid.uuid4()}"
@@ -78,15 +74,15 @@ class Family:
         return next((c for c in self.said("supervisor").get("children", []) if c["name"] == name), {})
 
     def until_ready(self) -> Family:
-        wait_for(lambda: self.said("supervisor").get("phase") == "ready")
+        wait_until(lambda: self.said("supervisor").get("phase") == "ready")
         return self
 
     def kill(self, *pids: int) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
-    def gone(self, seconds: float = 15.0) -> None:
-        wait_for(lambda: not self.alive(), seconds)
+    def gone(self) -> None:
+        wait_until(lambda: not self.alive())
         self.keeper.wait(5)
 
     @property
@@ -210,8 +206,8 @@ def test_a_tether_killed_by_force_leaves_no_orphan_and_its_child_is_started_agai
     assert len(below) >= 3
     held_by = next(process.parent for process in processes.table() if process.pid == first)
     it.kill(held_by)
-    wait_for(lambda: it.child("stubborn").get("state") == "ready" and it.child("stubborn")["pid"] != first)
-    wait_for(lambda: not set(below) & set(it.alive()))
+    wait_until(lambda: it.child("stubborn").get("state") == "ready" and it.child("stubborn")["pid"] != first)
+    wait_until(lambda: not set(below) & set(it.alive()))
     assert it.child("calm")["restarts"] == 0
 
 
@@ -220,14 +216,16 @@ def test_a_dead_child_is_started_again_and_its_descendants_are_ended(family) -> 
     first = it.child("stubborn")["pid"]
     below = processes.descendants(first)
     it.kill(first)
-    wait_for(lambda: it.child("stubborn").get("restarts") == 1 and it.said("supervisor")["phase"] == "ready")
+    wait_until(
+        lambda: it.child("stubborn").get("restarts") == 1 and it.said("supervisor")["phase"] == "ready"
+    )
     assert not set(below) & set(it.alive())
 
 
 def test_a_child_that_keeps_failing_is_given_up_with_its_last_words(family) -> None:
     dying = ["sh", "-c", "echo no such model >&2; exit 3"]
     it = family(children={"calm": SLEEP, "dying": dying})
-    wait_for(lambda: it.child("dying").get("state") == "failed")
+    wait_until(lambda: it.child("dying").get("state") == "failed")
     state = it.said("supervisor")
     assert state["phase"] == "failed"
     assert "no such model" in state["detail"] and "exit code 3" in state["detail"]
@@ -243,7 +241,7 @@ def test_the_runtime_ends_when_its_gateway_cannot_be_kept_up(family) -> None:
 
 def test_the_token_reaches_a_child_over_its_standard_input_and_nothing_else(family) -> None:
     it = family(children={"reader": ["sh", "-c", "read line; echo got $line; exec sleep 1000"]}).until_ready()
-    wait_for(lambda: "got the-token" in (it.state / "logs" / "reader.log").read_text())
+    wait_until(lambda: "got the-token" in (it.state / "logs" / "reader.log").read_text())
     for pid in it.alive():
         for kind in ("cmdline", "environ"):
             assert b"the-token" not in Path(f"/proc/{pid}/{kind}").read_bytes()
@@ -265,12 +263,11 @@ def test_without_a_token_the_keeper_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_the_keeper_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
-    code = (
-        "import sys, runtime.keeper; print([m for m in ('pydantic', 'fastapi', 'torch') if m in sys.modules])"
-    )
+    program = PROGRAMS / "runtime" / "what_keeper_loads.py"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
-    )
+        [sys.executable, program, "pydantic", "fastapi", "torch"],
+        env=runtime_environ(), capture_output=True, text=True, check=True, timeout=20,
+    )  # fmt: skip
     assert done.stdout.strip() == "[]"
 
 

@@ -32,6 +32,10 @@ from runtime.training.step_errors import (
 )
 from runtime.training.steps import MOST_QUEUED, StepQueue
 from tests.runtime.recorded import sampled
+from tests.support.waiting import wait_until_async
+
+# Shorter than a queue waits before it tries again by itself (RETRY_SECONDS): what is seen, it did at once.
+SOON_SECONDS = 10.0
 
 
 class Run:
@@ -73,7 +77,7 @@ class Run:
 
     async def commit(self, step: int) -> None:
         """What the trainer does with a batch, once it is there."""
-        await until(lambda: self.batch_folder(step).exists())
+        await wait_until_async(self.batch_folder(step).exists, SOON_SECONDS)
         batch = read_batch(self.batch_folder(step))
         state = {
             "counts": batch.meta.get("counts", {}),
@@ -87,12 +91,6 @@ class Run:
 def write_weights(folder: Path) -> None:
     (folder / ADAPTER_WEIGHTS).parent.mkdir()
     (folder / ADAPTER_WEIGHTS).write_bytes(b"weights")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def drive(work: Callable[[Run], Awaitable[None]], folder: Path) -> None:
@@ -164,7 +162,7 @@ def test_c40_a_gateway_that_dies_at_any_point_ends_with_the_committed_version_se
         await dying.submit(run.request("k", "a", "b"))
         if progress != "queued":
             async with Running(dying):
-                await until(lambda: run.batch_folder(1).exists())
+                await wait_until_async(run.batch_folder(1).exists, SOON_SECONDS)
                 if progress == "published":
                     await run.commit(1)
                     await dying.wait(1, 10)
@@ -174,7 +172,7 @@ def test_c40_a_gateway_that_dies_at_any_point_ends_with_the_committed_version_se
             if progress in ("queued", "given"):
                 await run.commit(1)
             done = await queue.wait(1, 10)
-            await until(lambda: bool(run.published))
+            await wait_until_async(lambda: run.published, SOON_SECONDS)
             assert (done.state, done.version) == ("published", 1)
             assert run.published[-1] == 1
             assert (await queue.submit(run.request("k2", "c", "d"))).id == 2
@@ -251,7 +249,7 @@ def test_a_step_the_trainer_cannot_do_fails_with_its_words_and_gives_its_samples
         async with Running(run.queue()) as queue:
             request = run.request("k1", "a", "b")
             await queue.submit(request)
-            await until(lambda: run.batch_folder(1).exists())
+            await wait_until_async(run.batch_folder(1).exists, SOON_SECONDS)
             (run.batch_folder(1) / "failed.json").write_text('{"error": "out of memory"}')
             failed = await queue.wait(1, 10)
             assert (failed.state, failed.version, failed.error) == ("failed", None, "out of memory")
@@ -267,7 +265,7 @@ def test_a_trainer_that_is_gone_for_good_fails_the_step_and_it_is_never_trained_
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:
             await queue.submit(run.request("k", "a", "b"))
-            await until(lambda: run.batch_folder(1).exists())
+            await wait_until_async(run.batch_folder(1).exists, SOON_SECONDS)
             run.trainer_failure = "the trainer failed: no such model"
             failed = await queue.wait(1, 10)
             assert failed.error == "the trainer failed: no such model"
@@ -304,7 +302,7 @@ def test_a_publication_that_failed_is_tried_again_by_the_next_process(tmp_path: 
             assert (await queue.wait(1, 10)).state == "failed"
         run.refuse = None
         async with Running(run.queue()):
-            await until(lambda: run.published == [1])
+            await wait_until_async(lambda: run.published == [1], SOON_SECONDS)
 
     drive(work, tmp_path)
 
@@ -358,13 +356,13 @@ def test_c40_a_queue_that_is_lost_is_made_again_from_batches_and_checkpoints(
                 )
                 await queue.submit(requests[-1])
                 if number == 2:
-                    await until(lambda: run.batch_folder(2).exists())
+                    await wait_until_async(run.batch_folder(2).exists, SOON_SECONDS)
                     (run.batch_folder(2) / "failed.json").write_text('{"error": "out of memory"}')
                 else:
                     await run.commit(number)
                 await queue.wait(number, 10)
             await queue.submit(run.request("k4", "a4", "b4"))
-            await until(lambda: run.batch_folder(4).exists())
+            await wait_until_async(run.batch_folder(4).exists, SOON_SECONDS)
             before = queue.list()[:3]
         entries = sorted((run.folder / "steps" / "queue").iterdir())
         if lost == "the folder":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from runtime import files, probes
 from runtime.probes import TrainerProbe
 from runtime.serving.status import Machine
 from runtime.supervision import ChildSpec, Restarts, Supervisor
+from tests.support.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.slow
 
@@ -36,13 +36,6 @@ class Scripted:
 
     async def __call__(self, pid: int) -> str | None:
         return self.trouble
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(20):
-        while not (value := condition()):
-            await asyncio.sleep(0.02)
-        return value
 
 
 def supervised(
@@ -67,7 +60,9 @@ def supervised(
             return value | value["children"][0] | {"whole": value["detail"]}
 
         try:
-            await until(lambda: (folder / "supervisor.json").exists() and said()["state"] == "ready")
+            await wait_until_async(
+                lambda: (folder / "supervisor.json").exists() and said()["state"] == "ready"
+            )
             await work(probe, said)
         finally:
             stop.set()
@@ -83,14 +78,14 @@ def test_g23_a_child_that_is_not_well_is_said_before_it_is_ended_and_forgotten_w
         assert said()["phase"] == "ready" and said()["whole"] is None
         first = said()["pid"]
         probe.trouble = "/healthz: TimeoutError"
-        await until(lambda: said()["detail"])
+        await wait_until_async(lambda: said()["detail"])
         assert said()["state"] == "ready" and said()["phase"] == "degraded"
         assert "calm not well for" in said()["whole"] and "/healthz: TimeoutError" in said()["whole"]
         probe.trouble = None
-        await until(lambda: said()["detail"] is None)
+        await wait_until_async(lambda: said()["detail"] is None)
         assert said()["phase"] == "ready" and (said()["pid"], said()["restarts"]) == (first, 0)
         probe.trouble = "/healthz: TimeoutError"
-        await until(lambda: said()["restarts"] == 1 and said()["phase"] == "ready")
+        await wait_until_async(lambda: said()["restarts"] == 1 and said()["phase"] == "ready")
         assert said()["pid"] != first
 
     # Asked to end it would have its time, longer than this test waits; standing still it has none.
@@ -101,7 +96,7 @@ def test_g23_a_child_that_is_not_well_is_said_before_it_is_ended_and_forgotten_w
 def test_what_a_child_that_is_well_has_to_say_is_said(tmp_path: Path) -> None:
     async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
         probe.note = "not committed yet: No space left on device"
-        await until(lambda: said()["phase"] == "degraded")
+        await wait_until_async(lambda: said()["phase"] == "degraded")
         assert said()["whole"] == f"calm {probe.note}" and said()["restarts"] == 0
 
     supervised(tmp_path, work)
@@ -120,10 +115,10 @@ def test_a_full_disk_costs_the_children_no_supervisor(
 
         monkeypatch.setattr(files, "write_json", full)
         probe.note = "something"
-        await until(lambda: refused)
+        await wait_until_async(lambda: refused)
         monkeypatch.setattr(files, "write_json", written)
         probe.note = "something else"
-        await until(lambda: said()["detail"] == "something else")
+        await wait_until_async(lambda: said()["detail"] == "something else")
         assert said()["pid"] == before and said()["restarts"] == 0
 
     supervised(tmp_path, work)
@@ -137,15 +132,12 @@ def test_g23_a_supervisor_that_stands_still_is_said(tmp_path: Path, monkeypatch:
 
     async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
         written = (tmp_path / "supervisor.json").stat().st_mtime_ns
-        await until(lambda: (tmp_path / "supervisor.json").stat().st_mtime_ns != written)
+        await wait_until_async(lambda: (tmp_path / "supervisor.json").stat().st_mtime_ns != written)
         assert machine.silence() is None
         # From here on it does not come to its beat: the loop is ours, and stands.
-        stands_still = time.monotonic()
-        while machine.silence() is None:
-            assert time.monotonic() - stands_still < 10
-            time.sleep(0.05)
+        wait_until(machine.silence)
         assert "silent" in (machine.silence() or "")
-        await until(lambda: machine.silence() is None)
+        await wait_until_async(lambda: machine.silence() is None)
 
     supervised(tmp_path, work)
 
@@ -157,23 +149,21 @@ def test_g23_a_trainer_without_a_sign_of_life_is_not_well(
     said = tmp_path / "trainer.json"
     probe = TrainerProbe(said)
 
-    async def work() -> None:
-        with (
-            subprocess.Popen(["sleep", "1000"]) as still,
-            subprocess.Popen(["yes"], stdout=subprocess.DEVNULL) as busy,
-        ):
-            try:
-                assert await probe(still.pid) == "loading"
-                files.write_json(said, {"state": "training", "error": "not committed yet: full"})
-                async with asyncio.timeout(20):
-                    while not (trouble := await probe(still.pid)):
-                        await asyncio.sleep(0.05)
-                assert "no sign of life" in trouble and probe.note == "not committed yet: full"
-                assert await probe(busy.pid) is None, "processor time is a sign of life"
-                probe.reset()
-                assert await probe(still.pid) == "loading"
-            finally:
-                still.kill()
-                busy.kill()
+    def asked(process: subprocess.Popen[bytes]) -> str | None:
+        return asyncio.run(probe(process.pid))
 
-    asyncio.run(work())
+    with (
+        subprocess.Popen(["sleep", "1000"]) as still,
+        subprocess.Popen(["yes"], stdout=subprocess.DEVNULL) as busy,
+    ):
+        try:
+            assert asked(still) == "loading"
+            files.write_json(said, {"state": "training", "error": "not committed yet: full"})
+            trouble = wait_until(lambda: asked(still))
+            assert "no sign of life" in (trouble or "") and probe.note == "not committed yet: full"
+            assert asked(busy) is None, "processor time is a sign of life"
+            probe.reset()
+            assert asked(still) == "loading"
+        finally:
+            still.kill()
+            busy.kill()
