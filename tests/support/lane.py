@@ -80,7 +80,9 @@ class Lane:
 
     def close(self) -> str | None:
         """End it, if it still runs: only when the session here was interrupted. What was wrong with its own
-        end, None when nothing was."""
+        end, None when nothing was, or when it was asked before."""
+        if self._lines.closed:
+            return None
         interrupted = self._process.poll() is None and not self._all_over()
         if interrupted:
             self._process.send_signal(signal.SIGINT)

@@ -1,0 +1,64 @@
+"""Lanes: every test runs once, what a lane says arrives whole, and a lane that breaks is no success."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.environment import REPOSITORY
+from tests.support.lane import Lane, LaneError
+from tests.support.lanes import LANES, lane_of
+
+_FILE = """
+import os, pytest
+def test_passes(): pass
+def test_fails(): assert 1 == 2, "so it is"
+def test_is_left_out(): pytest.skip("not here")
+@pytest.mark.parametrize("case", ["a", "b"])
+def test_has_cases(case): assert case == "a"
+def test_breaks_the_lane(): os._exit(7)
+def test_comes_after(): pass
+"""
+
+
+@pytest.fixture
+def lane(tmp_path: Path) -> Iterator[Lane]:
+    """A lane of its own, in a folder whose conftest is not this suite's."""
+    file = tmp_path / "test_some.py"
+    file.write_text(_FILE)
+    lane = Lane("some", sys.executable, [str(file)], os.environ, "--rootdir", str(tmp_path))
+    yield lane
+    lane.close()
+
+
+def outcomes(lane: Lane, name: str) -> list[tuple[str, str]]:
+    return [(report["when"], report["outcome"]) for report in lane.reports(f"test_some.py::{name}")]
+
+
+def test_what_a_lane_says_of_each_test_arrives_and_one_that_breaks_is_said(lane: Lane) -> None:
+    passed = [("setup", "passed"), ("call", "passed"), ("teardown", "passed")]
+    assert outcomes(lane, "test_passes") == passed
+    assert ("call", "failed") in outcomes(lane, "test_fails")
+    assert "so it is" in str(lane.reports("test_some.py::test_fails"))
+    assert ("call", "skipped") in outcomes(lane, "test_is_left_out")
+    assert outcomes(lane, "test_has_cases[a]") == passed
+    assert [one for one in outcomes(lane, "test_has_cases") if one[0] == "call"] == [
+        ("call", "passed"),
+        ("call", "failed"),
+    ]
+    with pytest.raises(LaneError, match="ended without running test_some.py::test_breaks_the_lane"):
+        lane.reports("test_some.py::test_breaks_the_lane")
+    with pytest.raises(LaneError, match="without running"):
+        lane.reports("test_some.py::test_comes_after")
+    assert "ended with 7" in (lane.close() or "")
+
+
+def test_each_folder_of_slow_tests_has_its_lanes_and_no_lane_is_without_tests() -> None:
+    files = [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests").glob("*/test_*.py")]
+    taken = {name: [file for file in files if lane_of(f"{file}::test_x") == name] for name in (None, *LANES)}
+    assert all(taken.values()), taken
+    assert {Path(file).parts[1] for file in taken[None]} == {"unit"}
