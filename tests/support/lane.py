@@ -51,6 +51,7 @@ class Lane:
         self._log = folder / "log"
         self._cases: defaultdict[str, set[str]] = defaultdict(set)
         self._finished: set[str] = set()
+        self._stopped = False
         self._reports: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -78,20 +79,23 @@ class Lane:
                 raise LaneError(f"the lane {self.name} ended without running {nodeid}:\n{self._tail()}")
         return [report for case in self._named(nodeid) for report in self._reports[case]]
 
+    def stop(self) -> None:
+        """Have it end what it started, if it still runs tests: the session here was interrupted."""
+        if self._process.poll() is None and not self._all_over() and not self._stopped:
+            self._stopped = True
+            self._process.send_signal(signal.SIGINT)
+
     def close(self) -> str | None:
-        """End it, if it still runs: only when the session here was interrupted. What was wrong with its own
-        end, None when nothing was, or when it was asked before."""
+        """Stop it and wait. What was wrong with its end; None when nothing was, or when asked before."""
         if self._lines.closed:
             return None
-        interrupted = self._process.poll() is None and not self._all_over()
-        if interrupted:
-            self._process.send_signal(signal.SIGINT)
+        self.stop()
         try:
             code = self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        well = interrupted or code in _RAN
+        well = self._stopped or code in _RAN
         trouble = None if well else f"the lane {self.name} ended with {code}:\n{self._tail()}"
         self._lines.close()
         self._folder.cleanup()

@@ -112,6 +112,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def _close(config: pytest.Config) -> Iterator[str | None]:
     started = config.stash.get(_STARTED, {})
+    for lane in started.values():
+        lane.stop()
     while started:
         yield started.popitem()[1].close()
 
