@@ -16,6 +16,7 @@ import pytest
 
 from launcher import environments
 from runtime import bootstrap
+from tests.support.environment import PROGRAMS
 
 REQUIREMENTS = bootstrap.REQUIREMENTS
 
@@ -75,9 +76,12 @@ def test_an_environment_holds_what_is_pinned_and_its_scripts_work(tmp_path: Path
 def test_a_built_environment_is_found_in_milliseconds(tmp_path: Path, requirements: Path) -> None:
     python = _build(tmp_path / "root", requirements)
 
-    begun = time.perf_counter()
-    assert _build(tmp_path / "root", requirements) == python
-    assert time.perf_counter() - begun < 0.05
+    seconds = []
+    for _ in range(10):
+        begun = time.perf_counter()
+        assert _build(tmp_path / "root", requirements) == python
+        seconds.append(time.perf_counter() - begun)
+    assert min(seconds) < 0.05
 
 
 def test_each_use_of_an_environment_is_remembered(tmp_path: Path, requirements: Path) -> None:
@@ -138,13 +142,8 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_an_environment(
     tmp_path: Path, requirements: Path
 ) -> None:
     root = tmp_path / "root"
-    code = f"""
-from pathlib import Path
-from runtime.bootstrap import ensure_environment
-say = lambda line: print(line, flush=True)
-ensure_environment(Path({str(root)!r}), "tiny", requirements=Path({str(requirements)!r}), progress=say)
-"""
-    builder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    program = PROGRAMS / "unit" / "build_environment.py"
+    builder = subprocess.Popen([sys.executable, program, root, requirements, "tiny"], stdout=subprocess.PIPE)
     assert builder.stdout is not None
     builder.stdout.readline()  # uv works
     builder.send_signal(signal.SIGKILL)

@@ -20,57 +20,10 @@ from launcher.home import Home
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
-from tests.support.launched import wait_until
+from tests.support.environment import PROGRAMS
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-# A launcher as far as the guardian can see: record, guardian, machine, then a keeper whose child leaves its
-# session (and once does not hear TERM), a straggler that no record names, and a program.
-_LAUNCHER = """
-import dataclasses, json, os, signal, subprocess, sys, time
-from pathlib import Path
-from launcher.home import Home
-from launcher.machines.local import LocalMachine
-from launcher.safety import guardian, minder
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RUN_VARIABLE, RecordStore
-
-home, end = Path(sys.argv[1]), sys.argv[2]
-store = RecordStore(Home(home, home, home))
-run_id = store.create(name="watched").id
-machine = LocalMachine(run_id, store.folder(run_id) / "machine", home / "environments")
-store.update(run_id, machine=machine.describe())
-watch = guardian.start(store.path(run_id))
-store.update(run_id, guardian=watch.process)
-machine.arm()
-(Path(machine.socket_dir) / "gateway.sock").touch()
-(store.folder(run_id) / "token").write_text("secret")
-environ = {**os.environ, RUN_VARIABLE: run_id}
-child = "import signal, time; time.sleep(99)"
-if end == "KILL":
-    child = child.replace(";", "; signal.signal(15, signal.SIG_IGN);")
-tree = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)"
-keeper = subprocess.Popen([sys.executable, "-c", tree], env=environ, start_new_session=True)
-described = machine.describe() | {"keeper": dataclasses.asdict(ProcessId.of(keeper.pid))}
-store.update(run_id, machine=described)
-subprocess.Popen(["sleep", "99"], env=environ, start_new_session=True)
-program = minder.start(["sleep", "99"], environ)
-store.update(run_id, minder=program.process)
-print(json.dumps({"run_id": run_id, "guardian": watch.process.pid}), flush=True)
-sys.stdin.readline()
-if end == "released":
-    program.terminate()
-    machine.down()
-    store.update(run_id, state="verified", ended_by="launch", proof=machine.proof().to_dict())
-    watch.release()
-elif end == "exception":
-    raise RuntimeError("a bug")
-elif end == "exit":
-    sys.exit(0)
-else:
-    os.kill(os.getpid(), getattr(signal, "SIG" + end))
-    time.sleep(99)
-"""
 
 
 @dataclass
@@ -94,7 +47,7 @@ class Launcher:
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.close()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=30)
 
 
 @pytest.fixture
@@ -103,7 +56,7 @@ def launch(tmp_path: Path) -> Iterator[Any]:
 
     def start(end: str) -> Launcher:
         process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCHER, str(tmp_path), end],
+            [sys.executable, PROGRAMS / "unit" / "watched_launcher.py", tmp_path, end],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -114,14 +67,15 @@ def launch(tmp_path: Path) -> Iterator[Any]:
         assert guardian is not None
         store = RecordStore(Home(tmp_path, tmp_path, tmp_path))
         started.append(Launcher(process, store, said["run_id"], guardian))
-        wait_until(lambda: len(started[0].left()) == 5, 10, "keeper, its child, straggler, minder, program")
+        wait_until(lambda: len(started[0].left()) == 5, what="keeper, its child, straggler, minder, program")
+        wait_until((tmp_path / "child").exists, what="the keeper's child runs")
         return started[0]
 
     yield start
     for launcher in started:
         launcher.process.kill()
         launcher.process.wait()
-        wait_until(lambda: not launcher.guardian.alive(), 20, "the guardian is done")  # noqa: B023
+        wait_until(lambda: not launcher.guardian.alive(), what="the guardian is done")  # noqa: B023
         processes.end(launcher.left, 0)
         shutil.rmtree(Path(tempfile.gettempdir()) / launcher.run_id, ignore_errors=True)
 
@@ -131,8 +85,8 @@ def test_g01_however_the_launcher_dies_the_guardian_ends_everything(launch: Any,
     launcher: Launcher = launch(end)
     launcher.go()
 
-    wait_until(lambda: not launcher.left(), 15, f"nothing is left: {launcher.left()}")
-    wait_until(lambda: not launcher.record.live, 10, "the record says so")
+    wait_until(lambda: not launcher.left(), what=lambda: f"nothing is left: {launcher.left()}")
+    wait_until(lambda: not launcher.record.live, what="the record says so")
     record = launcher.record
     assert (
         record.state == "verified"
@@ -160,7 +114,7 @@ def test_what_the_terminal_sends_does_not_end_the_guardian(launch: Any) -> None:
         launcher.guardian.send(number)
     launcher.go()
 
-    wait_until(lambda: not launcher.record.live, 15, "the guardian acts all the same")
+    wait_until(lambda: not launcher.record.live, what="the guardian acts all the same")
 
 
 def test_a_guardian_ends_the_processes_of_a_run_whose_record_is_broken(launch: Any) -> None:
@@ -168,7 +122,7 @@ def test_a_guardian_ends_the_processes_of_a_run_whose_record_is_broken(launch: A
     launcher.store.path(launcher.run_id).write_text("{")
     launcher.go()
 
-    wait_until(lambda: not launcher.left(), 15, "nothing is left")
+    wait_until(lambda: not launcher.left(), what="nothing is left")
 
 
 def test_when_launcher_and_guardian_are_both_killed_the_minder_still_ends_the_program(launch: Any) -> None:
@@ -180,14 +134,14 @@ def test_when_launcher_and_guardian_are_both_killed_the_minder_still_ends_the_pr
     launcher.guardian.send(signal.SIGKILL)
     launcher.go()
 
-    wait_until(lambda: not any(process.alive() for process in program), 10, "minder and program are gone")
+    wait_until(lambda: not any(process.alive() for process in program), what="minder and program are gone")
 
 
 def test_the_guardian_imports_little() -> None:
-    code = """
-import sys, launcher.safety.guardian, launcher.machines.local
-heavy = {"typer", "rich", "pydantic", "aiohttp", "httpx", "sky", "torch", "dspy"}
-print(sorted(heavy & set(sys.modules)))
-"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
+    heavy = "typer,rich,pydantic,aiohttp,httpx,sky,torch,dspy"
+    modules = ["launcher.safety.guardian", "launcher.machines.local"]
+    program = PROGRAMS / "unit" / "unwanted_imports.py"
+    done = subprocess.run(
+        [sys.executable, program, heavy, "import", *modules], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

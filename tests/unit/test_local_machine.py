@@ -21,6 +21,8 @@ from launcher.machines.recorded import NoMachine, from_record
 from launcher.safety import processes
 from launcher.safety.records import RUN_VARIABLE, RecordStore
 from runtime.schema import RuntimeConfig
+from tests.support.environment import PROGRAMS
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -125,39 +127,24 @@ def test_down_in_another_process_ends_all_and_may_be_repeated(
         subprocess.Popen(["sleep", "60"], env=environ, start_new_session=True)
     assert not machine.proof().verified and "still run" in machine.proof().detail
 
-    code = f"""
-from pathlib import Path
-from launcher.machines.recorded import from_record
-from launcher.safety.records import RecordStore
-store = RecordStore.holding(Path({str(store.path(store.list()[0].id))!r}))
-machine = from_record(store.list()[0])
-machine.down()
-machine.down()
-print(machine.proof().verified)
-"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, PROGRAMS / "unit" / "take_down_twice.py", store.path(store.list()[0].id)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "True" and machine.proof().verified
     assert not Path(machine.socket_dir).exists()
 
 
 def test_the_keeper_is_told_first_and_has_time_to_end_the_rest(machine: LocalMachine, tmp_path: Path) -> None:
     machine.arm()
-    code = """
-import signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-print("ready", flush=True)
-signal.sigwait([signal.SIGTERM])
-open(sys.argv[1], "w").write("in order")
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "how")]
-    keeper = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    assert keeper.stdout is not None and keeper.stdout.readline() == b"ready\n"
+    ready, how = tmp_path / "ready", tmp_path / "how"
+    command = [sys.executable, PROGRAMS / "unit" / "wait_for_signal.py", ready, "TERM", "0", how]
+    keeper = subprocess.Popen(command, start_new_session=True)
+    wait_until(ready.exists, what="the keeper waits")
     named = processes.ProcessId.of(keeper.pid)
     assert named is not None
     described = machine.describe() | {"keeper": {"pid": named.pid, "started": named.started}}
     LocalMachine.described(json.loads(json.dumps(described))).down()
 
-    assert keeper.wait(timeout=5) == 0 and (tmp_path / "how").read_text() == "in order"
+    assert keeper.wait(timeout=30) == 0 and how.read_text() == "in order"
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,18 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
-from tests.support.launched import wait_until
+from tests.support.environment import PROGRAMS
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-_DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+_PROGRAMS = PROGRAMS / "unit"
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def test_a_reused_pid_is_another_process(started: list[subprocess.Popen[bytes]])
 
 def test_a_zombie_has_ended() -> None:
     child = subprocess.Popen(["true"])
-    wait_until(lambda: ProcessId.of(child.pid) is None, 5, "the child is a zombie")
+    wait_until(lambda: ProcessId.of(child.pid) is None, what="the child is a zombie")
     assert child.wait() == 0
 
 
@@ -53,18 +55,18 @@ def test_the_time_a_process_started_is_the_same_for_everyone() -> None:
 
 
 def test_a_tree_that_is_deaf_to_term_is_killed_after_the_grace(
-    started: list[subprocess.Popen[bytes]],
+    started: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {_DEAF!r}]).wait()"
-    started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
-    assert started[0].stdout is not None and started[0].stdout.readline() == b"1\n"
+    deaf = [sys.executable, _PROGRAMS / "wait_for_signal.py", tmp_path / "ready", "TERM"]
+    started.append(subprocess.Popen([sys.executable, _PROGRAMS / "run_in_own_session.py", *deaf]))
+    wait_until((tmp_path / "ready").exists, what="the child is deaf")
     root = ProcessId.of(started[0].pid)
     assert root is not None
     assert len(everyone := processes.tree({root})) == 2
 
     begun = time.monotonic()
     assert processes.end(lambda: processes.tree({root}), grace_seconds=0.3) == set()
-    assert 0.3 <= time.monotonic() - begun < 3
+    assert 0.3 <= time.monotonic() - begun < 10
     assert not any(process.alive() for process in everyone)
 
 
@@ -72,14 +74,8 @@ def test_what_carries_the_variable_is_found_wherever_it_went(started: list[subpr
     mark = uuid.uuid4().hex
     environ = {**os.environ, "SLIPWAY_TEST_MARK": mark}
     # Its parent is gone, it leads a session of its own: only its environment tells whose it is.
-    code = """
-import subprocess
-quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-print(subprocess.Popen(["sleep", "60"], start_new_session=True, **quiet).pid)
-"""
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
+    left = ["sh", "-c", "setsid sleep 60 > /dev/null 2>&1 & echo $!"]
+    said = subprocess.run(left, env=environ, capture_output=True, text=True, check=True)
 
     found = processes.carrying("SLIPWAY_TEST_MARK", mark)
     assert [process.pid for process in found] == [int(said.stdout)]
@@ -88,12 +84,9 @@ print(subprocess.Popen(["sleep", "60"], start_new_session=True, **quiet).pid)
 
 def test_who_asks_is_not_what_is_left(started: list[subprocess.Popen[bytes]]) -> None:
     mark = uuid.uuid4().hex
-    code = f"""
-from launcher.safety import processes
-print(len(processes.carrying("SLIPWAY_TEST_MARK", {mark!r})))
-"""
+    command = [sys.executable, _PROGRAMS / "count_carriers.py", "SLIPWAY_TEST_MARK", mark]
     said = subprocess.run(
-        ["sh", "-c", '"$0" -c "$1"; true', sys.executable, code],
+        ["sh", "-c", '"$0" "$@"; true', *command],
         env={**os.environ, "SLIPWAY_TEST_MARK": mark},
         capture_output=True,
         text=True,

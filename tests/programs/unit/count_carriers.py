@@ -1,0 +1,10 @@
+"""Says how many processes carry a variable with a value; who asks is none: `count_carriers.py NAME VALUE`."""
+
+from __future__ import annotations
+
+import sys
+
+from launcher.safety import processes
+
+if __name__ == "__main__":
+    print(len(processes.carrying(*sys.argv[1:])))

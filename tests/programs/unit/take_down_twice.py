@@ -1,0 +1,16 @@
+"""Finds a run's machine by the run's record, ends it twice, and says whether that is proven."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from launcher.machines.recorded import from_record
+from launcher.safety.records import RecordStore
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    machine = from_record(RecordStore.holding(path).load(path.parent.name))
+    machine.down()
+    machine.down()
+    print(machine.proof().verified)
