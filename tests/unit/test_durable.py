@@ -17,8 +17,9 @@ from launcher.durable import Standing
 from launcher.errors import NotPulled, PreflightError
 from launcher.homeward import Homeward
 from tests.support.committed import commit, pin
-from tests.support.launched import wait_until
+from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -127,24 +128,16 @@ def test_a_step_taken_again_after_a_rewind_replaces_its_namesake(state_dir: Path
 
 
 def test_a_kill_at_any_instant_of_securing_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from launcher import sync
-from tests.support.committed import commit
-state_dir, results = Path(sys.argv[1]), Path(sys.argv[2])
-print("ready", flush=True)
-for step in range(int(sys.argv[3]), 10000):
-    commit(state_dir, step)
-    sync.secure(state_dir, results)
-"""
+    program = PROGRAMS / "unit" / "secure_for_ever.py"
     state_dir, results = tmp_path / "machine", tmp_path / "results"
     commit(state_dir, 1)
     sync.secure(state_dir, results)
     step = 2
     for number in range(6):
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(state_dir), str(results), str(step)], stdout=subprocess.PIPE
+            [sys.executable, program, state_dir, results, str(step)],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
         )
         assert process.stdout is not None
         process.stdout.readline()
@@ -227,7 +220,7 @@ def test_each_committed_step_becomes_durable_while_the_run_lives(state_dir: Path
     try:
         for step in (1, 2, 3):
             commit(state_dir, step)
-            wait_until(lambda: homeward.now().durable == step, 5, "the step is durable")  # noqa: B023
+            wait_until(lambda: homeward.now().durable == step, what="the step is durable")  # noqa: B023
             assert homeward.now().behind == 0
     finally:
         homeward.stop()
@@ -253,13 +246,13 @@ def test_falling_behind_is_known_with_its_reason_and_is_caught_up(
     try:
         commit(state_dir, 1)
         commit(state_dir, 2)
-        wait_until(lambda: homeward.now().behind == 2, 5, "two steps behind")
+        wait_until(lambda: homeward.now().behind == 2, what="two steps behind")
         now = homeward.now()
         assert now.behind > now.bound_steps
         assert now.trouble == "the disk is full (0 bytes free)"
         assert now.describe() == "committed step 2, nothing durable (at most 1 behind, 2 behind)"
         full["full"] = False
-        wait_until(lambda: homeward.now() == Standing(2, 2), 5, "caught up")
+        wait_until(lambda: homeward.now() == Standing(2, 2), what="caught up")
     finally:
         homeward.stop()
 
@@ -275,10 +268,10 @@ def test_a_checkpoint_that_is_broken_is_not_read_again_and_again(
     homeward = Homeward(machine, results, look_every_seconds=0.01)
     homeward.start()
     try:
-        wait_until(lambda: homeward.now().trouble, 5, "it is known")
+        wait_until(lambda: homeward.now().trouble, what="it is known")
         assert homeward.now().trouble == "step-000002: optimizer.safetensors is not what its manifest says"
         assert (homeward.now().committed, homeward.now().durable) == (2, 1)
-        wait_until(lambda: len(looks) >= 2 and time.monotonic() - looks[-1] > 0.3, 5, "it is let rest")
+        wait_until(lambda: len(looks) >= 2 and time.monotonic() - looks[-1] > 0.3, what="it is let rest")
         assert len(looks) <= 3
     finally:
         homeward.stop()

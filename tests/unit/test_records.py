@@ -16,15 +16,7 @@ from launcher.errors import LaunchError, UsageError
 from launcher.home import Home
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import ID_PATTERN, LiveNameError, LiveRunError, RecordStore
-
-_PRELUDE = """
-import sys
-from pathlib import Path
-from launcher.home import Home
-from launcher.safety.records import RecordStore
-home = Path(sys.argv[1])
-store = RecordStore(Home(home, home, home))
-"""
+from tests.support.environment import PROGRAMS
 
 
 @pytest.fixture
@@ -32,12 +24,17 @@ def store(tmp_path: Path) -> RecordStore:
     return RecordStore(Home(tmp_path, tmp_path, tmp_path))
 
 
-def _run(home: Path, code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", _PRELUDE + code, str(home)], capture_output=True, text=True)
+def _command(home: Path, *words: str) -> list[str | Path]:
+    """A process of its own at the records."""
+    return [sys.executable, PROGRAMS / "unit" / "use_records.py", home, *words]
+
+
+def _run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(_command(home, *words), capture_output=True, text=True)
 
 
 def test_a_record_is_on_disk_when_create_returns(tmp_path: Path, store: RecordStore) -> None:
-    done = _run(tmp_path, "import os; store.create(name='x', command=('a', 'b')); os.kill(os.getpid(), 9)")
+    done = _run(tmp_path, "create-and-die", "x", "a", "b")
 
     assert done.returncode == -signal.SIGKILL
     record = store.load("x")
@@ -61,15 +58,9 @@ def test_ids_and_folders_are_the_agreed_ones(store: RecordStore) -> None:
 
 
 def test_g09_two_concurrent_launches_with_a_name_make_one_run(tmp_path: Path, store: RecordStore) -> None:
-    code = """
-from launcher.safety.records import LiveNameError
-try:
-    print(store.create(name="same").id)
-except LiveNameError as error:
-    print("refused", error.record.id)
-"""
     with ThreadPoolExecutor(6) as pool:
-        said = sorted(done.stdout.strip() for done in pool.map(lambda _: _run(tmp_path, code), range(6)))
+        ended = pool.map(lambda _: _run(tmp_path, "create", "same"), range(6))
+        said = sorted(done.stdout.strip() for done in ended)
 
     assert [record.name for record in store.list()] == ["same"]
     assert said == sorted([store.list()[0].id, *[f"refused {store.list()[0].id}"] * 5])
@@ -77,7 +68,7 @@ except LiveNameError as error:
 
 def test_g09_launches_without_a_name_share_nothing(tmp_path: Path, store: RecordStore) -> None:
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: _run(tmp_path, "store.create()"), range(3)))
+        list(pool.map(lambda _: _run(tmp_path, "create"), range(3)))
 
     assert len({record.id for record in store.list()}) == 3
 
@@ -118,9 +109,8 @@ def test_an_unknown_run_is_an_error_with_a_suggestion(store: RecordStore) -> Non
 
 def test_updates_of_two_processes_are_both_kept(tmp_path: Path, store: RecordStore) -> None:
     run_id = store.create().id
-    code = f"for i in range(40): store.update({run_id!r}, %s=str(i))"
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda field: _run(tmp_path, code % field), ["reason", "url"]))
+        list(pool.map(lambda field: _run(tmp_path, "count", run_id, field), ["reason", "url"]))
 
     record = store.load(run_id)
     assert (record.reason, record.url) == ("39", "39")
@@ -128,15 +118,9 @@ def test_updates_of_two_processes_are_both_kept(tmp_path: Path, store: RecordSto
 
 def test_a_kill_at_any_instant_leaves_a_whole_record(tmp_path: Path, store: RecordStore) -> None:
     run_id = store.create().id
-    code = f"""
-print("going", flush=True)
-while True:
-    store.update({run_id!r}, details={{"filling": "x" * 20000}})
-"""
+    command = _command(tmp_path, "write-for-ever", run_id)
     for _ in range(6):
-        with subprocess.Popen(
-            [sys.executable, "-c", _PRELUDE + code, str(tmp_path)], stdout=subprocess.PIPE
-        ) as writer:
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None and writer.stdout.readline() == b"going\n"
             time.sleep(0.005 + os.urandom(1)[0] / 10000)
             writer.kill()
