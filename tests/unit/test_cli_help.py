@@ -10,6 +10,7 @@ import pytest
 
 from launcher.commands import VERBS, app
 from tests import readme_blocks
+from tests.support.environment import PROGRAMS
 
 HEAVY = ("sky", "torch", "vllm", "dspy", "aiohttp", "httpx", "litellm", "openai")
 # Each of these is a large part of the 0.4 s that help may take.
@@ -31,14 +32,9 @@ NOT_FOR_HELP = ("rich", "psutil", "asyncio", "platformdirs", "urllib.request", "
 def test_g26_help_and_status_import_nothing_heavy(
     words: list[str], absent: tuple[str, ...], tmp_path: Path
 ) -> None:
-    program = (
-        "import sys, launcher.cli\n"
-        f"launcher.cli.main({words!r})\n"
-        f"found = [name for name in {absent!r} if name in sys.modules]\n"
-        "sys.exit(f'imported: {found}' if found else 0)\n"
-    )
+    program = PROGRAMS / "unit" / "unwanted_imports.py"
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, program, ",".join(absent), "launch", *words],
         capture_output=True,
         text=True,
         env={"LAUNCH_HOME": str(tmp_path), "PATH": ""},

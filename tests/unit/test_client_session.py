@@ -10,6 +10,7 @@ import pytest
 
 from launcher.client import EndpointLost, NotConnected, Refused, StepFailed, connect, group
 from launcher.client.wire import Patience
+from tests.support.environment import PROGRAMS
 from tests.support.small_run import TOKEN, SmallRun
 
 
@@ -112,10 +113,6 @@ def test_an_endpoint_that_stays_away_is_given_up_with_what_was_last_seen(run: Sm
 
 @pytest.mark.slow
 def test_importing_the_client_imports_no_dspy() -> None:
-    program = (
-        "import sys, launcher.client as c; from launcher.client import connect, group; "
-        "assert 'dspy' not in sys.modules and 'numpy' not in sys.modules; "
-        "from launcher.client import GRPO; assert 'dspy' in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = PROGRAMS / "unit" / "import_client.py"
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

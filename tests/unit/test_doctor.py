@@ -21,6 +21,7 @@ from launcher.home import Home
 from launcher.safety import reap
 from launcher.safety.records import RecordStore
 from runtime import bootstrap
+from tests.support.environment import PROGRAMS
 from tests.support.typed import Typed
 
 NAMES = [
@@ -194,15 +195,10 @@ def test_a_question_that_breaks_is_an_answer(home: Home, monkeypatch: pytest.Mon
 
 def test_g26_doctor_works_offline_and_imports_nothing_heavy(tmp_path: Path) -> None:
     """No network at all: an index that refuses, and no other socket is opened."""
-    program = (
-        "import sys, launcher.cli\n"
-        "launcher.cli.main(['doctor'])\n"
-        "heavy = ('sky', 'torch', 'vllm', 'dspy', 'aiohttp', 'httpx', 'litellm', 'openai')\n"
-        "sys.exit(f'imported: {[name for name in heavy if name in sys.modules]}'"
-        " if any(name in sys.modules for name in heavy) else 0)\n"
-    )
+    program = PROGRAMS / "unit" / "unwanted_imports.py"
+    heavy = "sky,torch,vllm,dspy,aiohttp,httpx,litellm,openai"
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, program, heavy, "launch", "doctor"],
         capture_output=True,
         text=True,
         env={

@@ -10,6 +10,7 @@ import pytest
 
 from launcher import failpoints
 from launcher.errors import ConfigError
+from tests.support.environment import PROGRAMS
 
 LAUNCHER = Path(failpoints.__file__).parent
 
@@ -22,11 +23,7 @@ def test_every_name_is_an_instant_of_the_code_and_every_instant_has_a_name() -> 
 
 
 def test_unarmed_it_is_inert_and_imports_nothing() -> None:
-    code = (
-        "import sys; from launcher.failpoints import passing; passing('cli.armed'); "
-        "assert 'runtime.failpoints' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env={})
+    subprocess.run([sys.executable, PROGRAMS / "unit" / "pass_unarmed_instant.py"], check=True, env={})
 
 
 def test_a_text_that_names_no_instant_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:

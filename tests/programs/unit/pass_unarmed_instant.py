@@ -1,0 +1,10 @@
+"""Passes a named instant: where none is armed, what would act there is not even imported."""
+
+from __future__ import annotations
+
+import sys
+
+from launcher.failpoints import passing
+
+passing("cli.armed")
+assert "runtime.failpoints" not in sys.modules
