@@ -17,6 +17,7 @@ from launcher.home import Home
 from launcher.machines.accounts import KNOWN
 from launcher.machines.cloud import CloudMachine
 from launcher.safety.records import RecordStore
+from tests.support.environment import PROGRAMS
 
 NAMES = st.one_of(st.none(), st.from_regex(r"[a-z0-9-]{1,40}", fullmatch=True), st.text(max_size=50))
 
@@ -44,28 +45,12 @@ def test_g10_every_run_is_a_cluster_of_its_own_whatever_it_is_called(tmp_path: P
     assert len(seen) > 20
 
 
-# Each cloud's own form of a cluster's name, as SkyPilot makes it.
-_ON_CLOUDS = """
-import json, sys
-import sky
-from sky import clouds
-from sky.utils import common_utils
-from sky.utils.registry import CLOUD_REGISTRY
-ids, names = json.load(sys.stdin)
-made = {}
-for name in names:
-    longest = CLOUD_REGISTRY.from_str(name).max_cluster_name_length()
-    made[name] = [common_utils.make_cluster_name_on_cloud(one, max_length=longest) for one in ids]
-json.dump(made, sys.stdout)
-"""
-
-
 @pytest.mark.slow
 def test_g10_no_cloud_cuts_a_name_or_makes_two_alike(tmp_path: Path) -> None:
     """What one cloud shortens, it would have to tell apart by a hash: none has to."""
     ids = [f"slip-{number:08x}" for number in (0, 1, 0xFFFFFFFF, *range(0x0123ABCD, 0x0123ABCD + 200))]
     done = subprocess.run(
-        [sys.executable, "-c", _ON_CLOUDS],
+        [sys.executable, PROGRAMS / "unit" / "names_on_clouds.py"],
         input=json.dumps([ids, sorted(KNOWN)]),
         env={"HOME": str(tmp_path), "SKYPILOT_USER_ID": "0123abcd", "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
         cwd=tmp_path,

@@ -22,6 +22,7 @@ from launcher.errors import PreflightError
 from launcher.machines import prices, sky_cache
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
+from tests.support.environment import PROGRAMS
 
 CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"
 _GPU_INFO = "\"{'Gpus': [{'Name': 'A100', 'MemoryInfo': {'SizeInMiB': 40960}}]}\""
@@ -138,16 +139,6 @@ def test_old_prices_are_not_renewed_behind_ones_back(
     assert found.without_prices == ("azure",)
 
 
-# What SkyPilot would ask the web for comes from a server here.
-_FETCH = """
-import json, sys
-from launcher.machines import sky_calls
-from sky.skylet import constants
-constants.HOSTED_CATALOG_DIR_URL = sys.argv[1]
-print(json.dumps(sky_calls.fetch(["aws", "kubernetes"])))
-"""
-
-
 @pytest.mark.slow
 def test_prices_are_fetched_where_that_is_asked_for_and_kept_where_skypilot_keeps_them(
     tmp_path: Path,
@@ -157,9 +148,8 @@ def test_prices_are_fetched_where_that_is_asked_for_and_kept_where_skypilot_keep
     threading.Thread(target=web.serve_forever, daemon=True).start()
     fetched, user_home = tmp_path / "fetched", tmp_path / "user"
     done = subprocess.run(
-        [sys.executable, "-c", _FETCH, f"http://127.0.0.1:{web.server_port}"],
+        [sys.executable, PROGRAMS / "unit" / "fetch_catalogs.py", f"http://127.0.0.1:{web.server_port}"],
         env={"HOME": str(fetched), "PATH": os.environ["PATH"], "NO_PROXY": "*"},
-        cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
         text=True,
     )
@@ -219,21 +209,13 @@ def test_without_a_place_it_is_every_cloud_with_an_account(tmp_path: Path) -> No
     assert "--infra aws" in (refused.value.hint or "")
 
 
-# No interface but loopback: whatever asks a network fails at once.
-_OFFLINE = (
-    "import fcntl, os, socket, struct, sys\n"
-    "up = struct.pack('16sH14s', b'lo', 0x41, b'')\n"
-    "fcntl.ioctl(socket.socket(), 0x8914, up)\n"  # SIOCSIFFLAGS: up and running
-    "os.execv(sys.executable, [sys.executable, '-m', 'launcher.cli', *sys.argv[1:]])\n"
-)
-
-
 @pytest.mark.slow
 def test_g26_a_rented_run_is_planned_and_priced_without_a_network(user_home: Path, tmp_path: Path) -> None:
     words = ["plan", "--gpus", "H100:4", "--infra", "aws", "--max", "1h", "--json", "--", "python", "x.py"]
     environ = {"HOME": str(user_home), "LAUNCH_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
+    program = PROGRAMS / "unit" / "launch_on_loopback.py"
     done = subprocess.run(
-        ["unshare", "--net", "--map-root-user", sys.executable, "-c", _OFFLINE, *words],
+        ["unshare", "--net", "--map-root-user", sys.executable, program, *words],
         env=environ,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environment import PROGRAMS
+
 TASKS = sorted((Path(__file__).resolve().parents[2] / "sky").glob("*.yaml"))
 
 
@@ -27,15 +29,11 @@ def test_a_task_opens_no_port_and_carries_no_variables(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TASKS, ids=lambda path: path.name)
 def test_skypilot_reads_the_task_and_its_autodown(path: Path, tmp_path: Path) -> None:
-    program = (
-        "import sys, sky\n"
-        "assert hasattr(sky, 'launch'), 'this is our folder, not SkyPilot'\n"
-        "task = sky.Task.from_yaml(sys.argv[1])\n"
-        "(resources,) = task.resources\n"
-        "assert resources.autostop_config.down and resources.autostop_config.enabled\n"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", program, path], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, PROGRAMS / "unit" / "read_sky_task.py", path],
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,14 @@
+"""Fetches catalogs as a run does, from a server that is not SkyPilot's: `fetch_catalogs.py URL`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from sky.skylet import constants
+
+from launcher.machines import sky_calls
+
+if __name__ == "__main__":
+    constants.HOSTED_CATALOG_DIR_URL = sys.argv[1]
+    print(json.dumps(sky_calls.fetch(["aws", "kubernetes"])))
