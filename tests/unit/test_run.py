@@ -31,8 +31,9 @@ from launcher.request import Request
 from launcher.run import Run
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.summary import Summary
-from tests.support.environment import REPOSITORY
+from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -157,6 +158,27 @@ def test_record_and_guardian_stand_before_the_machine_is_armed(live, tmp_path: P
     assert seen[0].launch.pid == os.getpid()
 
 
+def _program(name: str, *words: str | Path) -> tuple[str, ...]:
+    return (sys.executable, str(PROGRAMS / "unit" / name), *map(str, words))
+
+
+def _send(number: signal.Signals) -> None:
+    """To the launcher, which is this process."""
+    os.kill(os.getpid(), number)
+
+
+def _once(condition: Callable[[], object], act: Callable[[], None]) -> threading.Thread:
+    """Act as soon as a condition holds, in a thread of its own."""
+
+    def wait() -> None:
+        wait_until(condition)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
 def raise_(error: BaseException) -> Callable[[], None]:
     def act() -> None:
         raise error
@@ -194,17 +216,7 @@ def test_a_bug_leaves_its_traceback_in_the_log_and_not_on_the_screen(live) -> No
 
 
 def test_the_program_finds_the_endpoint_in_its_environment(live) -> None:
-    program = (
-        "import json, os, urllib.request as u, sys\n"
-        "e = os.environ\n"
-        "request = u.Request(e['LAUNCH_BASE_URL'][:-3] + '/slipway/status')\n"
-        "request.add_header('Authorization', 'Bearer ' + e['LAUNCH_API_KEY'])\n"
-        "status = json.load(u.build_opener(u.ProxyHandler({})).open(request))\n"
-        "assert status['run_id'] == e['LAUNCH_RUN_ID'] and e['LAUNCH_MODEL'] == 'policy'\n"
-        "assert 'OPENAI_API_KEY' not in e\n"
-        "open(e['LAUNCH_RUN_DIR'] + '/seen', 'w').write('yes')\n"
-    )
-    lived = live((sys.executable, "-c", program))
+    lived = live(_program("ask_own_status.py"))
     assert lived.code == 0, lived.stderr
     assert (lived.folder / "results" / "seen").read_text() == "yes"
     assert lived.end["program_exit_code"] == 0
@@ -225,28 +237,14 @@ def test_a_program_that_fails_is_6_with_its_own_code_and_the_results_still_come_
     assert lived.record.exit_code == 41
 
 
-def test_g19_a_metric_that_always_raises_ends_the_run_with_6_and_its_message(live, tmp_path: Path) -> None:
+def test_g19_a_metric_that_always_raises_ends_the_run_with_6_and_its_message(
+    live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The program is a real one, its optimizer too; its endpoint is the small one of the client's tests."""
-    program = (
-        "import os, sys\n"
-        f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        "import dspy\n"
-        "from launcher.client import GRPO\n"
-        "from tests.support.small_run import TOKEN, SmallRun\n"
-        "run = SmallRun()\n"
-        "os.environ |= {'LAUNCH_BASE_URL': run.base_url, 'LAUNCH_API_KEY': TOKEN}\n"
-        "def metric(example, prediction, trace=None):\n"
-        "    raise KeyError('no such column')\n"
-        "data = [dspy.Example(english='hello').with_inputs('english')]\n"
-        f"sys.stderr = open({str(tmp_path / 'said')!r}, 'w')\n"
-        "try:\n"
-        "    GRPO(metric, num_train_steps=1000).compile(dspy.Predict('english -> french'), trainset=data)\n"
-        "finally:\n"
-        f"    open({str(tmp_path / 'asked')!r}, 'w').write(str(len(run.asked)))\n"
-    )
-    lived = live((sys.executable, "-c", program))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    lived = live(_program("train_with_broken_metric.py", tmp_path / "asked"))
     assert (lived.code, lived.end["program_exit_code"]) == (6, 1)
-    said = (tmp_path / "said").read_text()
+    said = capfd.readouterr().err
     assert "The metric gave no score 16 times in a row\nit raised KeyError: 'no such column'" in said
     assert int((tmp_path / "asked").read_text()) <= 16 + 16
 
@@ -258,7 +256,7 @@ def test_g19_a_metric_that_always_raises_ends_the_run_with_6_and_its_message(liv
 def test_a_signal_on_the_way_up_takes_everything_down(
     live, phase: str, number: signal.Signals, code: int
 ) -> None:
-    lived = live(acts={phase: lambda: os.kill(os.getpid(), number)})
+    lived = live(acts={phase: lambda: _send(number)})
     assert lived.code == code
     assert lived.machine.calls[-2:] == ["down", "proof"]
     assert lived.record.state == "verified"
@@ -267,17 +265,9 @@ def test_a_signal_on_the_way_up_takes_everything_down(
 
 def test_a_signal_during_the_work_ends_the_program_and_brings_the_results_home(live, tmp_path: Path) -> None:
     marker = tmp_path / "pid"
-    program = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-
-    def interrupt() -> None:
-        while not (marker.exists() and marker.read_text()):
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    lived = live((sys.executable, "-c", program))
-    thread.join()
+    interrupting = _once(lambda: marker.exists() and marker.read_text(), lambda: _send(signal.SIGTERM))
+    lived = live(_program("wait_for_signal.py", marker))
+    interrupting.join()
     assert lived.code == 143
     assert lived.machine.calls == IN_ORDER
     with pytest.raises(ProcessLookupError):
@@ -286,29 +276,15 @@ def test_a_signal_during_the_work_ends_the_program_and_brings_the_results_home(l
 
 def test_an_interrupt_lets_the_program_save_what_it_has(live, tmp_path: Path) -> None:
     started, saved = tmp_path / "started", tmp_path / "saved"
-    program = (
-        "import time\n"
-        "try:\n"
-        f"    open({str(started)!r}, 'w').close(); time.sleep(600)\n"
-        "except KeyboardInterrupt:\n"
-        f"    open({str(saved)!r}, 'w').close()\n"
-    )
-
-    def interrupt() -> None:
-        while not started.exists():
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    lived = live((sys.executable, "-c", program))
-    thread.join()
+    interrupting = _once(started.exists, lambda: _send(signal.SIGINT))
+    lived = live(_program("wait_for_signal.py", started, "INT", "0", saved))
+    interrupting.join()
     assert lived.code == 130
     assert saved.exists()
 
 
 def test_a_first_signal_during_the_pull_does_not_break_it_off(live) -> None:
-    lived = live(acts={"pull": lambda: os.kill(os.getpid(), signal.SIGINT)})
+    lived = live(acts={"pull": lambda: _send(signal.SIGINT)})
     assert lived.code == 130
     assert lived.machine.calls == IN_ORDER
     assert lived.end["results"]
@@ -316,14 +292,9 @@ def test_a_first_signal_during_the_pull_does_not_break_it_off(live) -> None:
 
 def test_without_a_command_the_endpoint_is_held_until_a_signal(live) -> None:
     def interrupt(machine: PretendMachine) -> None:
-        def wait() -> None:
-            while machine.renewals < 2:
-                time.sleep(0.02)
-            os.kill(os.getpid(), signal.SIGINT)
+        _once(lambda: machine.renewals >= 2, lambda: _send(signal.SIGINT))
 
-        threading.Thread(target=wait).start()
-
-    lived = live((), lease_seconds=1.0, prepare=interrupt)
+    lived = live((), lease_seconds=4.0, prepare=interrupt)
     assert lived.code == 130
     assert lived.machine.renewals >= 2, "the lease is renewed each quarter of it"
     ready = next(item for item in lived.objects if item["event"] == "ready")
@@ -347,8 +318,9 @@ def test_results_that_stay_behind_are_exit_8(live) -> None:
 
 
 def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_over(
-    live, tmp_path: Path
+    live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     caught_up = tmp_path / "caught-up"
 
     def fall_behind(machine: PretendMachine) -> None:
@@ -357,8 +329,7 @@ def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_o
 
         machine.acts["secure"] = secure
 
-    program = f"import time; time.sleep(1); open({str(caught_up)!r}, 'w'); time.sleep(1.5)"
-    lived = live((sys.executable, "-c", program), prepare=fall_behind)
+    lived = live(_program("catch_up.py", caught_up), prepare=fall_behind)
     warned = [item["text"] for item in lived.objects if item["event"] == "warning"]
     assert warned == [
         "durability falls behind: committed step 5, durable step 2 (at most 1 behind, 3 behind)"
@@ -384,17 +355,17 @@ def test_a_run_that_broke_off_says_how_it_is_taken_up(live) -> None:
 
 
 def test_the_deadline_ends_a_run_with_7(live) -> None:
-    lived = live((sys.executable, "-c", "import time; time.sleep(600)"), flags={"max": "3s"})
+    lived = live((sys.executable, "-c", "import time; time.sleep(600)"), flags={"max": "5s"})
     assert lived.code == 7
     assert lived.machine.calls[-3:] == ["pull", "down", "proof"]
     assert lived.machine.config is not None
-    assert 0 < (lived.machine.config.deadline_seconds or 0) < 3
+    assert 0 < (lived.machine.config.deadline_seconds or 0) < 5
 
 
 @pytest.mark.parametrize("phase", ["arm", "setup"])
 def test_g06_a_limit_is_kept_while_a_phase_on_the_way_up_takes_its_time(live, phase: str) -> None:
     begun = time.monotonic()
-    lived = live(flags={"max": "1.5s"}, acts={phase: lambda: time.sleep(60)})
+    lived = live(flags={"max": "3s"}, acts={phase: lambda: time.sleep(60)})
     assert lived.code == 7
     assert time.monotonic() - begun < 30
     assert lived.machine.calls[-2:] == ["down", "proof"]
@@ -413,15 +384,10 @@ def test_a_runtime_that_fails_ends_the_run_and_says_which_part(live) -> None:
 
 def test_a_runtime_that_is_gone_ends_the_run_and_says_why(live) -> None:
     def vanish(machine: PretendMachine) -> None:
-        def wait() -> None:
-            while machine.renewals == 0:
-                time.sleep(0.02)
-            machine.down()
-
-        threading.Thread(target=wait).start()
+        _once(lambda: machine.renewals > 0, machine.down)
 
     program = (sys.executable, "-c", "import time; time.sleep(600)")
-    lived = live(program, lease_seconds=1.0, prepare=vanish)
+    lived = live(program, lease_seconds=4.0, prepare=vanish)
     assert lived.code == 6
     assert "the runtime has ended by itself" in lived.stderr
     assert "its supervisor ended" in lived.stderr
@@ -451,8 +417,8 @@ def test_a_name_that_lives_is_refused_before_anything_starts(live) -> None:
 
 def test_g23_a_runtime_that_freezes_is_said_and_ends_the_run(live, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers once, then accepts questions and says nothing. The bounds are shortened."""
-    monkeypatch.setattr("launcher.pulse._ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("launcher.work.SILENT_AT_MOST_SECONDS", 0.6)
+    monkeypatch.setattr("launcher.pulse._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("launcher.work.SILENT_AT_MOST_SECONDS", 1.0)
     asked: list[float] = []
     over = threading.Event()
 
