@@ -1,4 +1,4 @@
-"""For the tests of the launcher: a small run to talk to; what the processes they start compile is kept."""
+"""For the tests of the launcher: a small run to talk to; what is imported or compiled once is kept."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ def compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def warm() -> None:
+    """What DSPy imports at its first call takes longer than a rollout may in some tests."""
+    import dspy
+
+    with dspy.context(lm=dspy.utils.DummyLM([{"french": "mot"}])):
+        dspy.Predict("english -> french")(english="hello")
 
 
 @pytest.fixture

@@ -740,14 +740,8 @@ TABLE = {
 ROWS = [pytest.param(row, id=f"{what} {row.did}") for what, rows in TABLE.items() for row in rows]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm() -> None:
-    """What DSPy imports at its first call takes longer than the bounds below."""
-    with dspy.context(lm=dspy.utils.DummyLM([{"french": "mot"}])):
-        dspy.Predict("english -> french")(english="hello")
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("row", ROWS)
 def test_abuse(row: Abuse, run: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:
     run.answer = row.answer

@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import dspy
@@ -15,8 +14,9 @@ import pytest
 from launcher.client import GRPO, PolicyLM
 from tests.support import abuses as a
 from tests.support.small_run import Asked, SmallRun
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm")]
 
 
 @pytest.fixture
@@ -37,13 +37,6 @@ def optimizer(**changes: Any) -> GRPO:
         "checkpoint": "none",
     }
     return GRPO(a.length, **{**settings, **changes})
-
-
-def until(condition: Any, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_c22_an_answer_that_comes_after_its_step_is_in_no_step_and_its_program_asks_in_vain(
@@ -70,7 +63,7 @@ def test_c22_an_answer_that_comes_after_its_step_is_in_no_step_and_its_program_a
     grpo.compile(a.Program(body), trainset=examples(2))
     late = {f"{it.tag('rollout')}" for it in run.asked if "-s0-" in (it.tag("rollout") or "")}
     second_trained.set()
-    until(lambda: len(ended) == 2)
+    wait_until(lambda: len(ended) == 2, what="both programs have ended")
     assert [type(it).__name__ for it in ended] == ["RolloutOver"] * 2
     members = [it for group in run.requests[1].groups for it in group.members]
     assert [it.failure for it in members].count("overdue: no result within 2 s") == 2
@@ -112,7 +105,7 @@ def test_an_interrupt_in_the_middle_is_raised_at_once_and_ends_every_rollout(run
         signal.signal(signal.SIGINT, before)
         hold.set()
     assert (grpo.summary["steps"], grpo.report.steps, len(run.requests)) == (1, 1, 1)
-    until(lambda: len(ended) == 2)
+    wait_until(lambda: len(ended) == 2, what="both programs have ended")
     assert ended == ["RolloutOver"] * 2
     assert len(run.asked) == 16 + 2
 

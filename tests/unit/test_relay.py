@@ -24,8 +24,8 @@ from aiohttp import web
 from launcher import relay
 from launcher.errors import PreflightError
 from launcher.relay import Relay
-from tests.support.launched import wait_until
 from tests.support.upstream import Upstream
+from tests.support.waiting import wait_until, wait_until_async
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 CHAT = "/v1/chat/completions"
@@ -43,14 +43,14 @@ def upstream() -> Iterator[Upstream]:
 
 @pytest.fixture
 def door(upstream: Upstream) -> Iterator[Relay]:
-    door = Relay(upstream.socket, 0, replay_seconds=10)
+    door = Relay(upstream.socket, 0, replay_seconds=30)
     yield door
     door.stop()
 
 
 @pytest.fixture
 def client(door: Relay) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://127.0.0.1:{door.start()}", trust_env=False, timeout=20) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{door.start()}", trust_env=False, timeout=60) as client:
         yield client
 
 
@@ -109,11 +109,11 @@ def test_g17_a_restart_of_the_gateway_makes_one_answer_and_no_error(
     upstream.handlers[CHAT] = slow_then_stored
     with ThreadPoolExecutor(20) as pool:
         asked = [pool.submit(client.post, CHAT, json=BODY) for _ in range(20)]
-        wait_until(lambda: len(upstream.sampled) == 20, 10, "all are sampled")
+        wait_until(lambda: len(upstream.sampled) == 20, what="all are sampled")
         upstream.stop()
-        wait_until(lambda: door.stats().replays >= 20, 10, "all are being asked again")
+        wait_until(lambda: door.stats().replays >= 20, what="all are being asked again")
         upstream.start()
-        answers = [answer.result(timeout=20) for answer in asked]
+        answers = [answer.result(timeout=60) for answer in asked]
 
     assert [answer.status_code for answer in answers] == [200] * 20
     assert len({answer.json()["answer"] for answer in answers}) == len(upstream.sampled) == 20
@@ -153,7 +153,7 @@ def test_the_waiting_is_bounded_and_ends_in_503_with_retry_after(upstream: Upstr
     try:
         begun = time.monotonic()
         answer = httpx.post(f"http://127.0.0.1:{door.start()}{CHAT}", json=BODY, trust_env=False)
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 10
         assert answer.status_code == 503 and int(answer.headers["Retry-After"]) > 0
         assert answer.json()["error"]["code"] == "runtime_unreachable"
         stats = door.stats()
@@ -176,7 +176,7 @@ def test_a_gateway_that_stands_still_is_given_up_within_the_bound(
         try:
             begun = time.monotonic()
             answer = httpx.post(f"http://127.0.0.1:{door.start()}{CHAT}", json=BODY, trust_env=False)
-            assert answer.status_code == 503 and time.monotonic() - begun < 3
+            assert answer.status_code == 503 and time.monotonic() - begun < 10
         finally:
             door.stop()
 
@@ -188,8 +188,7 @@ def test_events_pass_one_by_one(upstream: Upstream, client: httpx.Client) -> Non
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b"data: 1\n\n")
-        while not taken.is_set():  # the second is sent only when the first has arrived
-            await asyncio.sleep(0.01)
+        await wait_until_async(taken.is_set)  # the second is sent only when the first has arrived
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -204,18 +203,24 @@ def test_events_pass_one_by_one(upstream: Upstream, client: httpx.Client) -> Non
 def test_a_stream_that_breaks_does_not_look_whole_and_is_not_asked_for_again(
     upstream: Upstream, client: httpx.Client
 ) -> None:
+    taken = threading.Event()
+
     async def breaks(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b"data: 1\n\n")
-        await asyncio.sleep(0.1)
+        await wait_until_async(taken.is_set)  # it breaks only when the first has arrived
         assert request.transport is not None
         request.transport.abort()
         return response
 
     upstream.handlers[CHAT] = breaks
-    with pytest.raises(httpx.TransportError), client.stream("POST", CHAT, json=BODY) as answer:
-        answer.read()
+    with client.stream("POST", CHAT, json=BODY) as answer:
+        pieces = answer.iter_raw()
+        assert next(pieces).startswith(b"data: 1")
+        taken.set()
+        with pytest.raises(httpx.TransportError):
+            list(pieces)
     assert len(upstream.seen) == 1
 
 
@@ -234,9 +239,9 @@ def test_a_client_that_hangs_up_frees_the_gateway(
 
     upstream.handlers[CHAT] = endless
     with pytest.raises(httpx.ReadTimeout):
-        client.post(CHAT, json=BODY, timeout=0.3)
-    assert hung_up.wait(5)
-    wait_until(lambda: door.stats().active == 0, 5, "the request is over")
+        client.post(CHAT, json=BODY, timeout=1.0)
+    assert hung_up.wait(30)
+    wait_until(lambda: door.stats().active == 0, what="the request is over")
     assert len(upstream.seen) == 1
 
 
@@ -337,12 +342,12 @@ def test_stop_is_quick_and_harmless_when_repeated(
     upstream.handlers[CHAT] = endless
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.post, CHAT, json=BODY)
-        wait_until(lambda: upstream.seen, 5, "the request is under way")
+        wait_until(lambda: upstream.seen, what="the request is under way")
         begun = time.monotonic()
         door.stop()
         door.stop()
-        assert time.monotonic() - begun < 3
-        assert asked.result(timeout=5).status_code == 503
+        assert time.monotonic() - begun < 10
+        assert asked.result(timeout=30).status_code == 503
 
 
 async def _times_ms(session: aiohttp.ClientSession, url: str, count: int) -> list[float]:
@@ -358,14 +363,20 @@ async def _times_ms(session: aiohttp.ClientSession, url: str, count: int) -> lis
 
 @pytest.mark.slow
 def test_200_at_once_and_little_added_time(upstream: Upstream, door: Relay) -> None:
-    async def second(request: web.Request) -> web.Response:
-        await asyncio.sleep(1)
+    here: list[web.Request] = []
+    all_are_here = asyncio.Event()
+
+    async def meet(request: web.Request) -> web.Response:
+        here.append(request)
+        if len(here) == 200:
+            all_are_here.set()
+        await asyncio.wait_for(all_are_here.wait(), 30)
         return web.json_response({})
 
-    upstream.handlers["/slow"] = second
+    upstream.handlers["/meet"] = meet
     root = f"http://127.0.0.1:{door.start()}"
 
-    async def measure() -> tuple[float, float, float]:
+    async def measure() -> tuple[float, float]:
         direct_way = aiohttp.UnixConnector(str(upstream.socket))
         through_door = aiohttp.TCPConnector(limit=0)
         async with (
@@ -377,19 +388,19 @@ def test_200_at_once_and_little_added_time(upstream: Upstream, door: Relay) -> N
             )
             direct_ms = statistics.median(await _times_ms(direct, f"http://x{CHAT}", 200))
             through_ms = statistics.median(await _times_ms(through, f"{root}{CHAT}", 200))
-            begun = time.monotonic()
-            await asyncio.gather(*(_times_ms(through, f"{root}/slow", 1) for _ in range(200)))
-            return direct_ms, through_ms, time.monotonic() - begun
+            await asyncio.gather(*(_times_ms(through, f"{root}/meet", 1) for _ in range(200)))
+            return direct_ms, through_ms
 
-    direct_ms, through_ms, together_seconds = asyncio.run(measure())
-    print(json.dumps({"direct_ms": direct_ms, "through_ms": through_ms, "200 x 1 s": together_seconds}))
-    assert through_ms - direct_ms < 3.0  # 0.6 ms on a quiet machine; this one may not be
-    assert together_seconds < 5
+    direct_ms, through_ms = asyncio.run(measure())
+    print(json.dumps({"direct_ms": direct_ms, "through_ms": through_ms}))
+    # 0.6 ms on a quiet machine; this one may not be, or may be a slow one.
+    assert through_ms - direct_ms < max(3.0, 2 * direct_ms)
+    assert len(here) == 200
 
 
 def test_its_health_is_an_http_answer(upstream: Upstream, door: Relay) -> None:
     door.start()
-    wait_until(lambda: door.stats().connected, 5, "the gateway answers")
+    wait_until(lambda: door.stats().connected, what="the gateway answers")
     stats: Any = door.stats()
     assert 0 < stats.latency_ms < 1000
 
@@ -446,7 +457,7 @@ def test_g18_a_connection_lost_at_any_instant_makes_one_sample_and_no_error(
     upstream.handlers[CHAT] = losing(upstream, instant)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(client.post, CHAT, json={**BODY, "at": at}) for at in range(20)]
-        answers = [it.result(timeout=20) for it in asked]
+        answers = [it.result(timeout=60) for it in asked]
 
     assert [it.status_code for it in answers] == [200] * 20
     words = [it.text for it in answers]

@@ -135,7 +135,8 @@ def test_without_a_terminal_a_step_is_one_line_and_standing_still_is_none() -> N
     assert stderr.getvalue().splitlines() == [live(1).line(), live(2).line()]
 
 
-def test_without_a_terminal_a_phase_is_one_plain_line() -> None:
+def test_without_a_terminal_a_phase_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 1.0)
     stderr = io.StringIO()
     output = Output(stderr=stderr, environ={})
     with output.phase("setup", usual_seconds=70.0) as progress:
