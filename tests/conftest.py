@@ -23,10 +23,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is too long for every run is slow as well: `-m "not slow"` takes the place of the default."""
+    """What is too long for every run is slow as well: `-m "not slow"` takes the place of the default.
+
+    What has no mark that says it takes its time is quick.
+    """
     for item in items:
         if item.get_closest_marker("long") or item.get_closest_marker("matrix"):
             item.add_marker("slow")
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("process")):
+            item.add_marker("quick")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,7 +17,7 @@ from tests.support import lanes
 from tests.support.environment import REPOSITORY
 
 # The marks that choose tests; the others mean something only inside the runtime's own pytest.
-_MARKS = {"slow", "long"}
+_MARKS = {"slow", "long", "process"}
 FOLDER = REPOSITORY / "tests" / "runtime"
 
 

@@ -18,6 +18,8 @@ from launcher import environments
 from runtime import bootstrap
 from tests.support.environment import PROGRAMS
 
+pytestmark = pytest.mark.process
+
 REQUIREMENTS = bootstrap.REQUIREMENTS
 
 

@@ -21,6 +21,8 @@ from launcher.safety.records import RecordStore
 from launcher.settings import SECRETS
 from tests.support.typed import Typed
 
+pytestmark = pytest.mark.process
+
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -12,6 +12,8 @@ from launcher.commands import VERBS, app
 from tests import readme_blocks
 from tests.support.environment import PROGRAMS
 
+pytestmark = pytest.mark.process
+
 HEAVY = ("sky", "torch", "vllm", "dspy", "aiohttp", "httpx", "litellm", "openai")
 # Each of these is a large part of the 0.4 s that help may take.
 NOT_FOR_HELP = ("rich", "psutil", "asyncio", "platformdirs", "urllib.request", "dotenv", "runtime.schema")

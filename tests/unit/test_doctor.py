@@ -24,6 +24,8 @@ from runtime import bootstrap
 from tests.support.environment import PROGRAMS
 from tests.support.typed import Typed
 
+pytestmark = pytest.mark.process
+
 NAMES = [
     "python", "platform", "compiler", "uv", "memory", "folders", "disk", "port", "environment", "network",
     "model", "settings", "accounts", "left over", "skypilot", "clouds",

@@ -21,6 +21,8 @@ from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:

@@ -14,6 +14,8 @@ from launcher.machines import scripts
 from runtime import bootstrap, fitness
 from runtime.fitness import Needs
 
+pytestmark = pytest.mark.process
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 H100 = "NVIDIA H100 80GB HBM3, 580.95.05, 81559, 9.0, Disabled"
 A100_40 = "NVIDIA A100-SXM4-40GB, 580.95.05, 40960, 8.0, Disabled"

@@ -22,6 +22,8 @@ from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
 from runtime import bootstrap
 from tests.support.typed import Typed
 
+pytestmark = pytest.mark.process
+
 OLD = 3 * 86400.0
 
 

@@ -13,6 +13,8 @@ from tests.support.environment import REPOSITORY
 from tests.support.lane import Lane, LaneError
 from tests.support.lanes import LANES, lane_of
 
+pytestmark = pytest.mark.process
+
 _FILE = """
 import os, pytest
 def test_passes(): pass

@@ -18,6 +18,8 @@ from launcher.safety.processes import ProcessId
 from launcher.safety.records import ID_PATTERN, LiveNameError, LiveRunError, RecordStore
 from tests.support.environment import PROGRAMS
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> RecordStore:

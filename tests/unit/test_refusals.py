@@ -27,6 +27,8 @@ from launcher.home import Home
 from launcher.safety.records import RecordStore
 from tests.support.typed import Typed
 
+pytestmark = pytest.mark.process
+
 
 class Place:
     """A project folder and a home, and what a user may have put there."""

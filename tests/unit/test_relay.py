@@ -27,6 +27,8 @@ from launcher.relay import Relay
 from tests.support.upstream import Upstream
 from tests.support.waiting import wait_until, wait_until_async
 
+pytestmark = pytest.mark.process
+
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 CHAT = "/v1/chat/completions"
 

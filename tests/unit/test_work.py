@@ -6,11 +6,15 @@ import io
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from launcher.output import Output
 from launcher.pulse import Beat
 from launcher.safety.lease import Lease, Limits
 from launcher.work import Watched, Work
 from runtime.schema import RuntimeStatus
+
+pytestmark = pytest.mark.process
 
 TROUBLE = "step 7 is committed, but not published: policy@v7: engine-0: 4 tensors differ from the file"
 
