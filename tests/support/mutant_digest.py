@@ -1,0 +1,55 @@
+"""What of the tree a mutant's outcome is known for, as one digest.
+
+The patch, the files it breaks, the test files it names, their conftests, and what these import of `tests`.
+By content, not dates or history: every clone of a commit agrees, a shallow one too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.imports import Imports
+from tests.support.mutants import PATCHES, RUNTIME_TESTS, Mutant
+
+_CHARACTERS = 16
+
+
+class Digests:
+    """Of the mutants of one tree; each file is read once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._imports = Imports(root)
+        self._contents: dict[str, str] = {}
+
+    def of(self, mutant: Mutant) -> str:
+        """The same for as long as nothing the mutant's outcome is known for has changed."""
+        digest = hashlib.sha256()
+        for name in sorted(self.files(mutant)):
+            digest.update(f"{name} {self._content(name)}\n".encode())
+        return digest.hexdigest()[:_CHARACTERS]
+
+    def files(self, mutant: Mutant) -> set[str]:
+        """All of them, from the root; one that is missing is a content as well."""
+        tests = {test.partition("::")[0] for test in mutant.tests}
+        starts = {name for test in tests for name in (test, *self._conftests(test)) if self._is_file(name)}
+        named = {f"{PATCHES}/{mutant.path.name}", *mutant.files, *tests}
+        return named | self._imports.closure(starts, "tests")
+
+    def _conftests(self, test: str) -> Iterator[str]:
+        """Those pytest loads for a test: the runtime's pytest loads none above `tests/runtime`."""
+        for folder in Path(test).parents:
+            yield (folder / "conftest.py").as_posix()
+            if f"{folder.as_posix()}/" == RUNTIME_TESTS:
+                return
+
+    def _is_file(self, name: str) -> bool:
+        return (self._root / name).is_file()
+
+    def _content(self, name: str) -> str:
+        if name not in self._contents:
+            whole = (self._root / name).read_bytes() if self._is_file(name) else b"missing"
+            self._contents[name] = hashlib.sha256(whole).hexdigest()
+        return self._contents[name]
