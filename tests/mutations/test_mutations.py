@@ -91,8 +91,7 @@ class FullRun:
 @pytest.fixture(scope="module")
 def full_run(runs: MutantRuns, request: pytest.FixtureRequest) -> FullRun:
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    long = [item for item in items if item.originalname == request.function.__name__]
-    return FullRun(runs, [item.callspec.params["mutant"] for item in long])
+    return FullRun(runs, [it.callspec.params["mutant"] for it in items if "full_run" in it.fixturenames])
 
 
 @pytest.mark.long
