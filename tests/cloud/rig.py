@@ -43,7 +43,7 @@ NEEDED = {
 }  # fmt: skip
 _UP_SECONDS = 60
 # Ends a program that would hang, and measures nothing.
-_PROGRAM_SECONDS = 300
+_PROGRAM_SECONDS = 900
 _WORLD = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
 # What a test run's own environment must not tell the laptop.
 _NOT_FOR_THE_LAPTOP = (
