@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["tests.support.lanes", "tests.support.remote_items"]
+_ONLY_SLOW = {Path(__file__).with_name(name) for name in ("cloud", "e2e", "mutations")}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,6 +21,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Where it is set, each process that is started would compile its imports again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is quick is found without reading the folders that have none of it."""
+    return True if config.option.markexpr == "quick" and collection_path in _ONLY_SLOW else None
 
 
 @pytest.hookimpl(tryfirst=True)
