@@ -14,29 +14,37 @@ T = TypeVar("T")
 
 # A bound is there to end a test that would hang, never to measure: wide enough for a computer that is busy.
 WAIT_SECONDS = 30.0
-_POLL_SECONDS = 0.02
+# Soon at first, then ever more rarely: some conditions look at every process of a computer that is busy.
+_SOONEST_SECONDS, _RAREST_SECONDS = 0.02, 0.5
+_SHARE = 0.05
 
 
 def wait_until(
-    condition: Callable[[], T], seconds: float = WAIT_SECONDS, what: str | Callable[[], str] = ""
+    condition: Callable[[], T | None], seconds: float = WAIT_SECONDS, what: str | Callable[[], str] = ""
 ) -> T:
     """The condition's value once it is true; AssertionError with `what` (asked for then) past the bound."""
-    end = time.monotonic() + seconds
+    begun = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < end, _missed(seconds, what)
-        time.sleep(_POLL_SECONDS)
+        waited = time.monotonic() - begun
+        assert waited < seconds, _missed(seconds, what)
+        time.sleep(_pause(waited))
     return value
 
 
 async def wait_until_async(
-    condition: Callable[[], T], seconds: float = WAIT_SECONDS, what: str | Callable[[], str] = ""
+    condition: Callable[[], T | None], seconds: float = WAIT_SECONDS, what: str | Callable[[], str] = ""
 ) -> T:
     """`wait_until` for a test inside an event loop, which goes on meanwhile."""
-    end = time.monotonic() + seconds
+    begun = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < end, _missed(seconds, what)
-        await asyncio.sleep(_POLL_SECONDS)
+        waited = time.monotonic() - begun
+        assert waited < seconds, _missed(seconds, what)
+        await asyncio.sleep(_pause(waited))
     return value
+
+
+def _pause(waited: float) -> float:
+    return min(_RAREST_SECONDS, max(_SOONEST_SECONDS, _SHARE * waited))
 
 
 def _missed(seconds: float, what: str | Callable[[], str]) -> str:
