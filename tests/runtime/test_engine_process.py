@@ -165,6 +165,8 @@ def test_the_core_dies_with_the_server_whenever_that_is_killed(
 ) -> None:
     engine = own_engine()
     core = _first_child(engine)  # long before it is ready
+    wait_until(lambda: _has_computed(core), 120.0)
+    os.kill(core, signal.SIGSTOP)  # so that it cannot end by itself when it misses its server
     engine.process.kill()
     engine.process.wait(timeout=GONE_SECONDS)
     try:
@@ -186,6 +188,12 @@ def test_an_engine_asked_to_stop_ends_well_and_leaves_nothing(
     assert engine.process.wait(timeout=GONE_SECONDS) == 0
     wait_until(lambda: not any(processes.look(pid) for pid in below), GONE_SECONDS)
     assert not scratch.exists()
+
+
+def _has_computed(pid: int) -> bool:
+    """Whether it is past its first instructions: a twentieth of a second on a processor."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) >= 0.05 * os.sysconf("SC_CLK_TCK")
 
 
 def _first_child(engine: EngineProcess) -> int:
