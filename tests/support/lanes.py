@@ -25,8 +25,8 @@ RUNTIME = "tests/runtime/"
 LANES: dict[str, tuple[str, ...]] = {
     "rented": tuple(f"tests/cloud/test_{name}.py" for name in ("launch", "leaving", "rig", "timers")),
     "machines": ("tests/cloud/",),
+    "mutants": ("tests/mutations/", "tests/e2e/test_two_predictors.py"),
     "runs": ("tests/e2e/",),
-    "mutants": ("tests/mutations/",),
     "runtime": (RUNTIME,),
 }
 _ALONE = "--one-by-one"
