@@ -12,6 +12,7 @@ from tests.support.committed import commit
 
 def main(state_dir: Path, results: Path, first_step: int) -> None:
     print("ready", flush=True)
+    sync.secure(state_dir, results)  # what the life before this one had committed
     for step in itertools.count(first_step):
         commit(state_dir, step)
         sync.secure(state_dir, results)
