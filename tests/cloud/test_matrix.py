@@ -33,7 +33,7 @@ import pytest
 from launcher import checkpoints, durable, failpoints
 from tests.cloud.launched import OURS, RENTED, SKYPILOT, Launched, left, running
 from tests.cloud.rig import REPOSITORY, Rig
-from tests.support.waiting import wait_until
+from tests.support.waiting import SOONEST_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,12 @@ def _strike(rig: Rig, launched: Launched, case: Case) -> float:
 
     if case.where in _REACHED:
         reached = _REACHED[case.where]
-        wait_until(lambda: reached(rig, launched) or over() is not None, _UP_SECONDS, so_far)
+        wait_until(
+            lambda: reached(rig, launched) or over() is not None,
+            _UP_SECONDS,
+            so_far,
+            rarest_seconds=SOONEST_SECONDS,
+        )
         assert over() is None, launched.text
         launched.send(_SIGNALS[case.how])
         return time.time()

@@ -16,7 +16,7 @@ from launcher.home import Home
 from launcher.safety import reap
 from tests.support.launched import Launched, processes_of
 from tests.support.ports import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import SOONEST_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def _reach_a_step(launched: Launched) -> None:
         committed = {path.name.removeprefix("step-") for path in machine.glob("checkpoints/step-*")}
         return len(committed) >= 1 and bool(steps - committed)
 
-    wait_until(in_a_step, 900, "a step in the trainer")
+    wait_until(in_a_step, 900, "a step in the trainer", rarest_seconds=SOONEST_SECONDS)
 
 
 def _nothing_left(launched: Launched, seconds: float) -> None:

@@ -22,7 +22,7 @@ from tests.e2e.conftest import make_home
 from tests.support.environment import PROGRAMS
 from tests.support.launched import Launched, processes_of
 from tests.support.ports import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import SOONEST_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,9 @@ def test_g21_live_a_killed_training_ends_with_the_same_steps_and_best_and_trains
 ) -> None:
     quickstart = [sys.executable, "examples/quickstart.py", "--steps", str(STEPS), "--seed", "1"]
     first = lives.launch("--name", "dev", "--", *quickstart)
-    wait_until(lambda: lives.in_mid_step(after=4), 900, "a step in the trainer")
+    wait_until(
+        lambda: lives.in_mid_step(after=4), 900, "a step in the trainer", rarest_seconds=SOONEST_SECONDS
+    )
     os.kill(first.process.pid, signal.SIGKILL)
     wait_until(lambda: not processes_of(first.run_id), 60, "nothing is left")
 

@@ -15,19 +15,27 @@ T = TypeVar("T")
 # A bound is there to end a test that would hang, never to measure: wide enough for a computer that is busy.
 WAIT_SECONDS = 30.0
 # Soon at first, then ever more rarely: some conditions look at every process of a computer that is busy.
-_SOONEST_SECONDS, _RAREST_SECONDS = 0.02, 0.5
-_SHARE = 0.05
+SOONEST_SECONDS = 0.02
+_RAREST_SECONDS = 0.25
+_SHARE = 0.02
 
 
 def wait_until(
-    condition: Callable[[], T | None], seconds: float = WAIT_SECONDS, what: str | Callable[[], str] = ""
+    condition: Callable[[], T | None],
+    seconds: float = WAIT_SECONDS,
+    what: str | Callable[[], str] = "",
+    *,
+    rarest_seconds: float = _RAREST_SECONDS,
 ) -> T:
-    """The condition's value once it is true; AssertionError with `what` (asked for then) past the bound."""
+    """The condition's value once it is true; AssertionError with `what` (asked for then) past the bound.
+
+    `rarest_seconds`: at least so often it is looked at; SOONEST_SECONDS for what is true for a moment only.
+    """
     begun = time.monotonic()
     while not (value := condition()):
         waited = time.monotonic() - begun
         assert waited < seconds, _missed(seconds, what)
-        time.sleep(_pause(waited))
+        time.sleep(min(_pause(waited), rarest_seconds))
     return value
 
 
@@ -44,7 +52,7 @@ async def wait_until_async(
 
 
 def _pause(waited: float) -> float:
-    return min(_RAREST_SECONDS, max(_SOONEST_SECONDS, _SHARE * waited))
+    return min(_RAREST_SECONDS, max(SOONEST_SECONDS, _SHARE * waited))
 
 
 def _missed(seconds: float, what: str | Callable[[], str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import threading
@@ -49,7 +50,8 @@ def main() -> None:
     told: list[str] = []
     lost: list[int] = []
 
-    cutting = threading.Thread(target=wait_until, args=(cut, WAIT_SECONDS), daemon=True)
+    watch = functools.partial(wait_until, cut, WAIT_SECONDS, rarest_seconds=0.005)
+    cutting = threading.Thread(target=watch, daemon=True)
     cutting.start()
     model_upload.bring(models, model, told.append, lambda: lost.append(1))
     cutting.join(10)
