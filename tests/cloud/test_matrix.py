@@ -175,10 +175,13 @@ def _strike(rig: Rig, launched: Launched, case: Case) -> float:
 def _outcome(rig: Rig, launched: Launched, struck_at: float, gone_seconds: float = GONE_SECONDS) -> Ended:
     """Wait for the promise: no machine, a record that says so, no process.
 
-    A computer that is so busy that it took longer to get here has as long again: ending is the same work.
+    Where the machine itself took over half a minute to be made, the computer is busy: ending it is the same
+    kind of work, and has as much longer.
     """
-    gone_seconds = max(gone_seconds, struck_at - launched.begun_at)
-    verified_seconds = max(VERIFIED_SECONDS, 2 * gone_seconds)
+    made_after = max((one["time"] - launched.begun_at for one in rig.witness("run")[:1]), default=0.0)
+    more_seconds = max(0.0, 2 * made_after - GONE_SECONDS)
+    gone_seconds += more_seconds
+    verified_seconds = VERIFIED_SECONDS + 2 * more_seconds
     told = functools.partial(_told, rig, launched)
     try:
         wait_until(
