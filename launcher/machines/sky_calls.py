@@ -1,4 +1,4 @@
-"""SkyPilot's calls, in a process of their own: the only importer of `sky`.
+"""SkyPilot's calls, in a process of their own: with sky_server.py the only importer of `sky`.
 
     python -m launcher.machines.sky_calls      a JSON request a line on stdin, a JSON answer a line on stdout
 

@@ -28,7 +28,8 @@ from launcher.machines.accounts import clouds_of, has_account, is_for, no_accoun
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 
-SERVER_SECONDS = 90.0
+SERVER_SECONDS = 180.0
+_SERVER = "launcher.machines.sky_server"
 _END_SECONDS = 3.0
 _HEALTH_SECONDS = 5.0
 # A port that was free may be another's a moment later; not three times in a row.
@@ -154,7 +155,7 @@ class SkyHome:
 
     def _start_server(self, bound_seconds: float) -> str:
         """Start one and wait for its answer; why there is none."""
-        command = [sys.executable, "-m", "sky.server.server", "--host=127.0.0.1", f"--port={self.port()}"]
+        command = [sys.executable, "-m", _SERVER, "--host=127.0.0.1", f"--port={self.port()}"]
         with (self.folder / "api-server.log").open("ab") as output:
             server = subprocess.Popen(
                 command,

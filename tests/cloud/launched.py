@@ -22,7 +22,7 @@ LAUNCH = str(Path(sys.executable).with_name("launch"))
 RENTED = ("--gpus", "H100:4", "--infra", "aws", "-y")
 EVERYWHERE = " ".join(f"{region}{zone}" for region in ("us-east-1", "us-west-2") for zone in "abcdef")
 # SkyPilot's processes under their own names and the ones it gives itself, and what asks it.
-SKYPILOT = ("sky.server", "SkyPilot:", "sky_calls")
+SKYPILOT = ("sky_server", "SkyPilot:", "sky_calls")
 OURS = (*SKYPILOT, "launcher.", "ssh -", LAUNCH)
 
 
@@ -78,7 +78,7 @@ class Launched:
 
 def verb(rig: Rig, *words: str) -> str:
     """What a verb of `launch` says on the laptop."""
-    return rig.run([LAUNCH, *words], seconds=180, environ=rig.environ(NO_COLOR="1")).ok()
+    return rig.run([LAUNCH, *words], seconds=600, environ=rig.environ(NO_COLOR="1")).ok()
 
 
 def running(rig: Rig, *names: str) -> dict[int, str]:
@@ -101,4 +101,4 @@ def collect(rig: Rig, *words: str) -> Finished:
     """`launch gc`, with a /tmp of its own: from within a rig nobody sees whose the sockets of this computer's
     other runs are."""
     alone = ["unshare", "--mount", "sh", "-ec", _WITHOUT_OTHERS, "-", str(REPOSITORY)]
-    return rig.run([*alone, LAUNCH, "gc", *words], seconds=900, environ=rig.environ(NO_COLOR="1"))
+    return rig.run([*alone, LAUNCH, "gc", *words], seconds=1800, environ=rig.environ(NO_COLOR="1"))

@@ -83,5 +83,5 @@ class Machine:
     def end(self) -> None:
         """Everything in it is killed at once; its disk is gone."""
         self._process.kill()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=120)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -41,9 +41,9 @@ NEEDED = {
     "rsync": "rsync", "sudo": "sudo", "unshare": "util-linux", "nsenter": "util-linux",
     "patch": "patch", PYTHON: "python3.11",
 }  # fmt: skip
-_UP_SECONDS = 60
+_UP_SECONDS = 300
 # Ends a program that would hang, and measures nothing.
-_PROGRAM_SECONDS = 900
+_PROGRAM_SECONDS = 1800
 _WORLD = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
 # What a test run's own environment must not tell the laptop.
 _NOT_FOR_THE_LAPTOP = (
@@ -100,7 +100,7 @@ class Rig:
         assert world is not None and world.stdin is not None
         world.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            world.wait(timeout=10)
+            world.wait(timeout=60)
         world.kill()
         world.wait()
 
@@ -179,7 +179,7 @@ class Rig:
         self,
         command: Sequence[str],
         *,
-        seconds: float = 120,
+        seconds: float = 600,
         environ: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> Finished:

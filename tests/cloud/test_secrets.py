@@ -125,7 +125,7 @@ def seen() -> Iterator[Seen]:
             results = launched.run / "results"
             wait_until(
                 lambda: (results / "answered").exists() or launched.process.poll() is not None,
-                60,
+                300,
                 lambda: f"an answer\n{launched.text}",
             )
             found.token = (launched.run / "token").read_text().strip()

@@ -21,9 +21,10 @@ from tests.support.waiting import wait_until
 IDLE_SECONDS = 60
 # Idle minutes, skylet's tick, and what a busy computer adds.
 RUNS_OUT_SECONDS = IDLE_SECONDS + 60 + 50
-# Besides: how long a supervisor may be silent before it counts as frozen.
-GONE_SECONDS = RUNS_OUT_SECONDS + 30
-_PROGRAM_SECONDS = 600
+# Besides: how long a supervisor may be silent before it counts as frozen, and what a computer that is busy
+# with all the lanes takes for what skylet starts then.
+GONE_SECONDS = RUNS_OUT_SECONDS + 30 + 100
+_PROGRAM_SECONDS = 1800
 
 
 class Timers:

@@ -37,7 +37,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
         launched.wait_for_text("ready: http", 900)
         yield launched
         launched.interrupt()
-        assert launched.wait(300) == 130
+        assert launched.wait(900) == 130
         wait_until(lambda: not processes_of(launched.run_id), 10, "no process of the run is left")
     finally:
         if launched.process.poll() is None:

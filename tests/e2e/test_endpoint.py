@@ -44,7 +44,7 @@ def variables(endpoint: Launched) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def client(variables: dict[str, str]) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=variables["LAUNCH_BASE_URL"], api_key=variables["LAUNCH_API_KEY"], timeout=180, max_retries=0
+        base_url=variables["LAUNCH_BASE_URL"], api_key=variables["LAUNCH_API_KEY"], timeout=600, max_retries=0
     ) as client:
         yield client
 

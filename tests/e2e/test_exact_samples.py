@@ -72,7 +72,7 @@ class Load:
 
     def __post_init__(self) -> None:
         self.client = openai.OpenAI(
-            base_url=self.session.base_url, api_key=self.session.api_key, timeout=180, max_retries=0
+            base_url=self.session.base_url, api_key=self.session.api_key, timeout=600, max_retries=0
         )
 
     def rollout(self, number: int) -> str:
@@ -123,7 +123,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     try:
         yield running
         running.interrupt()
-        assert running.wait(300) == 130
+        assert running.wait(900) == 130
     finally:
         if running.process.poll() is None:
             running.kill_tree()

@@ -28,7 +28,7 @@ def door(endpoint: Launched) -> Iterator[httpx.Client]:
     store = RecordStore(Home(endpoint.home, endpoint.home, endpoint.home))
     found = Endpoint.of(store.load("shared"), store)
     headers = {"authorization": f"Bearer {found.token}"}
-    with httpx.Client(base_url=found.root, headers=headers, timeout=180, trust_env=False) as client:
+    with httpx.Client(base_url=found.root, headers=headers, timeout=600, trust_env=False) as client:
         yield client
 
 
@@ -44,7 +44,7 @@ def _ask_all(door: httpx.Client, meanwhile: Callable[[], None]) -> list[httpx.Re
         asked = [pool.submit(ask, at) for at in range(REQUESTS)]
         wait_until(lambda: sum(it.done() for it in asked) >= REQUESTS // 4, 600, "a quarter is answered")
         meanwhile()
-        return [it.result(timeout=180) for it in asked]
+        return [it.result(timeout=600) for it in asked]
 
 
 def _samples(door: httpx.Client) -> int:

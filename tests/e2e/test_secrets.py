@@ -70,7 +70,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
                 held = {canary for canary in (HF, WANDB, FILE, SHELL) if canary in values}
                 environments.setdefault(_holder(process), set()).update(held)
             trained.with_name("looked-at").touch()
-            code = launched.wait(300)
+            code = launched.wait(900)
             yield Seen(launched, folder, token, code, lines, environments)
         finally:
             launched.kill_tree()

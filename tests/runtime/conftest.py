@@ -84,10 +84,10 @@ class EngineProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(timeout=20)
+                self.process.wait(timeout=120)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait(timeout=20)
+                self.process.wait(timeout=120)
         shutil.rmtree(self.socket.parent, ignore_errors=True)
 
     def _said(self) -> str:

@@ -17,7 +17,7 @@ from runtime.serving import engine
 from tests.runtime.conftest import REPOSITORY, TINY_MODEL, is_healthy
 from tests.support.waiting import wait_until
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 
 
 class Engine:
@@ -62,7 +62,7 @@ class Engine:
     def close(self) -> None:
         assert self._server.stdin
         self._server.stdin.close()  # its children die with it
-        self._server.wait(30)
+        self._server.wait(120)
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _ask(self, **ask: Any) -> dict[str, Any]:

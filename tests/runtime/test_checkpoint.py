@@ -189,7 +189,7 @@ def test_g20_a_full_disk_keeps_what_was_committed(tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=256k none "$1" && exec "$2" -m tests.runtime.small_disk "$1"'
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", mount, "sh", small, sys.executable],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     if done.returncode == 1 and ("unshare" in done.stderr or "mount" in done.stderr):
         return

@@ -56,7 +56,7 @@ class Served:
                 return self.gateway.http.request(method, path, **request)
             except httpx.TransportError:
                 assert time.monotonic() < end
-                self.gateway.process.wait(10)
+                self.gateway.process.wait(60)
                 self.gateway.http.close()
                 self.gateway.start()
                 self.gateway.until_ready()

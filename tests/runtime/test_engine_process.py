@@ -22,7 +22,7 @@ from tests.runtime.adapters import PROJECTIONS
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, RunningEngine
 from tests.support.waiting import SOONEST_SECONDS, wait_until
 
-GONE_SECONDS = 15.0
+GONE_SECONDS = 60.0
 
 
 def config(**more: object) -> RuntimeConfig:

@@ -228,7 +228,7 @@ def test_a_gateway_without_a_token_does_not_start(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 2 and "no token" in done.stderr
 

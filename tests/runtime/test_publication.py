@@ -245,7 +245,7 @@ def test_g23_an_engine_that_never_answers_a_probe_ends_the_publication_in_bounde
             begun = time.monotonic()
             with pytest.raises(PublicationError, match=f"{path}: no answer within 1 s"):
                 await Publisher([client], served_name).publish(checkpoint)
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 25
             door.fault = Fault()
             assert f"{served_name}@v1" not in await client.adapters()
         await client.close()

@@ -135,7 +135,7 @@ class Runtime:
     def end(self) -> None:
         for pid in [] if self.keeper.poll() is not None else [self.keeper.pid]:
             processes.send(pid, signal.SIGTERM)
-        self.keeper.wait(90)
+        self.keeper.wait(300)
         for pid in self.alive():
             processes.send(pid, signal.SIGKILL)
         self.http.close()
@@ -239,7 +239,7 @@ def test_a_signal_to_the_keeper_leaves_nothing(tmp_path: Path) -> None:
     try:
         running.until_ready()
         running.keeper.terminate()
-        assert running.keeper.wait(90) == 0
+        assert running.keeper.wait(300) == 0
         assert running.alive() == []
         assert json.loads((tmp_path / "keeper.json").read_text())["left"] == []
     finally:

@@ -54,7 +54,7 @@ class Trainers:
     def close(self) -> None:
         assert self._process.stdin
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(120)
 
     def _ask(self, **ask: Any) -> dict[str, Any]:
         assert self._process.stdin

@@ -129,7 +129,7 @@ class Launched:
                 victim.kill()
             except psutil.NoSuchProcess:
                 continue
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
     def process_handle(self) -> psutil.Process:
         """psutil's view of it."""

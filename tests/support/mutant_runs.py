@@ -117,7 +117,7 @@ class _Server:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait(timeout=10)}")
+            raise RuntimeError(f"{self._process.args} ended with {self._process.wait(timeout=60)}")
         return json.loads(line)
 
     def close(self) -> None:

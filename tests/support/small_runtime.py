@@ -47,7 +47,7 @@ def supervise(config_path: Path, state_dir: Path, token: bytes) -> int:
     for child in children.values():
         child.terminate()
     for child in children.values():
-        child.wait(timeout=5)
+        child.wait(timeout=60)
     return 0
 
 

@@ -52,7 +52,7 @@ class Upstream:
         async def do() -> None:
             await doing
 
-        asyncio.run_coroutine_threadsafe(do(), self._loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(do(), self._loop).result(timeout=60)
 
     async def _start(self) -> None:
         application = web.Application(client_max_size=1 << 30)

@@ -59,7 +59,7 @@ def _gateway(folder: Path) -> Iterator[None]:
 def test_the_timer_is_set_back_and_nothing_else_is_touched(database: Path) -> None:
     assert autodown.main(["--database", str(database)]) == 0
     values = _values(database)
-    assert time.time() - float(values["autostop_last_active_time"]) < 5
+    assert time.time() - float(values["autostop_last_active_time"]) < 60
     assert values["autostop_config"] == "theirs"
 
 

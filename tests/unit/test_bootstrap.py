@@ -124,7 +124,7 @@ def test_two_builders_at_once_build_once(tmp_path: Path, requirements: Path) -> 
         builds = [
             pool.submit(_build, tmp_path / "root", requirements, progress=said.append) for _ in range(2)
         ]
-        pythons = {build.result(timeout=30) for build in builds}
+        pythons = {build.result(timeout=120) for build in builds}
 
     assert len(pythons) == 1 and _imports(pythons.pop(), "slipway_one")
     assert len([line for line in said if line.startswith("Installed")]) == 1

@@ -56,7 +56,7 @@ def test_g23_a_package_index_that_says_nothing_is_said_before_anything_starts(
     begun = time.monotonic()
     (tmp_path / "cpu.txt").write_text("slipway-nowhere==1.0\n")
     trouble = environments.unreachable(requirements=tmp_path, environ=environ, bound_seconds=1.0)
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 25
     assert trouble == "the package index did not answer in 1 s"
     assert environments.LOOK_SECONDS < A_MESSAGE_SECONDS
 

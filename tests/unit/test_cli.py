@@ -149,7 +149,7 @@ def test_down_asks_the_runs_own_launch_first(launch: Launch, store: RecordStore)
     try:
         os.kill(sleeper.pid, signal.SIGSTOP)  # as Ctrl-Z does
         assert launch("down", "dev").returncode == 0
-        assert sleeper.wait(timeout=5) == -signal.SIGTERM
+        assert sleeper.wait(timeout=60) == -signal.SIGTERM
     finally:
         sleeper.kill()
 
@@ -198,7 +198,7 @@ def test_logs_follows_until_the_run_is_over(tmp_path: Path, store: RecordStore) 
         file.write("two\n")
     assert follower.stdout.readline() == "two\n"
     store.update(record.id, state="verified", ended=time.time())
-    assert follower.wait(timeout=10) == 0
+    assert follower.wait(timeout=60) == 0
 
 
 def test_config_shows_values_and_sources_and_no_secret(launch: Launch, tmp_path: Path) -> None:

@@ -767,7 +767,7 @@ def test_abuse(row: Abuse, run: SmallRun, capfd: pytest.CaptureFixture[str]) -> 
 
 
 # Many times what any row takes: each of them would go on for ever if it were not bounded.
-BOUND_SECONDS = 30
+BOUND_SECONDS = 60
 
 DEFAULTS = {
     "num_train_steps": 1,

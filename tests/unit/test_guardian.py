@@ -47,7 +47,7 @@ class Launcher:
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_a_runtime_that_cannot_start_is_said_at_once_with_the_reason(
     with pytest.raises(JobFailed, match=r"does not start|ended while it started") as failed:
         machine.serve(_config(machine), "a-canary-of-a-token", said.append)
 
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 120
     assert failed.value.why and "launch logs slip-" in str(failed.value.hint)
     assert any("starting" in line for line in said)
     # What another process would need to end it has been on record since before the wait.
@@ -144,7 +144,7 @@ def test_the_keeper_is_told_first_and_has_time_to_end_the_rest(machine: LocalMac
     described = machine.describe() | {"keeper": {"pid": named.pid, "started": named.started}}
     LocalMachine.described(json.loads(json.dumps(described))).down()
 
-    assert keeper.wait(timeout=30) == 0 and how.read_text() == "in order"
+    assert keeper.wait(timeout=120) == 0 and how.read_text() == "in order"
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_deaf_command_is_killed_after_the_grace(
     wait_until((tmp_path / "ready").exists, what="the command runs")
     begun = time.monotonic()
     assert command.terminate() == 137
-    assert 0.3 <= time.monotonic() - begun < 5 and not _left(run_id)
+    assert 0.3 <= time.monotonic() - begun < 60 and not _left(run_id)
 
 
 def test_what_the_command_leaves_in_the_background_ends_with_it(
@@ -126,7 +126,7 @@ def test_ctrl_c_from_the_terminal_reaches_the_command_alone(tmp_path: Path) -> N
     )
     wait_until((tmp_path / "ready").exists, what="the command runs")
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) == 42
+    assert process.wait(timeout=120) == 42
 
 
 def test_interrupt_is_for_a_command_that_no_terminal_told(

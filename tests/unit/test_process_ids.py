@@ -66,7 +66,7 @@ def test_a_tree_that_is_deaf_to_term_is_killed_after_the_grace(
 
     begun = time.monotonic()
     assert processes.end(lambda: processes.tree({root}), grace_seconds=0.3) == set()
-    assert 0.3 <= time.monotonic() - begun < 10
+    assert 0.3 <= time.monotonic() - begun < 60
     assert not any(process.alive() for process in everyone)
 
 

@@ -18,7 +18,7 @@ TOP_LEVEL = {
 
 # Each external world has one importer, a file or a folder: an upgrade is then one place.
 IMPORTERS = {
-    "sky": {"launcher/machines/sky_calls.py"},
+    "sky": {"launcher/machines/sky_calls.py", "launcher/machines/sky_server.py"},
     "vllm": {"runtime/serving/engine.py", "runtime/serving/worker.py"},
     "torchtune": {"runtime/training/decoder.py", "runtime/recipes/"},
     "dspy": {"launcher/client/", "examples/"},

@@ -17,7 +17,7 @@ from tests.cloud import bare
 from tests.support.waiting import wait_until
 
 HERE = Path.cwd()
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 240.0
 BROUGHT = ["./chat_template.jinja", "./config.json", "./model.safetensors", "./tokenizer.json"]
 
 

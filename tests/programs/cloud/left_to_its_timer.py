@@ -54,7 +54,8 @@ def outlive(machine: CloudMachine, until: float) -> None:
     told("outlived its idle minutes")
     keeper = run_on(machine.host, f"cat {machine.state_dir}/logs/keeper.log").stdout.decode()
     print(keeper)
-    assert "set back" in keeper and "could not be armed" not in keeper
+    # Armed for this boot, at the first try or at one of the next: a busy machine may miss a bound.
+    assert any(line.endswith("the machine's timer is set back") for line in keeper.splitlines())
 
 
 def freeze(machine: CloudMachine) -> None:

@@ -23,7 +23,7 @@ def roll_out(number: int) -> str:
     time.sleep(0.5)  # as a program that does something between two answers: ssh is to be killed often enough
     door = f"{BASE}/rollouts/r{number}/v1"
     key = os.environ["LAUNCH_API_KEY"]
-    with openai.OpenAI(base_url=door, api_key=key, max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=door, api_key=key, max_retries=0, timeout=300) as client:
         said = client.chat.completions.create(
             model=os.environ["LAUNCH_MODEL"],
             messages=[{"role": "user", "content": f"number {number}"}],

@@ -32,7 +32,7 @@ STATE, SOCKETS = f"/home/ubuntu/slipway/{RUN_ID}", f"/tmp/{RUN_ID}"
 DOOR = HERE / "g.sock"
 TOKEN = "canary-" + secrets.token_hex(8)
 SECRET = "canary of 'quotes' $(false) \\ " + secrets.token_hex(8)
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 240.0
 
 
 def job(host: Host, script: str) -> subprocess.CompletedProcess[bytes]:

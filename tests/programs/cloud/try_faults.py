@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 HERE = Path.cwd()
 FAULTS = HERE.parent / "faults"
 EC2: Any = boto3.client("ec2", config=Config(retries={"max_attempts": 1}))
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 240.0
 
 
 def switch_on(name: str, text: str = "") -> None:
