@@ -82,7 +82,7 @@ class Served:
             said = self.ask("GET", f"/slipway/steps/{step}", params={"wait": 5}).json()
             return said if said["state"] in ("published", "failed") else None
 
-        return wait_until(ended, 60)
+        return wait_until(ended, 240)
 
     def step(self, key: str) -> dict[str, Any]:
         posted = self.ask("POST", "/slipway/steps", json=self.request(key))
