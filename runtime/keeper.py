@@ -36,6 +36,8 @@ TOKEN_SECONDS = 30.0
 GRACE_SECONDS = 75.0
 ORPHAN_SECONDS = 10.0
 _TICK_SECONDS = 0.2
+# To find an orphan is to look at every process of the machine.
+_ORPHANS_EVERY_SECONDS = 1.0
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -124,6 +126,7 @@ class Keeper:
         lease = Lease(self._state_dir / "lease", self._limits.lease_seconds)
         deadline = self._limits.deadline_seconds
         ends_at = None if deadline is None else _boot_seconds() + deadline
+        orphans_at = 0.0
         while True:
             received = signal.sigtimedwait(_SIGNALS, _TICK_SECONDS)
             self._reap()
@@ -135,7 +138,9 @@ class Keeper:
                 return "lease"
             if ends_at is not None and _boot_seconds() >= ends_at:
                 return "deadline"
-            self._end_orphans()
+            if time.monotonic() >= orphans_at:
+                self._end_orphans()
+                orphans_at = time.monotonic() + _ORPHANS_EVERY_SECONDS
             if self._timer is not None and (said := self._timer.tick()) is not None:
                 self._say(said)
 

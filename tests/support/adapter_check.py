@@ -18,6 +18,7 @@ def main(model_path: str, adapter_path: str) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # two that share their processors with others wait for each other, spinning
     samples = [json.loads(line) for line in sys.stdin]
     found: dict[str, Any] = {"tokens": sum(len(sample["completion"]) for sample in samples)}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
