@@ -32,7 +32,8 @@ _BEAT_SECONDS = 30.0
 # A gateway that never answered is starting, for so long; models load behind it.
 _START_SECONDS = 180.0
 _LAST_ACTIVE = "autostop_last_active_time"
-_ARM_SECONDS = 20.0
+# 1.8 s where the machine has nothing else to do.
+_ARM_SECONDS = 60.0
 # In the Python that SkyPilot brings to each of its machines.
 ARM_COMMAND = (
     "~/skypilot-runtime/bin/python",

@@ -20,7 +20,8 @@ from runtime.serving.engine_client import EngineClient
 from runtime.serving.request_fields import check
 from tests.runtime.adapters import PROJECTIONS
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, RunningEngine
-from tests.support.waiting import SOONEST_SECONDS, wait_until
+from tests.support.at_rest import AtRest
+from tests.support.waiting import SOONEST_SECONDS, wait_until, wait_until_async
 
 GONE_SECONDS = 60.0
 
@@ -141,7 +142,7 @@ def test_long_prompts_with_seeds_leave_the_engine_alive(engine: RunningEngine) -
         os.kill(core, signal.SIGSTOP)
         try:  # all are waiting when it goes on: whatever they come to, one does not fit into a step
             asked = [asyncio.create_task(one(client, seed)) for seed in range(12)]
-            await asyncio.sleep(1)
+            await wait_until_async(AtRest(engine.pid), what="the server to have taken them in")
         finally:
             os.kill(core, signal.SIGCONT)
         assert set(await asyncio.gather(*asked)) == {200}

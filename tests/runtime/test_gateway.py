@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,9 @@ import httpx
 import pytest
 from openai import NotFoundError, OpenAI
 
+from runtime import processes
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
+from tests.support.at_rest import AtRest
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -204,7 +208,13 @@ def test_c06_a_lost_link_that_comes_back_makes_one_sample(gateway: Gateway) -> N
 
 def test_c06_an_answer_nobody_waits_for_is_no_sample(gateway: Gateway, engine) -> None:
     hang_up(gateway, "hung-up", None)
-    hang_up(gateway, "never-back", "q-lost", tokens=100)  # done within the grace a retry has
+    (core,) = processes.children(engine.pid)
+    os.kill(core, signal.SIGSTOP)
+    try:  # the gateway has seen that nobody waits before there is an answer, within the grace a retry has
+        hang_up(gateway, "never-back", "q-lost", tokens=8)
+        wait_until(AtRest(gateway.process.pid), what="the gateway to have seen it")
+    finally:
+        os.kill(core, signal.SIGCONT)
     wait_until(lambda: running_in_engine(engine) == 0)
     wait_until(lambda: gateway.chat().status_code == 200)  # the gateway has had its turn
     for rollout in ("hung-up", "never-back"):
