@@ -32,8 +32,9 @@ _BEAT_SECONDS = 30.0
 # A gateway that never answered is starting, for so long; models load behind it.
 _START_SECONDS = 180.0
 _LAST_ACTIVE = "autostop_last_active_time"
-# 1.8 s where the machine has nothing else to do.
-_ARM_SECONDS = 60.0
+# 1.8 s where the machine has nothing else to do. Less than the least that can be armed: nothing is set back
+# meanwhile.
+_ARM_SECONDS = 40.0
 # In the Python that SkyPilot brings to each of its machines.
 ARM_COMMAND = (
     "~/skypilot-runtime/bin/python",
@@ -136,11 +137,11 @@ class Timer:
         trouble = self._answering.trouble()
         unarmed = ""
         if trouble is None:
-            unarmed = self._keep_armed()
-            try:
+            try:  # first: to arm may take long
                 renew(self._database)
             except (OSError, sqlite3.Error) as error:
                 trouble = str(error)
+            unarmed = self._keep_armed()
         said = (
             f"the machine's timer runs: {trouble}" if trouble else f"the machine's timer is set back{unarmed}"
         )

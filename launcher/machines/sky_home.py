@@ -28,7 +28,7 @@ from launcher.machines.accounts import clouds_of, has_account, is_for, no_accoun
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 
-SERVER_SECONDS = 180.0
+SERVER_SECONDS = 90.0
 _SERVER = "launcher.machines.sky_server"
 _END_SECONDS = 3.0
 _HEALTH_SECONDS = 5.0

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 PROGRAM = [sys.executable, "examples/quickstart.py", "--steps", "1000"]
 
 
-def _launch(home: Path, *options: str) -> Launched:
-    launched = Launched(home, ["--port", str(free_port()), "--lease", "20s", *options, "--", *PROGRAM])
-    return launched
+def _launch(home: Path, lease: str = "30m") -> Launched:
+    """A lease longer than any wait here: it must not be what ended what a test sees ended."""
+    return Launched(home, ["--port", str(free_port()), "--lease", lease, "--", *PROGRAM])
 
 
 def _reach_a_step(launched: Launched) -> None:
@@ -74,7 +74,7 @@ def test_kill_9_of_launch_in_mid_step_leaves_nothing(home: Path) -> None:
 
 
 def test_kill_9_of_launch_and_guardian_together_leaves_nothing_once_the_lease_is_over(home: Path) -> None:
-    launched = _launch(home)
+    launched = _launch(home, "20s")
     try:
         _reach_a_step(launched)
         guardians = [

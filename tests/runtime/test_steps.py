@@ -35,7 +35,7 @@ from tests.runtime.recorded import sampled
 from tests.support.waiting import wait_until_async
 
 # Shorter than a queue waits before it tries again by itself (RETRY_SECONDS): what is seen, it did at once.
-SOON_SECONDS = 60.0
+SOON_SECONDS = 25.0
 
 
 class Run:
@@ -122,7 +122,7 @@ def test_a_step_goes_from_samples_to_a_published_version(tmp_path: Path) -> None
             queued = await queue.submit(run.request("k", "a", "b", client_state={"at": 7}))
             assert (queued.id, queued.state, queued.counts.trained) == (1, "queued", 2)
             await run.commit(1)
-            done = await queue.wait(1, 60)
+            done = await queue.wait(1, SOON_SECONDS)
             assert (done.state, done.version, done.metrics) == ("published", 1, {"loss": 0.5})
             assert done.publication == {"version": 1}
             assert done.counts.sampled_tokens == 6
@@ -141,7 +141,7 @@ def test_g18_a_key_is_one_step_however_often_and_to_whomever_it_is_sent(tmp_path
             with pytest.raises(KeyReusedError):
                 await queue.submit(request.model_copy(update={"client_state": {"other": True}}))
             await run.commit(1)
-            first = await queue.wait(1, 60)
+            first = await queue.wait(1, SOON_SECONDS)
         async with Running(run.queue()) as queue:  # another process of the gateway
             again = await queue.submit(request)
             assert again == first
@@ -165,13 +165,13 @@ def test_c40_a_gateway_that_dies_at_any_point_ends_with_the_committed_version_se
                 await wait_until_async(run.batch_folder(1).exists, SOON_SECONDS)
                 if progress == "published":
                     await run.commit(1)
-                    await dying.wait(1, 60)
+                    await dying.wait(1, SOON_SECONDS)
         if progress == "committed":
             await run.commit(1)
         async with Running(run.queue()) as queue:
             if progress in ("queued", "given"):
                 await run.commit(1)
-            done = await queue.wait(1, 60)
+            done = await queue.wait(1, SOON_SECONDS)
             await wait_until_async(lambda: run.published, SOON_SECONDS)
             assert (done.state, done.version) == ("published", 1)
             assert run.published[-1] == 1
@@ -185,7 +185,7 @@ def test_a_sample_is_trained_once(tmp_path: Path) -> None:
         async with Running(run.queue()) as queue:
             await queue.submit(run.request("k1", "a", "b"))
             await run.commit(1)
-            await queue.wait(1, 60)
+            await queue.wait(1, SOON_SECONDS)
         async with Running(run.queue()) as queue:
             again = StepRequest(key="k2", groups=[Group(id="g", members=[Member(rollout="a", reward=1.0)])])
             with pytest.raises(NothingToTrainError, match="1 already trained") as refused:
@@ -215,15 +215,15 @@ def test_c39_staleness_is_judged_where_a_step_is_taken_out(tmp_path: Path) -> No
                 taken_in = await queue.submit(run.request(f"k{number}", *names))
                 assert taken_in.counts.trained == 2  # all sampled by version 0: fresh when taken in
             await run.commit(1)
-            assert (await queue.wait(1, 60)).state == "published"
+            assert (await queue.wait(1, SOON_SECONDS)).state == "published"
             await run.commit(2)
-            assert (await queue.wait(2, 60)).state == "published"
-            third = await queue.wait(3, 60)
+            assert (await queue.wait(2, SOON_SECONDS)).state == "published"
+            third = await queue.wait(3, SOON_SECONDS)
             assert third.state == "failed" and third.counts.dropped == {"stale": 2}
             assert json.loads((run.batch_folder(3) / "failed.json").read_text())["error"] == third.error
             await queue.submit(run.request("k4", "g", "h", version=2))
             await run.commit(4)
-            assert (await queue.wait(4, 60)).version == 4
+            assert (await queue.wait(4, SOON_SECONDS)).version == 4
 
     drive(work, tmp_path)
 
@@ -239,7 +239,7 @@ def test_c45_a_full_queue_refuses_and_loses_nothing(tmp_path: Path) -> None:
         async with Running(queue):
             for number in range(MOST_QUEUED):
                 await run.commit(number + 1)
-            assert (await queue.wait(MOST_QUEUED, 60)).state == "published"
+            assert (await queue.wait(MOST_QUEUED, SOON_SECONDS)).state == "published"
 
     drive(work, tmp_path)
 
@@ -251,12 +251,12 @@ def test_a_step_the_trainer_cannot_do_fails_with_its_words_and_gives_its_samples
             await queue.submit(request)
             await wait_until_async(run.batch_folder(1).exists, SOON_SECONDS)
             (run.batch_folder(1) / "failed.json").write_text('{"error": "out of memory"}')
-            failed = await queue.wait(1, 60)
+            failed = await queue.wait(1, SOON_SECONDS)
             assert (failed.state, failed.version, failed.error) == ("failed", None, "out of memory")
             second = await queue.submit(StepRequest(key="k2", groups=request.groups))
             assert second.counts.trained == 2
             await run.commit(2)
-            assert (await queue.wait(2, 60)).version == 2
+            assert (await queue.wait(2, SOON_SECONDS)).version == 2
 
     drive(work, tmp_path)
 
@@ -267,7 +267,7 @@ def test_a_trainer_that_is_gone_for_good_fails_the_step_and_it_is_never_trained_
             await queue.submit(run.request("k", "a", "b"))
             await wait_until_async(run.batch_folder(1).exists, SOON_SECONDS)
             run.trainer_failure = "the trainer failed: no such model"
-            failed = await queue.wait(1, 60)
+            failed = await queue.wait(1, SOON_SECONDS)
             assert failed.error == "the trainer failed: no such model"
             assert (run.batch_folder(1) / "failed.json").exists()
 
@@ -280,14 +280,14 @@ def test_a_publication_that_fails_is_said_and_the_next_one_mends_it(tmp_path: Pa
             run.refuse = "engine-0: served and trained logprobs differ"
             await queue.submit(run.request("k1", "a", "b"))
             await run.commit(1)
-            failed = await queue.wait(1, 60)
+            failed = await queue.wait(1, SOON_SECONDS)
             assert failed.state == "failed" and failed.version == 1
             assert failed.error is not None and "not published: engine-0" in failed.error
             assert queue.trouble is not None
             run.refuse = None
             await queue.submit(run.request("k2", "c", "d"))
             await run.commit(2)
-            assert (await queue.wait(2, 60)).state == "published"
+            assert (await queue.wait(2, SOON_SECONDS)).state == "published"
             assert queue.trouble is None and run.published == [2]
 
     drive(work, tmp_path)
@@ -299,7 +299,7 @@ def test_a_publication_that_failed_is_tried_again_by_the_next_process(tmp_path: 
             run.refuse = "engine-0: gone"
             await queue.submit(run.request("k1", "a", "b"))
             await run.commit(1)
-            assert (await queue.wait(1, 60)).state == "failed"
+            assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
         run.refuse = None
         async with Running(run.queue()):
             await wait_until_async(lambda: run.published == [1], SOON_SECONDS)
@@ -313,7 +313,7 @@ def test_a_restore_is_a_step_without_samples(tmp_path: Path) -> None:
             for number in (1, 2):
                 await queue.submit(run.request(f"k{number}", f"a{number}", client_state={"at": number}))
                 await run.commit(number)
-                await queue.wait(number, 60)
+                await queue.wait(number, SOON_SECONDS)
             with pytest.raises(UnknownCheckpointError):
                 await queue.restore("step-000009", "back")
             first, again = [await queue.restore("step-000001", "back") for _ in range(2)]
@@ -321,13 +321,13 @@ def test_a_restore_is_a_step_without_samples(tmp_path: Path) -> None:
             with pytest.raises(KeyReusedError):
                 await queue.restore("step-000002", "back")
             await run.commit(3)
-            assert (await queue.wait(3, 60)).version == 3
+            assert (await queue.wait(3, SOON_SECONDS)).version == 3
             batch = read_batch(run.batch_folder(3))
             assert (batch.kind, batch.meta["from"]) == ("restore", "step-000001")
             assert queue.client_state == {"at": 1}  # the program goes back with the weights
             await queue.restore("step-000001", "on", client_state={"at": 3})
             await run.commit(4)
-            await queue.wait(4, 60)
+            await queue.wait(4, SOON_SECONDS)
             assert queue.client_state == {"at": 3}  # unless it says where it is
 
     drive(work, tmp_path)
@@ -360,7 +360,7 @@ def test_c40_a_queue_that_is_lost_is_made_again_from_batches_and_checkpoints(
                     (run.batch_folder(2) / "failed.json").write_text('{"error": "out of memory"}')
                 else:
                     await run.commit(number)
-                await queue.wait(number, 60)
+                await queue.wait(number, SOON_SECONDS)
             await queue.submit(run.request("k4", "a4", "b4"))
             await wait_until_async(run.batch_folder(4).exists, SOON_SECONDS)
             before = queue.list()[:3]
@@ -376,9 +376,9 @@ def test_c40_a_queue_that_is_lost_is_made_again_from_batches_and_checkpoints(
             ).unlink()
         async with Running(run.queue(max_lag=9)) as queue:
             await run.commit(4)
-            assert (await queue.wait(4, 60)).state == "published"
+            assert (await queue.wait(4, SOON_SECONDS)).state == "published"
             for old in before:
-                again = (await queue.wait(old.id, 60)).model_dump(exclude={"publication", "counts"})
+                again = (await queue.wait(old.id, SOON_SECONDS)).model_dump(exclude={"publication", "counts"})
                 assert again == old.model_dump(exclude={"publication", "counts"})
             assert (await queue.submit(requests[0])).id == 1, "its key is known"
             with pytest.raises(KeyReusedError):
@@ -397,11 +397,11 @@ def test_a_checkpoint_brought_from_elsewhere_is_a_step_whose_key_is_known(tmp_pa
             request = run.request("k1", "a", "b", client_state={"at": 1})
             await queue.submit(request)
             await run.commit(1)
-            done = await queue.wait(1, 60)
+            done = await queue.wait(1, SOON_SECONDS)
         elsewhere = Run(run.folder / "elsewhere")
         shutil.copytree(run.folder / "checkpoints", elsewhere.folder / "checkpoints")
         async with Running(elsewhere.queue()) as queue:
-            again = await queue.wait((await queue.submit(request)).id, 60)
+            again = await queue.wait((await queue.submit(request)).id, SOON_SECONDS)
             assert again == done and elsewhere.published == [1]
             assert queue.client_state == {"at": 1}
 
@@ -469,7 +469,7 @@ def test_a_disk_that_is_full_makes_steps_wait_and_loses_none(
                     await queue.submit(request)
                 elif instant == "gateway.ending":
                     await run.commit(1)
-                    assert (await queue.wait(1, 60)).state == "published"
+                    assert (await queue.wait(1, SOON_SECONDS)).state == "published"
             assert queue.queued == 0 and run.published == [1]
 
     drive(work, tmp_path)

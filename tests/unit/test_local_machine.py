@@ -124,7 +124,7 @@ def test_down_in_another_process_ends_all_and_may_be_repeated(
     machine.arm()
     environ = {**os.environ, RUN_VARIABLE: machine.describe()["run_id"]}
     for _ in range(2):
-        subprocess.Popen(["sleep", "60"], env=environ, start_new_session=True)
+        subprocess.Popen(["sleep", "600"], env=environ, start_new_session=True)
     assert not machine.proof().verified and "still run" in machine.proof().detail
 
     command = [sys.executable, PROGRAMS / "unit" / "take_down_twice.py", store.path(store.list()[0].id)]
@@ -159,7 +159,7 @@ def test_a_runtime_that_ended_by_itself_says_why(
     machine: LocalMachine, written: str | None, said: str
 ) -> None:
     machine.arm()
-    keeper = subprocess.Popen(["sleep", "60"])
+    keeper = subprocess.Popen(["sleep", "600"])
     named = processes.ProcessId.of(keeper.pid)
     assert named is not None and machine.ended() is None
     described = machine.describe() | {"keeper": {"pid": named.pid, "started": named.started}}
@@ -174,7 +174,7 @@ def test_a_runtime_that_ended_by_itself_says_why(
 
 def test_a_keeper_whose_pid_is_someone_elses_now_is_left_alone(machine: LocalMachine) -> None:
     machine.arm()
-    stranger = subprocess.Popen(["sleep", "60"])
+    stranger = subprocess.Popen(["sleep", "600"])
     described = machine.describe() | {"keeper": {"pid": stranger.pid, "started": "long ago"}}
     other = LocalMachine.described(described)
     other.down()

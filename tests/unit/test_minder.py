@@ -110,7 +110,7 @@ def test_what_the_command_leaves_in_the_background_ends_with_it(
     start: Callable[..., minder.Command], run_id: str
 ) -> None:
     # Twice removed and in a session of its own, as a daemon makes itself.
-    assert start("sh", "-c", "setsid sh -c 'sleep 60 & sleep 60' & exit 3").wait(30) == 3
+    assert start("sh", "-c", "setsid sh -c 'sleep 600 & sleep 600' & exit 3").wait(30) == 3
     assert not _left(run_id)
 
 
@@ -163,7 +163,7 @@ def test_when_the_minder_is_killed_the_command_and_all_below_are_gone(
 
 def test_when_the_launcher_is_killed_the_minder_ends_the_command(tmp_path: Path, run_id: str) -> None:
     process = subprocess.Popen(
-        _program("launch_under_minder.py", "sh", "-c", "touch ready; setsid sleep 60 & sleep 60"),
+        _program("launch_under_minder.py", "sh", "-c", "touch ready; setsid sleep 600 & sleep 600"),
         cwd=tmp_path,
         env={**os.environ, minder.COMMAND_VARIABLE: run_id},
     )

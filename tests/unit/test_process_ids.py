@@ -34,7 +34,7 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def test_a_reused_pid_is_another_process(started: list[subprocess.Popen[bytes]]) -> None:
-    started.append(subprocess.Popen(["sleep", "60"]))
+    started.append(subprocess.Popen(["sleep", "600"]))
     other = ProcessId(started[0].pid, "an earlier one")
 
     assert not other.alive() and processes.tree({other}) == set()

@@ -123,7 +123,7 @@ def test_what_nobody_looks_after_is_ended_first(store: RecordStore) -> None:
     machine = LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
     machine.arm()
     commit(store.folder(record.id) / "machine", 1)
-    straggler = subprocess.Popen(["sleep", "60"], env={**os.environ, "SLIPWAY_RUN_ID": record.id})
+    straggler = subprocess.Popen(["sleep", "600"], env={**os.environ, "SLIPWAY_RUN_ID": record.id})
     store.update(record.id, state="work", machine=machine.describe())
     assert find(store).record.state == "verified"
     assert straggler.wait(timeout=120) != 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -70,6 +72,8 @@ def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
     _another_takes_the_first_port(home, tmp_path, stand_in, monkeypatch)
     assert sky.call("down", 300.0, cluster="slip-0123abcd") == {"known": False}
 
+    assert _asked_of_the_server(home) == {"sky.down"}, "none of its standing jobs"
+
     frozen = home.processes() - {_sky_process(sky)}
     for process in frozen:
         process.send(signal.SIGSTOP)
@@ -120,6 +124,13 @@ def _another_takes_the_first_port(
     monkeypatch.undo()
     assert home.port() != taken and home.healthy()
     assert process.poll() is None
+
+
+def _asked_of_the_server(home: SkyHome) -> set[str]:
+    """By name; its own standing jobs are requests like any other."""
+    (database,) = home.folder.glob(".sky/api_server/requests.db")
+    with contextlib.closing(sqlite3.connect(database)) as books:
+        return {name for (name,) in books.execute("SELECT name FROM requests")}
 
 
 def _sky_process(sky: SkyProcess) -> ProcessId:

@@ -45,8 +45,8 @@ def main(home: Path, end: str) -> None:
     kept = ProcessId.of(subprocess.Popen(keeper(home, end), env=environ, start_new_session=True).pid)
     assert kept is not None
     store.update(run_id, machine=machine.describe() | {"keeper": dataclasses.asdict(kept)})
-    subprocess.Popen(["sleep", "99"], env=environ, start_new_session=True)
-    program = minder.start(["sleep", "99"], environ)
+    subprocess.Popen(["sleep", "999"], env=environ, start_new_session=True)
+    program = minder.start(["sleep", "999"], environ)
     store.update(run_id, minder=program.process)
     print(json.dumps({"run_id": run_id, "guardian": watch.process.pid}), flush=True)
     sys.stdin.readline()
@@ -61,7 +61,7 @@ def main(home: Path, end: str) -> None:
         sys.exit(0)
     else:
         os.kill(os.getpid(), getattr(signal, f"SIG{end}"))
-        time.sleep(99)
+        time.sleep(999)
 
 
 if __name__ == "__main__":
