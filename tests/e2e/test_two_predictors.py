@@ -15,8 +15,8 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.slow
 
 PREDICTORS = {"there", "back"}
-# What is sampled differs from run to run, and what is learned with it: 20 steps gave +0.07 to +0.22 in nine runs.
-# With no training of its own group it is 0, or the other's loss.
+# What is sampled differs from run to run, and what is learned with it: 20 steps gave +0.07 to +0.22 in nine
+# runs. With no training of its own group it is 0, or the other's loss.
 RISE = 0.05
 # Greedy answers of `back` are at their ceiling from the start (0.83), and the two share one adapter: seen
 # between +0.02 and -0.04. Rewarded for the other's task it loses more than half.
