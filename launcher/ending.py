@@ -143,6 +143,8 @@ class Ending:
 
     def _keep(self, machine: Machine, turn: Turn) -> None:
         """Keep a machine whose disk would go with it, as long as that is agreed to."""
+        if self._parts.homeward is None:  # it was never ready: nobody ever asked it for anything
+            return
         given_up = self._given_up()
         seconds = rented.keep_seconds(machine, self._ended.limits, self._ended.lease_seconds)
         if seconds <= 0 or given_up():
@@ -254,7 +256,7 @@ class Ending:
             "ended": time.time(),
             "ended_by": "launch",
             "proof": proof.to_dict(),
-            "unpulled": None if self._unpulled is None else self._unpulled.why or self._unpulled.message,
+            "unpulled": self._why_unpulled(),
         }
 
     def _say(self, failure: BaseException | None, proof: Proof, code: int) -> None:
@@ -268,7 +270,7 @@ class Ending:
             run_id=self._run_id,
             name=self._ended.record.name,
             seconds=now - limits.begun_at,
-            cost=limits.cost(now) if self._was_rented() else 0.0,
+            cost=limits.cost(now) if self._try("asking its price", self._was_rented) else 0.0,
             status=pulse.now().status if pulse is not None else None,
             results=self._pulled.into if self._pulled is not None else None,
             proof=proof,
@@ -277,7 +279,7 @@ class Ending:
             program_exit_code=program_code_of(failure, self._ended.command),
             standing=self._try("asking how far it got", self._standing) or Standing(),
             cost_before=lives.cost(self._ended.record.earlier_lives, time.time()),
-            unpulled=None if self._unpulled is None else self._unpulled.why,
+            unpulled=self._why_unpulled(),
             troubles=tuple(self._troubles),
         )
 
@@ -323,8 +325,11 @@ class Ending:
         self._timings.add(machine.kind, name, time.monotonic() - begun)
 
     def _enter(self, state: str) -> None:
-        unpulled = None if self._unpulled is None else self._unpulled.why or self._unpulled.message
-        self._store.update(self._run_id, state=state, unpulled=unpulled)
+        self._store.update(self._run_id, state=state, unpulled=self._why_unpulled())
+
+    def _why_unpulled(self) -> str | None:
+        """Why the newest results are not at home, in one line."""
+        return None if self._unpulled is None else self._unpulled.why or self._unpulled.message
 
     def _not_pulled(self, error: Exception) -> NotPulled:
         """The failure of a pull that raised this."""

@@ -1,6 +1,6 @@
 """The verbs that end what was started: down and gc.
 
-Neighbours: `commands.py` calls these, `safety/take_down.py` ends a run, `safety/reap.py` and `rented.py` there
+Neighbours: `commands.py` calls these, `safety/take_down.py` ends a run, `reap.py` and `rented.py` beside it
 find what is left of others, `output.py` prints.
 Imports no HTTP library and no pydantic.
 """
@@ -102,8 +102,10 @@ def _let_end(
     One that does not begin its end in time is left alone. Raises NotPulled while it keeps the machine for
     results that cannot be brought home.
     """
-    output.note(f"telling launch (pid {launch.pid}) to end {name}")
-    launch.send(signal.SIGTERM)
+    at_it = teardown_lock.holder(store.folder(record.id))
+    if at_it is None or at_it.process != launch:
+        output.note(f"telling launch (pid {launch.pid}) to end {name}")
+        launch.send(signal.SIGTERM)
     launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
     told_at = said_at = time.monotonic()
     keeping_since: float | None = None
@@ -124,8 +126,8 @@ def _let_end(
 def _kept_by_launch(record: RunRecord, launch: ProcessId, name: str) -> NotPulled:
     return NotPulled(
         f"{name} is kept: its newest results could not be brought home",
-        f"{record.unpulled or 'the copy fails'}\nlaunch (pid {launch.pid}) goes on trying for as long as the "
-        "lease, the deadline and the budget allow, then ends it without them",
+        f"{record.unpulled or 'the copy fails'}; launch (pid {launch.pid}) goes on trying while lease, deadline "
+        "and budget allow, then ends it without them",
         f"launch down {name} --give-up-results   (ends it now, without them)",
     )
 

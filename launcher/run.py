@@ -156,9 +156,9 @@ class Run:
         """The runtime runs and is ready: its token and its socket here."""
         token = secrets.token_urlsafe(32)
         log.REDACTOR.hide([token])
-        self._parts.served = True
         self._signals.consequence = f"bringing the logs home, taking everything down{AGAIN}"
         with self._phase("serve") as progress:
+            self._parts.served = True
             socket = machine.serve(self._runtime_config(machine), token, progress)
         passing("cli.served")
         return token, socket

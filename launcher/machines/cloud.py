@@ -26,6 +26,7 @@ from launcher import checkpoints, durable, sync
 from launcher.durable import Standing
 from launcher.errors import LaunchError, NotPulled, PreflightError
 from launcher.failpoints import passing
+from launcher.log import LOGGER
 from launcher.machines import model_upload, scripts, sky_cache, ssh_config, strays
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
@@ -363,11 +364,13 @@ class CloudMachine:
 
     def down(self) -> None:
         """See base.py. Also ends a launch that is under way, whoever began it."""
-        if self._link is not None:
-            self._link.close()
-        shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
-        if self._asked:
-            self._teardown.down(self._standing)
+        try:
+            if self._link is not None:
+                self._link.close()
+            shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
+        finally:
+            if self._asked:
+                self._teardown.down(self._standing)
 
     def proof(self) -> Proof:
         """See base.py: `teardown.py` asks the provider."""
@@ -376,7 +379,10 @@ class CloudMachine:
             return Proof(True, "nothing had been asked of a provider")
         proof = self._teardown.proof(self._standing)
         if proof.verified:
-            ssh_config.forget(self._folder)
+            try:
+                ssh_config.forget(self._folder)
+            except OSError as error:  # a proof is one, whatever cannot be tidied up here
+                LOGGER.warning("plain ssh still has its name: %s", error)
         return proof
 
     def _learned(self, standing: dict[str, Any]) -> None:

@@ -273,7 +273,7 @@ class Teardown:
         """Who is asked in this process knows it now; another one knows it when it can be written."""
         try:
             self._learned(found)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - a full disk, or a record that is broken
             LOGGER.warning("%s: its record cannot be written: %s", self._run_id, _described(error))
 
 

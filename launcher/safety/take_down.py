@@ -22,7 +22,6 @@ from launcher.safety import lives, processes, teardown_lock
 from launcher.safety.lease import Limits
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RecordStore, RunRecord
-from launcher.safety.teardown_lock import Turn
 from launcher.units import format_money
 
 # Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
@@ -82,7 +81,8 @@ def take_down(
         unpulled = _bring_home(store, record, note, give_up)
         turn.doing("down")
         proof = recorded.end(from_record(record), note)
-        return _write_down(store, record, ended_by, proof, unpulled, turn)
+        turn.doing("writing it down")
+        return _write_down(store, record, ended_by, proof, unpulled, note)
 
 
 def limit_reached(record: RunRecord, now: float) -> str | None:
@@ -119,22 +119,29 @@ def _bring_home(store: RecordStore, record: RunRecord, note: Note, give_up: bool
 def _kept(record: RunRecord, why: str) -> NotPulled:
     label, price = record.name or record.id, record.life.price_per_hour
     so_far = lives.cost([record.life], time.time())
-    cost = f" at {format_money(price)}/h, {format_money(so_far)} so far," if price else ""
+    cost = f" at {format_money(price)}/h, {format_money(so_far)} so far" if price else ""
     return NotPulled(
         f"{label} is kept: its newest results could not be brought home",
-        f"{why}\nits machine runs on,{cost} until its own lease is over",
+        f"{why}; its machine runs on{cost}, until its own lease is over",
         f"launch down {label} --give-up-results   (ends it without them)",
     )
 
 
 def _write_down(
-    store: RecordStore, record: RunRecord, ended_by: str, proof: Proof, unpulled: str | None, turn: Turn
+    store: RecordStore,
+    record: RunRecord,
+    ended_by: str,
+    proof: Proof,
+    unpulled: str | None,
+    note: Note,
 ) -> RunRecord:
-    turn.doing("writing it down")
     label = record.name or record.id
     unwritten: OSError | None = None
     try:
         drop_token(store.folder(record.id))
+    except OSError as error:
+        note(f"{label}: its token is still in its folder: {error}")
+    try:
         record = store.update(
             record.id,
             state="verified" if proof.verified else "unverified",
