@@ -126,8 +126,8 @@ def _let_end(
 def _kept_by_launch(record: RunRecord, launch: ProcessId, name: str) -> NotPulled:
     return NotPulled(
         f"{name} is kept: its newest results could not be brought home",
-        f"{record.unpulled or 'the copy fails'}; launch (pid {launch.pid}) goes on trying while lease, deadline "
-        "and budget allow, then ends it without them",
+        f"{record.unpulled or 'the copy fails'}; launch (pid {launch.pid}) goes on trying while lease, "
+        "deadline and budget allow, then ends it without them",
         f"launch down {name} --give-up-results   (ends it now, without them)",
     )
 

@@ -1,7 +1,7 @@
 """A rented machine as a folder, found again by a run's record: what another process than `launch` ends.
 
-`FOLDER/calls` has a line for each call; while `FOLDER/pull-fails` exists, nothing can be copied from it; while
-`pull-hangs` does, a copy is not done. Its disk goes with it. `register` makes its kind one of a record's.
+`FOLDER/calls` has a line for each call. While `FOLDER/pull-fails` exists no copy succeeds, while `pull-hangs`
+does none ends. Its disk goes with it. `register` makes its kind one of a record's.
 """
 
 from __future__ import annotations
