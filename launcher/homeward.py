@@ -6,6 +6,7 @@ copying. It takes nothing from the training: it reads files the trainer has fini
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -72,8 +73,9 @@ class Homeward:
     def _trouble(self, reason: str) -> None:
         if self._standing.trouble != reason:
             LOGGER.warning("not durable: %s", reason)
-        committed = self._machine.committed()
-        self._standing = replace(self._standing, committed=committed, trouble=reason)
+        self._standing = replace(self._standing, trouble=reason)
+        with contextlib.suppress(Exception):  # a machine that says nothing at all: what was known stays
+            self._standing = replace(self._standing, committed=self._machine.committed())
 
 
 def pull_patiently(
