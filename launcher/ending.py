@@ -20,6 +20,7 @@ from launcher.durable import Standing
 from launcher.endpoint import RESULTS, drop_token
 from launcher.errors import LaunchError, NotPulled, TeardownUnverified
 from launcher.failpoints import passing
+from launcher.log import LOGGER
 from launcher.machines import recorded
 from launcher.machines.base import Machine, Proof, PullReport
 from launcher.output import Output
@@ -105,10 +106,10 @@ class Ending:
         if machine is None:
             return self._finish(failure, Proof(True, "nothing had been started"))
         if isinstance(failure, LaunchError):
-            self._output.warn(f"{failure.message}; ending the run")
+            self._warn(f"{failure.message}; ending the run")
         self._signals.consequence = f"already ending: results home, everything down{AGAIN}"
         with contextlib.ExitStack() as stack:
-            alone = teardown_lock.alone(self._folder, "launch", self._output.warn, insist=True)
+            alone = teardown_lock.alone(self._folder, "launch", self._warn, insist=True)
             turn = self._try("waiting for its turn", lambda: stack.enter_context(alone))
             turn = turn or Turn(None, "launch")
             if (proof := self._proven_by_another()) is None:
@@ -134,12 +135,15 @@ class Ending:
         try:
             with self._shown(machine, "pull"):
                 self._pulled = machine.pull(self._results)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
-            self._unpulled = self._not_pulled(error)
-            self._output.warn(f"{self._unpulled.message}: {self._unpulled.why}")
-            self._keep(machine, turn)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
+            if self._pulled is not None:  # they are at home, it could not be shown
+                self._trouble(f"showing pull failed: {recorded.described(error)}")
+            else:
+                self._unpulled = self._not_pulled(error)
+                self._warn(f"{self._unpulled.message}: {self._unpulled.why}")
+                self._keep(machine, turn)
         for skipped in self._pulled.skipped if self._pulled is not None else ():
-            self._output.warn(f"not brought home: {skipped}")
+            self._warn(f"not brought home: {skipped}")
 
     def _keep(self, machine: Machine, turn: Turn) -> None:
         """Keep a machine whose disk would go with it, as long as that is agreed to."""
@@ -150,7 +154,7 @@ class Ending:
         if seconds <= 0 or given_up():
             return
         turn.doing(teardown_lock.KEEPING)
-        keep = (self._output, machine, self._results, seconds, self._ended.label, given_up)
+        keep = (self._warn, machine, self._results, seconds, self._ended.label, given_up)
         self._pulled = self._try("keeping the machine", lambda: rented.pull_later(*keep))
         if self._pulled is not None:
             self._unpulled = None
@@ -203,7 +207,7 @@ class Ending:
             return Proof(True, "another launch has taken it up since")
         if now.live or now.proof is None:
             return None
-        self._output.warn(f"{now.ended_by} has ended it already")
+        self._warn(f"{now.ended_by} has ended it already")
         if now.unpulled is not None:
             self._unpulled = NotPulled("the newest results are not at home", now.unpulled, None)
         return Proof(bool(now.proof["verified"]), str(now.proof["detail"]))
@@ -304,13 +308,18 @@ class Ending:
         try:
             return act()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
-            self._output.traceback(show=False)
+            LOGGER.debug("traceback", exc_info=True)
             self._trouble(f"{what} failed: {recorded.described(error)}")
             return None
 
     def _trouble(self, line: str) -> None:
         self._troubles.append(line)
-        self._output.warn(line)
+        self._warn(line)
+
+    def _warn(self, line: str) -> None:
+        """A screen that is gone, or a stream that was closed, must not stop a teardown."""
+        with contextlib.suppress(Exception):
+            self._output.warn(line)
 
     @contextlib.contextmanager
     def _shown(self, machine: Machine, name: str) -> Iterator[None]:
@@ -335,6 +344,6 @@ class Ending:
         """The failure of a pull that raised this."""
         if isinstance(error, NotPulled):
             return error
-        self._output.traceback(show=False)
+        LOGGER.debug("traceback", exc_info=True)
         hint = f"launch pull {self._ended.label}"
         return NotPulled("the results could not be brought home", recorded.described(error), hint)

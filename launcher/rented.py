@@ -13,7 +13,7 @@ from launcher import consent
 from launcher.errors import PreflightError
 from launcher.homeward import pull_patiently
 from launcher.machines import ssh_config
-from launcher.machines.base import Machine, PullReport
+from launcher.machines.base import Machine, Progress, PullReport
 from launcher.output import Output
 from launcher.plan import Plan, Rented
 from launcher.safety import clock
@@ -69,12 +69,12 @@ def keep_seconds(machine: Machine, limits: Limits, lease_seconds: float) -> floa
 
 
 def pull_later(
-    output: Output, machine: Machine, results: Path, seconds: float, label: str, given_up: Callable[[], bool]
+    warn: Progress, machine: Machine, results: Path, seconds: float, label: str, given_up: Callable[[], bool]
 ) -> PullReport | None:
     """Keep the machine for so long at most and try again and again. None when the results did not come, or
     nobody wants to wait for them."""
     price = f"{format_money(machine.price_per_hour)}/h" if machine.price_per_hour else "no price"
-    output.warn(
+    warn(
         f"the machine is kept for {format_duration(seconds)} at most while its results are not home, "
         f"{price}; Ctrl-C here or launch down {label} --give-up-results gives them up"
     )

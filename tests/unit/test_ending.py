@@ -268,6 +268,18 @@ def test_g27_a_screen_that_cannot_be_drawn_on_skips_neither_pull_nor_down(
     ended_well(lived, with_results=True)
 
 
+def test_g27_streams_that_are_closed_skip_neither_pull_nor_down(
+    live: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*words: object) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    lived = live(acts={"pull": lambda: monkeypatch.setattr(Output, "_print", refuse)}, price=PRICE)
+    assert lived.machine.calls[-3:] == ["pull", "down", "proof"]
+    assert lived.code == 0 and lived.record.state == "verified"
+    assert lived.record.troubles
+
+
 # ----------------------------------------------------------------- results are kept until they are given up
 
 

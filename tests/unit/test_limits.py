@@ -54,7 +54,7 @@ def test_g22_whoever_gives_the_results_up_does_not_wait(tmp_path: Path) -> None:
 
 
 def _ahead(*under: str) -> float | None:
-    """How far the clock of costs is ahead of the one that stands still in sleep; None where that cannot be."""
+    """How far the clock of costs is ahead of the one that stands still in sleep; None without one."""
     done = subprocess.run(
         [*under, sys.executable, PROGRAMS / "unit" / "tell_clocks.py"],
         capture_output=True,
