@@ -6,6 +6,7 @@ Neighbours: `output.py` logs what it shows, `cli.py` logs tracebacks. Knows noth
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -57,6 +58,11 @@ class _Appending(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """The line is lost, the run goes on."""
+
+    def close(self) -> None:
+        """What is still in its buffer is lost as well."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 REDACTOR = Redactor()

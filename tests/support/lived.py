@@ -48,6 +48,7 @@ class Lives:
         self.folder = folder
         self.home = Home(folder / "home", folder / "config", folder / "cache")
         self.store = RecordStore(self.home)
+        self._run: Run | None = None
 
     def __call__(
         self,
@@ -68,8 +69,16 @@ class Lives:
         output = Output(as_json=True, stdout=stdout, stderr=stderr, environ={})
         plan = replace(make_plan(settings), price_per_hour=price, **(planned or {}))
         request = Request(settings, plan, "/nowhere", command)
-        code = Run(request, self.home, output, lambda record, store, home: machine).execute()
+        self._run = Run(request, self.home, output, lambda record, store, home: machine)
+        code = self._run.execute()
         close_log()
         (record,) = self.store.list()
         objects = [json.loads(line) for line in stdout.getvalue().splitlines()]
         return Lived(code, machine, record, self.store.folder(record.id), stderr.getvalue(), objects)
+
+    def die(self) -> None:
+        """What the guardian of the last run sees when its launch, which has not let it go, is gone."""
+        assert self._run is not None and self._run._parts.guardian is not None
+        stdin = self._run._parts.guardian._popen.stdin
+        assert stdin is not None
+        stdin.close()

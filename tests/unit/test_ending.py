@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import json
 import os
 import signal
@@ -204,7 +203,7 @@ def test_g27_a_record_that_cannot_be_written_any_more_is_finished_by_the_guardia
     assert lived.machine.calls[-2:] == ["down", "proof"]
     assert lived.record.live, "nobody says that it is down while nobody could write so"
     mend()
-    gc.collect()  # launch's end of the guardian's pipe
+    live.die()
     wait_until(lambda: not live.store.load(lived.record.id).live, what="the guardian has written it")
     assert live.store.load(lived.record.id).ended_by == "guardian"
 
@@ -224,7 +223,7 @@ def test_g27_a_full_disk_under_the_record_stops_no_end(live: Lives, phase: str) 
     assert lived.machine.calls[-2:] == ["down", "proof"]
     assert ("pull" in lived.machine.calls) == (phase in ("serve", "pull", "down"))
     (lived.folder / ".record.json.tmp").unlink()
-    gc.collect()
+    live.die()
     wait_until(lambda: not live.store.load(lived.record.id).live, what="the guardian has written it")
 
 

@@ -6,7 +6,6 @@ Says as JSON how it was.
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import tempfile
@@ -40,7 +39,7 @@ def main(small: Path) -> None:
         "stderr": lived.stderr,
     }
     filling.unlink()
-    gc.collect()  # launch's end of the guardian's pipe
+    live.die()
     wait_until(lambda: not live.store.load(lived.record.id).live, what="the guardian has written it")
     record = live.store.load(lived.record.id)
     print(json.dumps(said | {"state": record.state, "ended_by": record.ended_by}), flush=True)
