@@ -20,9 +20,9 @@ from launcher.errors import NotPulled, TeardownUnverified
 from launcher.home import Home
 from launcher.machines import recorded
 from launcher.machines.local import LocalMachine
-from launcher.safety import guardian, reap, take_down, teardown_lock
+from launcher.safety import guardian, processes, reap, take_down, teardown_lock
 from launcher.safety.processes import ProcessId
-from launcher.safety.records import RecordStore, RunRecord
+from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
 from tests.support import recorded_machine
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.typed import Typed
@@ -316,8 +316,11 @@ def test_g01_a_guardian_whose_package_was_replaced_in_mid_run_still_ends_everyth
     launcher.stdin.close()
     launcher.wait(timeout=120)
     log = store.folder(said["run_id"]) / guardian.LOG
-    wait_until(lambda: not store.load(said["run_id"]).live, what=lambda: log.read_text())
-    assert store.load(said["run_id"]).ended_by == "guardian"
+    try:
+        wait_until(lambda: not store.load(said["run_id"]).live, what=log.read_text)
+        assert store.load(said["run_id"]).ended_by == "guardian"
+    finally:
+        processes.end(lambda: processes.carrying(RUN_VARIABLE, said["run_id"]), 0)
 
 
 def _idle(process: ProcessId) -> bool:
