@@ -114,7 +114,8 @@ class Ending:
             turn = turn or Turn(None, "launch")
             if (proof := self._proven_by_another()) is None:
                 self._bring_home(machine, turn)
-                self._try("passing", lambda: passing("cli.pulled"))
+                # Not caught: it stands for a launch that breaks off here and leaves the rest to its guardian.
+                passing("cli.pulled")
                 turn.doing("down")
                 proof = self._down(machine)
             self._close_doors()
@@ -223,7 +224,7 @@ class Ending:
             )
         if failure is None and self._signals.received is not None:
             failure = Interrupted(self._signals.received)
-        self._try("passing", lambda: passing("cli.downed"))
+        passing("cli.downed")  # not caught, as above
         unwritten = self._write_down(failure, proof)
         failure = failure or unwritten
         if self._parts.guardian is not None and proof.verified and unwritten is None:
