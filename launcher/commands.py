@@ -251,11 +251,20 @@ def pull(context: typer.Context, name: Name, as_json: Json = False, debug: Debug
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def down(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
+def down(
+    context: typer.Context,
+    name: Name,
+    give_up: Annotated[
+        bool,
+        typer.Option("--give-up-results", help="End a rented machine even if its results do not come home."),
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
     """End a run: pull its results, take everything down, check that nothing is left."""
-    from launcher import verbs
+    from launcher import ending_verbs
 
-    return verbs.down(context.obj.output, name)
+    return ending_verbs.down(context.obj.output, name, give_up)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
@@ -279,14 +288,22 @@ def gc(
             help="Ask this cloud for machines too, as when the ledger is lost; those runs were on are asked.",
         ),
     ] = None,
+    given_up: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--give-up-results",
+            metavar="NAME",
+            help="End this run's rented machine even if its results do not come home. Repeat it for more.",
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
     """Find what is left of earlier runs, rented machines too, and remove it, once you agree."""
-    from launcher import verbs
+    from launcher import ending_verbs
 
     agreed = yes or bool(context.obj.flags.get("yes"))
-    return verbs.gc(context.obj.output, older_than, unpulled, agreed, infra or [])
+    return ending_verbs.gc(context.obj.output, older_than, unpulled, agreed, infra or [], given_up or [])
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)

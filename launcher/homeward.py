@@ -6,6 +6,7 @@ copying. It takes nothing from the training: it reads files the trainer has fini
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.durable import Standing
-from launcher.errors import LaunchError, NotPulled
+from launcher.errors import LaunchError
 from launcher.log import LOGGER
 from launcher.machines.base import Machine, PullReport
+from launcher.safety import clock
 
 # A look is a few small files; a step takes longer than this.
 _LOOK_EVERY_SECONDS = 0.05
@@ -71,23 +73,24 @@ class Homeward:
     def _trouble(self, reason: str) -> None:
         if self._standing.trouble != reason:
             LOGGER.warning("not durable: %s", reason)
-        committed = self._machine.committed()
-        self._standing = replace(self._standing, committed=committed, trouble=reason)
+        self._standing = replace(self._standing, trouble=reason)
+        with contextlib.suppress(Exception):  # a machine that says nothing at all: what was known stays
+            self._standing = replace(self._standing, committed=self._machine.committed())
 
 
 def pull_patiently(
     machine: Machine, results: Path, seconds: float, given_up: Callable[[], bool]
 ) -> PullReport | None:
-    """Pull again and again, for so long at most; None when it was in vain."""
-    bound = time.monotonic() + seconds
-    while time.monotonic() < bound:
-        again = time.monotonic() + _AGAIN_SECONDS
-        while time.monotonic() < min(again, bound):
+    """Pull again and again, for so long at most, asleep or awake; None when it was in vain."""
+    bound = clock.boot_seconds() + seconds
+    while clock.boot_seconds() < bound:
+        again = clock.boot_seconds() + _AGAIN_SECONDS
+        while clock.boot_seconds() < min(again, bound):
             if given_up():
                 return None
             time.sleep(_LOOK_EVERY_SECONDS)
         try:
             return machine.pull(results)
-        except NotPulled as error:
-            LOGGER.warning("not pulled: %s (%s)", error.message, error.why)
+        except Exception as error:  # noqa: BLE001 - a full disk here is mended like a lost network
+            LOGGER.warning("not pulled: %s", error.why if isinstance(error, LaunchError) else repr(error))
     return None

@@ -6,6 +6,7 @@ Neighbours: `output.py` logs what it shows, `cli.py` logs tracebacks. Knows noth
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -52,6 +53,18 @@ def _spellings(secret: str) -> set[str]:
     return found
 
 
+class _Appending(logging.FileHandler):
+    """A file that may be on a full disk: a line lost there is not worth a traceback in the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """The line is lost, the run goes on."""
+
+    def close(self) -> None:
+        """What is still in its buffer is lost as well."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 REDACTOR = Redactor()
 
 
@@ -59,7 +72,7 @@ def open_log(path: Path) -> None:
     """Append what `LOGGER` gets to this file (0600) from now on, and to no other."""
     close_log()
     path.touch(mode=0o600)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _Appending(path, encoding="utf-8")
     handler.setFormatter(REDACTOR)
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.DEBUG)

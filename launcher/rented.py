@@ -5,8 +5,7 @@ Neighbours: `run.py` calls these at their moments, `homeward.py` does the pullin
 
 from __future__ import annotations
 
-import signal
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from launcher import consent
 from launcher.errors import PreflightError
 from launcher.homeward import pull_patiently
 from launcher.machines import ssh_config
-from launcher.machines.base import Machine, PullReport
+from launcher.machines.base import Machine, Progress, PullReport
 from launcher.output import Output
 from launcher.plan import Plan, Rented
+from launcher.safety import clock
 from launcher.safety.lease import Limits
-from launcher.signals import Signals
 from launcher.units import format_duration, format_money
 
 _SSH_LINE = "ssh_include"
@@ -61,21 +60,25 @@ def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Pat
     return price
 
 
-def pull_later(
-    output: Output, machine: Machine, results: Path, limits: Limits, lease_seconds: float, signals: Signals
-) -> PullReport | None:
-    """A machine that costs something is kept while its results are not home; never past lease, deadline or
-    budget. None when they did not come, or nobody wants to wait."""
-    received, left = signals.received, limits.left(time.monotonic())
+def keep_seconds(machine: Machine, limits: Limits, lease_seconds: float) -> float:
+    """How long a machine is kept while its results are not home: for the lease, never past deadline or
+    budget, and not at all where its disk stays."""
+    left = limits.left(clock.boot_seconds())
     seconds = lease_seconds if left is None else min(lease_seconds, left)
-    told_to_end = received == signal.SIGTERM  # `launch down`, above all
-    if not machine.price_per_hour or seconds <= 0 or told_to_end:
-        return None
-    output.warn(
+    return max(0.0, seconds) if machine.ephemeral else 0.0
+
+
+def pull_later(
+    warn: Progress, machine: Machine, results: Path, seconds: float, label: str, given_up: Callable[[], bool]
+) -> PullReport | None:
+    """Keep the machine for so long at most and try again and again. None when the results did not come, or
+    nobody wants to wait for them."""
+    price = f"{format_money(machine.price_per_hour)}/h" if machine.price_per_hour else "no price"
+    warn(
         f"the machine is kept for {format_duration(seconds)} at most while its results are not home, "
-        f"{format_money(machine.price_per_hour)}/h; Ctrl-C gives them up"
+        f"{price}; Ctrl-C here or launch down {label} --give-up-results gives them up"
     )
-    return pull_patiently(machine, results, seconds, lambda: signals.received != received)
+    return pull_patiently(machine, results, seconds, given_up)
 
 
 def patience_seconds(plan: Plan, here: float) -> float:

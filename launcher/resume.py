@@ -15,7 +15,7 @@ from launcher import checkpoints, durable
 from launcher.endpoint import RESULTS
 from launcher.errors import PreflightError, UsageError
 from launcher.machines.base import Machine
-from launcher.safety import reap
+from launcher.safety import take_down
 from launcher.safety.records import LiveRunError, RecordStore, RunRecord
 from launcher.settings import TINY_MODEL, Settings, Value
 
@@ -104,7 +104,8 @@ def find(
     """The run, over and proven to be down, and the step after which it goes on.
 
     Waits for a guardian that is at work, and ends what nobody looks after. Raises UsageError for a run that
-    lives and for one that has nothing to resume, TeardownUnverified.
+    lives and for one that has nothing to resume, NotPulled where its machine is kept for results that cannot
+    be brought home, TeardownUnverified.
     """
     record = _ended(store, store.load(id_or_name), say)
     step = machine_of(record).committed()
@@ -159,12 +160,12 @@ def _ended(store: RecordStore, record: RunRecord, say: Callable[[str], None]) ->
     """The record of a run that is over; what is left of one that nobody looks after is ended here."""
     if record.live and record.launch is not None and record.launch.alive():
         raise LiveRunError(record)
-    record = reap.after_guardian(store, record, say)
+    record = take_down.after_guardian(store, record, say)
     if not record.live:
         return record
     if record.attended:
         raise LiveRunError(record)
-    return reap.take_down(store, record, "resume", say)
+    return take_down.take_down(store, record, "resume", say)
 
 
 def _anew(value: Value) -> bool:

@@ -1,11 +1,12 @@
 """The life of one run: plan → arm → push → setup → serve → connect → work → pull → down → verified.
 
 Neighbours: `machines/base.py` is where it happens, `safety/` covers every way it may end, `relay.py` is the
-program's door, `pulse.py` the heartbeat, `work.py` what happens between connect and pull.
+program's door, `pulse.py` the heartbeat, `work.py` the work, `ending.py` what follows.
 Knows nothing of flags, of how a machine does what it is asked, or of how things look on the terminal.
 
-The record is on disk and the guardian alive before anything else starts. Whatever happens after that, `_end`
-runs: results home, everything down, proof. If this process is killed, the guardian does the last two.
+The record is on disk and the guardian alive before anything else starts. Whatever happens after that,
+`ending.py` has the last word: results home, everything down, proof. If this process is killed, the guardian
+does it.
 """
 
 from __future__ import annotations
@@ -21,37 +22,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import durable, log, rented, resume
-from launcher.durable import Standing
+from launcher import log, rented, resume
+from launcher.ending import AGAIN, Ended, Ending, Parts
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
-from launcher.errors import (
-    JobFailed,
-    LaunchError,
-    LimitReached,
-    NotPulled,
-    PreflightError,
-    TeardownUnverified,
-)
+from launcher.errors import JobFailed, LaunchError, LimitReached, PreflightError
 from launcher.failpoints import passing
 from launcher.home import Home
 from launcher.machines import wanted
-from launcher.machines.base import Machine, Proof, PullReport
+from launcher.machines.base import Machine
 from launcher.output import Output
 from launcher.request import Request
-from launcher.safety import guardian, minder
+from launcher.safety import clock, guardian, minder
 from launcher.safety.lease import Limits
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.signals import Interrupted, Signals
-from launcher.summary import Summary, exit_code_of, program_code_of, reason_of
+from launcher.summary import failure_of
 from launcher.timings import Timings
 
 if TYPE_CHECKING:
-    from launcher.homeward import Homeward
-    from launcher.pulse import Pulse
-    from launcher.relay import Relay
+    from launcher.work import Watched
     from runtime.schema import RuntimeConfig
 
-_AGAIN = " (again: leave it to the guardian)"
 # Each of these may take longer than a run may, and none looks at the clock; the work does by itself.
 _ON_THE_WAY_UP = ("arm", "push", "setup", "serve", "connect")
 
@@ -72,14 +63,8 @@ class Run:
         self._make_machine = machine
         self._store = RecordStore(home)
         self._timings = Timings(home.timings)
-        self._begun_at = time.monotonic()
-        self._machine: Machine | None = None
-        self._guardian: guardian.Guardian | None = None
-        self._relay: Relay | None = None
-        self._pulse: Pulse | None = None
-        self._homeward: Homeward | None = None
-        self._token: str | None = None
-        self._pulled: PullReport | None = None
+        self._begun_at = clock.boot_seconds()
+        self._parts = Parts()
 
     def execute(self) -> int:
         """Live it from beginning to end; the exit code. Raises LaunchError when nothing was started."""
@@ -88,9 +73,14 @@ class Run:
             self._record = self._write_ahead()
             self._label = settings.name or self._record.id
             self._folder = self._store.folder(self._record.id)
-            log.open_log(self._folder / "launch.log")
             self._limits = Limits(self._begun_at, plan.deadline_seconds, plan.budget, plan.price_per_hour)
             return self._end(self._live())
+
+    def _end(self, failure: BaseException | None) -> int:
+        command, lease_seconds = self._request.command, self._request.settings.lease_seconds
+        ended = Ended(self._record, self._label, command, lease_seconds, self._limits)
+        ending = Ending(ended, self._parts, self._store, self._output, self._signals, self._timings)
+        return ending.end(failure)
 
     def _write_ahead(self) -> RunRecord:
         """The record, on disk before anything it will have to answer for."""
@@ -113,6 +103,7 @@ class Run:
         """Everything until the work is over; what ended it, None when all went well."""
         try:
             with self._signals.raising():
+                log.open_log(self._folder / "launch.log")
                 passing("cli.recorded")
                 machine = self._arm()
                 token, socket = self._serve(machine)
@@ -121,9 +112,7 @@ class Run:
             return self._as_limit(ended)
         except Exception as bug:  # noqa: BLE001 - whatever it is, everything must still come down
             self._output.traceback(show=False)
-            return LaunchError(
-                "launch has a bug", f"{type(bug).__name__}: {bug}", f"less {self._folder / 'launch.log'}"
-            )
+            return failure_of(bug, self._folder / "launch.log")
         return None
 
     def _arm(self) -> Machine:
@@ -141,12 +130,12 @@ class Run:
             resumed_after=resumed.step if resumed else None,
             rewound=resumed.rewinds if resumed else False,
         )
-        machine = self._machine = self._make_machine(self._record, self._store, self._home)
+        machine = self._parts.machine = self._make_machine(self._record, self._store, self._home)
         self._update(machine=machine.describe())
-        self._guardian = guardian.start(self._store.path(self._record.id))
-        self._update(guardian=self._guardian.process)
+        watch = self._parts.guardian = guardian.start(self._store.path(self._record.id))
+        self._update(guardian=watch.process)
         passing("cli.guarded")
-        self._signals.consequence = f"taking everything down{_AGAIN}"
+        self._signals.consequence = f"taking everything down{AGAIN}"
         with self._phase("arm") as progress:
             machine.arm(progress)
             if resumed is not None and resumed.rewinds:
@@ -165,10 +154,11 @@ class Run:
 
     def _serve(self, machine: Machine) -> tuple[str, Path]:
         """The runtime runs and is ready: its token and its socket here."""
-        token = self._token = secrets.token_urlsafe(32)
+        token = secrets.token_urlsafe(32)
         log.REDACTOR.hide([token])
-        self._signals.consequence = f"bringing the logs home, taking everything down{_AGAIN}"
+        self._signals.consequence = f"bringing the logs home, taking everything down{AGAIN}"
         with self._phase("serve") as progress:
+            self._parts.served = True
             socket = machine.serve(self._runtime_config(machine), token, progress)
         passing("cli.served")
         return token, socket
@@ -178,50 +168,60 @@ class Run:
         from launcher.homeward import Homeward
         from launcher.pulse import Pulse
         from launcher.relay import REPLAY_SECONDS, Relay
+        from launcher.work import SILENT_AT_MOST_SECONDS
 
         settings, plan = self._request.settings, self._request.plan
-        with self._phase("connect"):
+        hint = f"launch logs {self._label} --which supervisor"
+        with self._phase("connect") as progress:
             patience = rented.patience_seconds(plan, REPLAY_SECONDS)
-            relay = self._relay = Relay(socket, settings.port, patience)
+            relay = self._parts.relay = Relay(socket, settings.port, patience)
             root = f"http://127.0.0.1:{relay.start()}"
-            pulse = self._pulse = Pulse(root, token, settings.lease_seconds)
-            pulse.start()
+            pulse = self._parts.pulse = Pulse(root, token, settings.lease_seconds, hint)
+            pulse.start(rented.patience_seconds(plan, SILENT_AT_MOST_SECONDS), machine.ended, progress)
             keep_token(self._folder, token)
             self._update(url=root)
         results = self._folder / RESULTS
         results.mkdir(mode=0o700, exist_ok=True)
-        self._homeward = Homeward(machine, results)
-        self._homeward.start()
+        homeward = self._parts.homeward = Homeward(machine, results)
+        homeward.start()
         return Endpoint(root, token, self._record.id, results, settings.openai_env)
 
     # -------------------------------------------------------------- work
 
     def _work(self, machine: Machine, endpoint: Endpoint) -> None:
-        from launcher.work import SILENT_AT_MOST_SECONDS, Watched, Work
+        from launcher.work import Work
 
-        assert self._pulse is not None  # _connect made both
-        assert self._homeward is not None
         command = self._request.command
         self._enter("work")
         self._say_ready(endpoint)
         program = None
-        if command:
-            program = minder.start(command, endpoint.environ(os.environ), self._request.folder)
-            self._update(minder=program.process)
-        passing("cli.started")
-        ending = "ending the program, " if command else ""
-        self._signals.consequence = f"{ending}results home, everything down{_AGAIN}"
-        watched = Watched(
+        try:
+            if command:
+                program = minder.start(command, endpoint.environ(os.environ), self._request.folder)
+                self._update(minder=program.process)
+            passing("cli.started")
+            ending = "ending the program, " if command else ""
+            self._signals.consequence = f"{ending}results home, everything down{AGAIN}"
+            Work(self._watched(machine), program, shlex.join(command), self._output).do()
+        finally:
+            if program is not None and program.poll() is None:
+                program.terminate()
+
+    def _watched(self, machine: Machine) -> Watched:
+        from launcher.work import SILENT_AT_MOST_SECONDS, Watched
+
+        assert self._parts.pulse is not None  # _connect made both
+        assert self._parts.homeward is not None
+        return Watched(
             self._label,
             self._begun_at,
             self._limits,
             self._request.plan.budget,
-            self._pulse,
+            self._parts.pulse,
             machine.ended,
-            self._homeward.now,
+            self._parts.homeward.now,
             rented.patience_seconds(self._request.plan, SILENT_AT_MOST_SECONDS),
         )
-        Work(watched, program, shlex.join(command), self._output).do()
 
     def _say_ready(self, endpoint: Endpoint) -> None:
         lines = [f"ready: {endpoint.base_url} · model {endpoint.variables()['LAUNCH_MODEL']}"]
@@ -236,111 +236,7 @@ class Run:
             run_dir=str(endpoint.run_dir),
         )
 
-    # -------------------------------------------------------------- the end
-
-    def _end(self, failure: BaseException | None) -> int:
-        """Results home, everything down, proof; then say how it was. The exit code."""
-        if self._machine is None:
-            return self._say_end(failure, Proof(True, "nothing had been started"))
-        if isinstance(failure, LaunchError):
-            self._output.warn(f"{failure.message}; ending the run")
-        self._signals.consequence = f"already ending: results home, everything down{_AGAIN}"
-        unpulled = self._pull(self._machine)
-        passing("cli.pulled")
-        proof = self._down(self._machine)
-        failure = failure or unpulled
-        if self._signals.received is not None and failure is None:
-            failure = Interrupted(self._signals.received)
-        return self._say_end(failure, proof)
-
-    def _pull(self, machine: Machine) -> NotPulled | None:
-        """The results home, if there is a runtime to have any; the reason when they stay where they are."""
-        if self._homeward is not None:
-            self._homeward.stop()
-        if self._pulse is not None:
-            self._pulse.look()
-        if self._token is None:
-            return None
-        try:
-            with self._phase("pull"):
-                self._pulled = machine.pull(self._folder / RESULTS)
-        except NotPulled as error:
-            self._output.warn(f"{error.message}: {error.why}")
-            results, lease = self._folder / RESULTS, self._request.settings.lease_seconds
-            pulled = rented.pull_later(self._output, machine, results, self._limits, lease, self._signals)
-            if pulled is None:
-                return error
-            self._pulled = pulled
-        for skipped in self._pulled.skipped:
-            self._output.warn(f"not brought home: {skipped}")
-        return None
-
-    def _down(self, machine: Machine) -> Proof:
-        with self._phase("down"):
-            if self._pulse is not None:
-                self._pulse.stop()
-            if self._relay is not None:
-                self._relay.stop()
-            drop_token(self._folder)
-            machine.down()
-            return machine.proof()
-
-    def _say_end(self, failure: BaseException | None, proof: Proof) -> int:
-        """Finish the record, let the guardian go, and say how it was."""
-        if not proof.verified:
-            # The guardian is not released: when this process ends it tries again.
-            failure = TeardownUnverified(
-                "not everything is proven to be down", proof.detail, f"launch down {self._label}"
-            )
-        code = exit_code_of(failure)
-        passing("cli.downed")
-        self._update(
-            state="verified" if proof.verified else "unverified",
-            ended=time.time(),
-            ended_by="launch",
-            reason=reason_of(failure),
-            exit_code=program_code_of(failure, self._request.command),
-            proof=proof.to_dict(),
-        )
-        if self._guardian is not None and proof.verified:
-            self._guardian.release()
-        if isinstance(failure, LaunchError):
-            self._output.error(failure)
-        self._summary(failure, proof, code).say(self._output)
-        return code
-
     # -------------------------------------------------------------- small things
-
-    def _summary(self, failure: BaseException | None, proof: Proof, code: int) -> Summary:
-        seconds = time.monotonic() - self._begun_at
-        return Summary(
-            run_id=self._record.id,
-            name=self._record.name,
-            seconds=seconds,
-            cost=self._cost(),
-            status=self._pulse.now().status if self._pulse is not None else None,
-            results=self._pulled.into if self._pulled is not None else None,
-            proof=proof,
-            reason=reason_of(failure),
-            exit_code=code,
-            program_exit_code=program_code_of(failure, self._request.command),
-            standing=self._standing(),
-        )
-
-    def _cost(self) -> float:
-        """What it has cost; nothing where no machine came up."""
-        if self._machine is None or self._machine.price_per_hour is None:
-            return 0.0
-        return self._limits.cost(time.monotonic())
-
-    def _standing(self) -> Standing:
-        """Where the run stands at its end: what is on the machine, what is at home."""
-        if self._machine is None:
-            return Standing()
-        committed = self._machine.committed()
-        if committed is None and self._pulled is not None:  # a rented machine is gone with what it had
-            committed = self._pulled.step
-        return Standing(committed, durable.newest_step(self._folder / RESULTS))
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
         from launcher import runtime_config
@@ -357,7 +253,7 @@ class Run:
             state_dir=machine.state_dir,
             socket_dir=machine.socket_dir,
             lease_seconds=settings.lease_seconds,
-            deadline_seconds=self._limits.left(time.monotonic()),
+            deadline_seconds=self._limits.left(clock.boot_seconds()),
             wandb_mode=settings.wandb,
         )
 
@@ -365,18 +261,18 @@ class Run:
     def _phase(self, name: str) -> Iterator[Callable[[str], None]]:
         """One phase: in the record before it begins, on the screen while it lasts, its time remembered."""
         self._enter(name)
-        assert self._machine is not None
+        machine = self._parts.machine
+        assert machine is not None  # every phase is one of a machine
         begun = time.monotonic()
-        with self._output.phase(name, self._timings.usual(self._machine.kind, name)) as progress:
+        with self._output.phase(name, self._timings.usual(machine.kind, name)) as progress:
             yield progress
-        self._timings.add(self._machine.kind, name, time.monotonic() - begun)
+        self._timings.add(machine.kind, name, time.monotonic() - begun)
 
     def _enter(self, state: str) -> None:
-        reached = self._limits.reached(time.monotonic())
-        if reached and state not in ("pull", "down"):
+        now = clock.boot_seconds()
+        if reached := self._limits.reached(now):
             raise LimitReached(reached, f"before {state}", "launch --max TIME --budget DOLLARS …")
-        left = self._limits.left(time.monotonic()) if state in _ON_THE_WAY_UP else None
-        self._signals.alarm(left)
+        self._signals.alarm(self._limits.left(now) if state in _ON_THE_WAY_UP else None)
         self._update(state=state)
 
     def _update(self, **changes: Any) -> None:
@@ -385,7 +281,7 @@ class Run:
     def _as_limit(self, ended: BaseException) -> BaseException:
         """A runtime that the keeper ended at the deadline looks like a failure; it is the deadline. On the
         way up it is the alarm."""
-        reached = self._limits.reached(time.monotonic())
+        reached = self._limits.reached(clock.boot_seconds())
         if isinstance(ended, Interrupted) and ended.number == signal.SIGALRM:
             why = f"the run had got as far as {self._record.state}"
             return LimitReached(

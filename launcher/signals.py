@@ -1,5 +1,5 @@
-"""What Ctrl-C, TERM and HUP do: the first one ends the run well, the second leaves the rest to the guardian.
-And the alarm that a limit rings while nobody looks at the clock.
+"""What Ctrl-C, TERM and HUP do: the first one ends the run well, the second leaves the rest to the guardian,
+but for a TERM after a TERM, which asks for nothing new. And the alarm that a limit rings while nobody looks.
 
 Neighbours: `run.py` runs inside. Knows nothing of runs: only when an interruption may be raised, and whom to
 tell. What it says goes round the streams, which the interrupted code may be writing to.
@@ -15,12 +15,16 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from launcher.safety import clock
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "TERM", signal.SIGHUP: "the terminal closed"}
 # A wrapper (`uv run`, a shell) may pass on the very signal that the terminal sent us as well.
 _SAME_SIGNAL_SECONDS = 0.15
 # A timer of nothing would be no timer.
 _AT_ONCE_SECONDS = 0.001
+# The system's timer stands still while the computer sleeps: the clock is looked at in between.
+_LOOK_EVERY_SECONDS = 10.0
 
 
 class Interrupted(BaseException):
@@ -45,6 +49,7 @@ class Signals:
         self._may_raise = False
         self._first_at = 0.0
         self._before: dict[int, Any] = {}
+        self._rings_at: float | None = None
         self.received: int | None = None
         # What the first signal makes of the run, in words; `run.py` keeps it true.
         self.consequence = "nothing has been started yet"
@@ -75,11 +80,21 @@ class Signals:
             self._may_raise = False
 
     def alarm(self, seconds: float | None) -> None:
-        """Raise Interrupted (SIGALRM) after so long, where it may be raised then; None: not any more."""
-        signal.setitimer(signal.ITIMER_REAL, 0.0 if seconds is None else max(seconds, _AT_ONCE_SECONDS))
+        """Raise Interrupted (SIGALRM) after so long, asleep or awake, where it may be raised then; None: not
+        any more."""
+        self._rings_at = None if seconds is None else clock.boot_seconds() + seconds
+        self._wind()
+
+    def _wind(self) -> None:
+        left = 0.0
+        if self._rings_at is not None:
+            left = max(self._rings_at - clock.boot_seconds(), _AT_ONCE_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, min(left, _LOOK_EVERY_SECONDS))
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
-        if self._may_raise:
+        if self._rings_at is not None and clock.boot_seconds() < self._rings_at:
+            self._wind()
+        elif self._may_raise:
             raise Interrupted(number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -90,6 +105,8 @@ class Signals:
             self._say(f"{_NAMES[signal.Signals(number)]}: {self.consequence}")
             if self._may_raise:
                 raise Interrupted(number)
+        elif number == self.received == signal.SIGTERM:
+            self._say(f"TERM again: {self.consequence}")  # a second `launch down` is no second Ctrl-C
         elif now - self._first_at > _SAME_SIGNAL_SECONDS:
             self._say("leaving; the guardian takes everything down in the background")
             self._leave(128 + number)

@@ -5,12 +5,13 @@ Neighbours: `run.py` fills it in, `output.py` prints it.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.durable import Standing
-from launcher.errors import EXIT_OK, JobFailed, LaunchError
+from launcher.errors import EXIT_OK, JobFailed, LaunchError, PreflightError
 from launcher.machines.base import Proof
 from launcher.output import Output
 from launcher.signals import Interrupted
@@ -20,9 +21,20 @@ if TYPE_CHECKING:
     from runtime.schema import RuntimeStatus
 
 
+# What this computer refuses whoever asks: no bug of ours.
+_THIS_COMPUTERS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
+    | {errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM, errno.ETIMEDOUT}
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Summary:
-    """`status` is the last the runtime said; `program_exit_code` is None where the program was ended."""
+    """`status` is the last the runtime said; `program_exit_code` is None where the program was ended.
+
+    `cost` is this life's, `cost_before` that of the run's earlier ones. `unpulled`: why the newest results
+    are not at home; `troubles`: what else went wrong at the end.
+    """
 
     run_id: str
     name: str | None
@@ -35,6 +47,9 @@ class Summary:
     exit_code: int
     program_exit_code: int | None
     standing: Standing
+    cost_before: float = 0.0
+    unpulled: str | None = None
+    troubles: tuple[str, ...] = ()
 
     def say(self, output: Output) -> None:
         """Print it."""
@@ -48,28 +63,49 @@ class Summary:
             program_exit_code=self.program_exit_code,
             seconds=round(self.seconds, 3),
             cost=self.cost,
+            cost_of_all_lives=self.cost + self.cost_before,
             step=self.status.step if self.status else None,
             version=self.status.version if self.status else None,
             results=str(self.results) if self.results else None,
             down=self.proof.to_dict(),
+            unpulled=self.unpulled,
+            troubles=list(self.troubles),
             **self.standing.to_dict(),
         )
 
     def text(self) -> str:
         """The lines for people."""
         label = self.name or self.run_id
-        lines = [f"{label} ended after {format_duration(self.seconds)}, {format_money(self.cost)}"]
+        lines = [f"{label} ended after {format_duration(self.seconds)}, {self._money()}"]
         if self.status is not None:
             reward = self.status.last_metrics.get("reward")
             last = "" if reward is None else f", reward {reward:.3g}"
             lines.append(f"  steps    {self.status.step}, policy version {self.status.version}{last}")
         if self.results is not None:
             lines.append(f"  results  {self.results}")
+        if self.unpulled is not None:
+            lines.append(f"  results  the newest are NOT at home: {self.unpulled}")
         steps = (self.standing.committed, self.standing.durable)
         if self.exit_code != EXIT_OK and steps != (None, None):
             lines.append(f"  resume   launch --resume {label}")
         verdict = "verified" if self.proof.verified else "NOT VERIFIED"
         return "\n".join([*lines, f"  down: {verdict} ({self.proof.detail})"])
+
+    def _money(self) -> str:
+        cost = format_money(self.cost)
+        if not self.cost_before:
+            return cost
+        return f"{cost} ({format_money(self.cost + self.cost_before)} with its earlier lives)"
+
+
+def failure_of(error: Exception, log: Path) -> LaunchError:
+    """What was raised while a run lived or ended, as one of our errors."""
+    if isinstance(error, LaunchError):
+        return error
+    if isinstance(error, OSError) and error.errno in _THIS_COMPUTERS:
+        why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        return PreflightError("this computer does not let the run go on", why, f"df -h {log.parent}")
+    return LaunchError("launch has a bug", f"{type(error).__name__}: {error}", f"less {log}")
 
 
 def exit_code_of(failure: BaseException | None) -> int:

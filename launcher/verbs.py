@@ -1,34 +1,32 @@
-"""What the verbs do to runs that were started before: status, logs, pull, down, gc, env, config.
+"""What the verbs say of runs that were started before, and bring home: status, logs, pull, env, config.
 
-Neighbours: `commands.py` calls these, `safety/records.py` knows the runs, `safety/reap.py` ends them,
-`output.py` prints.
+Neighbours: `commands.py` calls these, `ending_verbs.py` has those that end a run, `safety/records.py` knows
+the runs, `output.py` prints.
 Imports no HTTP library and no pydantic where the answer is on this disk.
 """
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher import consent, durable
+from launcher import durable
 from launcher.endpoint import RESULTS, Endpoint, is_open, token_file
-from launcher.errors import EXIT_OK, LaunchError, NotPulled, UsageError, suggestion
+from launcher.errors import EXIT_OK, UsageError, suggestion
 from launcher.home import Home
 from launcher.output import Output, columns
-from launcher.safety import processes, reap
+from launcher.safety import lives, take_down
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.settings import SETTINGS
-from launcher.units import format_duration, format_money, parse_duration
+from launcher.units import format_duration, format_money
 
 _STATUS_SECONDS = 5.0
-# `down` lets the run's own `launch` end it: results home, runtime in order.
-_ORDERLY_SECONDS = 180.0
 _FOLLOW_EVERY_SECONDS = 0.25
 _SLOW_SECONDS = 10.0
 _LAUNCHER_LOGS = ("launch", "guardian")
@@ -44,7 +42,7 @@ def status(output: Output, name: str | None) -> int:
         output.note(f"{unreadable.path} cannot be read: {unreadable.why}")
     rows = [["NAME", "ID", "STATE", "AGE", "ENDPOINT"]]
     for record in records:
-        age = format_duration(time.time() - record.created)
+        age = format_duration(time.time() - record.life.begun)
         rows.append([record.name or "-", record.id, _state(record), age, _url(record) or "-"])
     text = columns(rows) if records else "no runs yet: launch -- python my_program.py"
     output.result({"runs": [_described(record, store) for record in records]}, text)
@@ -75,8 +73,8 @@ def logs(output: Output, name: str, which: str, follow: bool) -> int:
 def pull(output: Output, name: str) -> int:
     """Bring home what there is now."""
     store = RecordStore(Home.find())
-    with _a_word_when_slow(output, f"still bringing home {name}, or waiting for another pull of it"):
-        report = reap.pull(store, store.load(name))
+    with a_word_when_slow(output, f"still bringing home {name}, or waiting for another pull of it"):
+        report = take_down.pull(store, store.load(name))
     for skipped in report.skipped:
         output.note(f"not brought home: {skipped}")
     step = "no step yet" if report.step is None else f"step {report.step}"
@@ -91,59 +89,6 @@ def pull(output: Output, name: str) -> int:
         },
         f"{report.into}: {step}, {report.files} files, {report.bytes / 1e6:.1f} MB",
     )
-    return EXIT_OK
-
-
-def down(output: Output, name: str) -> int:
-    """End a run, whoever started it, and prove it. Raises NotPulled when results went with it."""
-    store = RecordStore(Home.find())
-    missed: list[str] = []
-    record = store.load(name)
-    if record.live and record.launch is not None and record.launch.alive():
-        output.note(f"telling launch (pid {record.launch.pid}) to end {name}")
-        record.launch.send(signal.SIGTERM)
-        record.launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
-        processes.wait_gone(record.launch, _ORDERLY_SECONDS)
-        record = store.load(record.id)
-    record = reap.after_guardian(store, record, output.note)
-    if record.live:
-        with _a_word_when_slow(output, f"still ending {name}"):
-            record = reap.take_down(store, record, "down", missed.append)
-    proof = record.proof or {"verified": True, "detail": "nothing had been started"}
-    said = f"{name} is down: verified ({proof['detail']})"
-    if missed and record.url is not None:  # it had been ready, so it had something
-        hint = f"launch status {name}   (what was durable is in its results)"
-        raise NotPulled(f"{said}; its newest results did not come home", missed[-1], hint)
-    for line in missed:
-        output.note(line)
-    output.result({"run_id": record.id, "down": proof}, said)
-    return EXIT_OK
-
-
-def gc(output: Output, older_than: str | None, unpulled: bool, yes: bool, infra: Sequence[str] = ()) -> int:
-    """Show what is left of runs and take it away, once that was agreed to. The clouds in `infra` are asked
-    besides those that runs were on."""
-    try:
-        seconds = None if older_than is None else parse_duration(older_than)
-    except ValueError as error:
-        what = f"--older-than: {older_than!r} does not fit"
-        raise UsageError(what, str(error), "launch gc --older-than 7d") from None
-    home = Home.find()
-    finds = reap.look(home, seconds, unpulled, seconds or reap.IDLE_SECONDS)
-    at_providers, unasked = _at_providers(output, home, infra)
-    finds += at_providers
-    rows = [["LEFT", "WHY"], *([find.what, find.why] for find in finds)]
-    if not finds:
-        known = f"; what {', '.join(unasked)} has is not known" if unasked else ""
-        nothing = {"found": [], "removed": False, "unasked": unasked}
-        output.result(nothing, f"nothing is left of earlier runs{known}")
-    elif yes or _agreed(output, columns(rows), len(finds)):
-        return _remove(output, finds, unasked)
-    else:
-        shown = "" if consent.can_ask(output) else columns(rows)
-        found = {"found": [find.to_dict() for find in finds], "removed": False, "unasked": unasked}
-        output.result(found, shown)
-        output.note("nothing was removed: launch gc --yes")
     return EXIT_OK
 
 
@@ -183,19 +128,8 @@ def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_
 # ------------------------------------------------------------------ how
 
 
-def _at_providers(output: Output, home: Home, infra: Sequence[str]) -> tuple[list[reap.Find], list[str]]:
-    """Machines at providers, and who could not be asked: nobody is where nothing was ever rented."""
-    from launcher.safety import rented
-
-    asked = [*rented.clouds(home), *infra]
-    if not asked:
-        return [], []
-    output.note(f"asking {', '.join(sorted(set(asked)))} for machines of earlier runs")
-    return rented.look(home, asked, output.note)
-
-
 @contextlib.contextmanager
-def _a_word_when_slow(output: Output, text: str) -> Iterator[None]:
+def a_word_when_slow(output: Output, text: str) -> Iterator[None]:
     """Nobody looks at a silent screen for long."""
     timer = threading.Timer(_SLOW_SECONDS, output.note, (text,))
     timer.daemon = True
@@ -206,39 +140,12 @@ def _a_word_when_slow(output: Output, text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _agreed(output: Output, shown: str, count: int) -> bool:
-    """Show what would go and ask; without a terminal nobody is asked, and nothing goes."""
-    if not consent.can_ask(output):
-        return False
-    output.note(shown)
-    return consent.agreed(output, f"remove {'this' if count == 1 else f'these {count}'}?")
-
-
-def _remove(output: Output, finds: list[reap.Find], unasked: list[str]) -> int:
-    """Take each away and say how it went; the first failure decides the exit code."""
-    failure: LaunchError | None = None
-    described: list[dict[str, Any]] = []
-    rows = [["LEFT", "NOW"]]
-    for find in finds:
-        try:
-            done = find.remove()
-        except LaunchError as error:
-            failure = failure or error
-            done = f"NOT removed: {error.message}: {error.why}"
-        described.append(find.to_dict() | {"done": done})
-        rows.append([find.what, done])
-    output.result({"found": described, "removed": failure is None, "unasked": unasked}, columns(rows))
-    if failure is not None and not output.as_json:
-        output.error(failure)
-    return failure.exit_code if failure is not None else EXIT_OK
-
-
 def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
     runtime, trouble = _ask_runtime(store, record)
     rows = [
         ["run", f"{record.id}" + (f" ({record.name})" if record.name else "")],
         ["state", _state(record)],
-        ["age", format_duration(time.time() - record.created)],
+        ["age", _age(record)],
         ["program", " ".join(record.command) or "none: the endpoint is held"],
         ["endpoint", _url(record) or "-"],
         ["folder", str(store.folder(record.id))],
@@ -247,6 +154,9 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         rows.append(["machine", _rented(record, standing)])
     if record.machine:
         rows.append(["steps", _standing(record, store).describe()])
+    if record.unpulled:
+        rows.append(["results", f"the newest are NOT at home: {record.unpulled}"])
+    rows += [["trouble", trouble] for trouble in record.troubles]
     if record.exit_code is not None:
         rows.append(["exit code", f"{record.exit_code} (the program's)"])
     if record.reason:
@@ -310,14 +220,29 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "folder": str(store.folder(record.id)),
         "down": record.proof,
         "price_per_hour": (record.machine.get("standing") or {}).get("price_per_hour"),
+        "cost": lives.cost(record.lives, time.time()),
+        "lives": [asdict(life) for life in record.lives],
+        "unpulled": record.unpulled,
+        "troubles": list(record.troubles),
         **_standing(record, store).to_dict(),
     }
 
 
+def _age(record: RunRecord) -> str:
+    """Since this life of it began; how long all of them were, where there were more."""
+    now = time.time()
+    age = format_duration(now - record.life.begun)
+    if not record.earlier_lives:
+        return age
+    count, together = len(record.lives), lives.seconds(record.lives, now)
+    return f"{age} in its life number {count}, {format_duration(together)} in all"
+
+
 def _rented(record: RunRecord, standing: Mapping[str, Any]) -> str:
-    price = standing["price_per_hour"]
-    cost = price * ((record.ended or time.time()) - record.created) / 3600
-    so_far = f"{format_money(price)}/h, {format_money(cost)} so far"
+    now = time.time()
+    so_far = f"{format_money(standing['price_per_hour'])}/h, {format_money(record.life.cost(now))} so far"
+    if record.earlier_lives:
+        so_far += f", {format_money(lives.cost(record.lives, now))} with its earlier lives"
     return f"{standing['where']} · {standing['instance_type']} · {so_far}"
 
 

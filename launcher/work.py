@@ -17,6 +17,7 @@ from launcher.durable import Standing
 from launcher.errors import JobFailed, LimitReached
 from launcher.output import Live, Output
 from launcher.pulse import Beat, Pulse
+from launcher.safety import clock
 from launcher.safety.lease import Limits
 from launcher.safety.minder import Command
 from launcher.signals import Interrupted
@@ -35,7 +36,7 @@ _MISSED_SECONDS = 1.0
 class Watched:
     """What the loop looks at. `ended` asks the machine why the runtime is gone, `standing` how far it got.
 
-    Times are monotonic.
+    `begun_at` and the limits are on the clock that counts the laptop's sleep (`safety/clock.py`).
     """
 
     label: str
@@ -78,7 +79,7 @@ class Work:
     def _watch(self) -> None:
         drawn_at = 0.0
         while True:
-            now = time.monotonic()
+            now = clock.boot_seconds()
             beat = self._watched.pulse.now()
             if now - drawn_at >= _DRAW_EVERY_SECONDS:
                 self._output.live(self._live(beat, now))
@@ -88,7 +89,7 @@ class Work:
                 self._check_program(code)
                 return
             self._check_limits(now)
-            self._check_runtime(beat, now)
+            self._check_runtime(beat)
             self._say_detail(beat)
             self._check_durable(self._watched.standing())
 
@@ -115,7 +116,7 @@ class Work:
                 reached, "the run is ended here, its results are kept", "launch --max TIME --budget DOLLARS …"
             )
 
-    def _check_runtime(self, beat: Beat, now: float) -> None:
+    def _check_runtime(self, beat: Beat) -> None:
         label = self._watched.label
         if beat.status is not None and beat.status.phase == "failed":
             failed = next((child for child in beat.status.children if child.state == "failed"), None)
@@ -127,7 +128,7 @@ class Work:
         hint = f"launch logs {label} --which supervisor"
         if reason := self._watched.ended():
             raise JobFailed("the runtime has ended by itself", reason, hint)
-        if now - beat.silent_since > self._watched.silent_at_most_seconds:
+        if time.monotonic() - beat.silent_since > self._watched.silent_at_most_seconds:
             raise JobFailed("the runtime does not answer any more", beat.silence, hint)
 
     def _say_detail(self, beat: Beat) -> None:
@@ -153,7 +154,7 @@ class Work:
 
     def _live(self, beat: Beat, now: float) -> Live:
         status = beat.status
-        silent = None if beat.silent_since is None else now - beat.silent_since
+        silent = None if beat.silent_since is None else time.monotonic() - beat.silent_since
         degraded = status is not None and status.phase == "degraded"
         trouble = "a part of the runtime is restarting" if degraded else None
         if trouble and self._detail:

@@ -82,6 +82,11 @@ class Machine(Protocol):
         """What it costs, in US dollars, by the provider's list; None before that is known."""
         ...
 
+    @property
+    def ephemeral(self) -> bool:
+        """Whether its disk goes when it is taken down, with all that is not at home."""
+        ...
+
     def arm(self, progress: Progress = silent) -> None:
         """Make the place. Raises PreflightError, CapacityError."""
         ...

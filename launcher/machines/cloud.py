@@ -21,9 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+# All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
+from launcher import checkpoints, durable, sync
 from launcher.durable import Standing
 from launcher.errors import LaunchError, NotPulled, PreflightError
 from launcher.failpoints import passing
+from launcher.log import LOGGER
 from launcher.machines import model_upload, scripts, sky_cache, ssh_config, strays
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
@@ -34,7 +37,9 @@ from launcher.machines.remote import RemoteFolder
 from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
+from launcher.machines.startup import START_SECONDS, Startup, last_lines, reason_of_end
 from launcher.machines.teardown import Teardown
+from launcher.machines.unix_http import get_json
 from runtime.fitness import Needs
 
 if TYPE_CHECKING:
@@ -140,6 +145,11 @@ class CloudMachine:
         return None if self._standing is None else self._standing["price_per_hour"]
 
     @property
+    def ephemeral(self) -> bool:
+        """See base.py."""
+        return True
+
+    @property
     def host(self) -> Host:
         """How the machine is reached by ssh, once armed."""
         if self._standing is None or self._standing["ssh"] is None:
@@ -239,8 +249,6 @@ class CloudMachine:
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
         """Start the keeper, wait for the gateway through the link; the link's socket here."""
-        from launcher.machines.startup import START_SECONDS, Startup, last_lines
-
         remote = self._remote()
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         place["model_path"] = model_upload.place(config.model_path, self._user_home())
@@ -273,8 +281,6 @@ class CloudMachine:
     def ended(self) -> str | None:
         """See base.py. Raises JobFailed when the machine itself is gone, PreflightError when another one
         answers in its place."""
-        from launcher.machines.startup import reason_of_end
-
         if self._link is not None and self._link.failure is not None:
             raise self._link.failure
         remote = self._remote()
@@ -290,8 +296,6 @@ class CloudMachine:
     def pull(self, into: Path) -> PullReport:
         """See base.py. First to the run's folder here, then as from a run on this computer; of a machine
         that is gone, what is here."""
-        from launcher import sync
-
         try:
             return sync.pull(self._fetched(), into)
         except NotPulled:
@@ -303,8 +307,6 @@ class CloudMachine:
 
     def committed(self) -> int | None:
         """See base.py. As it was seen last; nothing of a machine that is gone."""
-        from launcher import checkpoints
-
         if not self._home.folder.exists():
             return None
         newest = checkpoints.newest_whole(self._remote_copy / "checkpoints")
@@ -312,8 +314,6 @@ class CloudMachine:
 
     def secure(self, into: Path) -> Standing:
         """See base.py. The runtime is asked for its step through the link; a new one is copied."""
-        from launcher import sync
-
         if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
             return self._seen
         self._looked_at = time.monotonic()
@@ -329,8 +329,6 @@ class CloudMachine:
 
     def _step_there(self) -> int | None:
         """The runtime's newest step; None when it does not answer, or has none."""
-        from launcher.machines.unix_http import get_json
-
         try:
             status, body = get_json(
                 short_folder(self._run_id) / "gateway.sock", "/slipway/status", self._token
@@ -341,8 +339,6 @@ class CloudMachine:
 
     def seed(self, results: Path) -> int:
         """See base.py."""
-        from launcher import durable
-
         with tempfile.TemporaryDirectory(prefix="slipway-seed-") as folder:
             step = durable.seed(results, Path(folder))
             self._remote().send(Path(folder))
@@ -368,11 +364,13 @@ class CloudMachine:
 
     def down(self) -> None:
         """See base.py. Also ends a launch that is under way, whoever began it."""
-        if self._link is not None:
-            self._link.close()
-        shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
-        if self._asked:
-            self._teardown.down(self._standing)
+        try:
+            if self._link is not None:
+                self._link.close()
+            shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
+        finally:
+            if self._asked:
+                self._teardown.down(self._standing)
 
     def proof(self) -> Proof:
         """See base.py: `teardown.py` asks the provider."""
@@ -381,7 +379,10 @@ class CloudMachine:
             return Proof(True, "nothing had been asked of a provider")
         proof = self._teardown.proof(self._standing)
         if proof.verified:
-            ssh_config.forget(self._folder)
+            try:
+                ssh_config.forget(self._folder)
+            except OSError as error:  # a proof is one, whatever cannot be tidied up here
+                LOGGER.warning("plain ssh still has its name: %s", error)
         return proof
 
     def _learned(self, standing: dict[str, Any]) -> None:

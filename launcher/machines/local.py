@@ -20,9 +20,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from launcher import credentials
+# All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
+from launcher import checkpoints, credentials, durable, sync
 from launcher.errors import PreflightError
 from launcher.machines.base import Progress, Proof, PullReport, silent
+from launcher.machines.startup import START_SECONDS, Startup, reason_of_end
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RUN_VARIABLE
@@ -117,6 +119,11 @@ class LocalMachine:
         """See base.py."""
         return 0.0
 
+    @property
+    def ephemeral(self) -> bool:
+        """See base.py. Its folder stays: `launch pull` and `launch --resume` find it there."""
+        return False
+
     def arm(self, progress: Progress = silent) -> None:
         """Make the two folders, for nobody but this user."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,8 +162,6 @@ class LocalMachine:
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
         """Start the keeper and wait for the gateway; its socket."""
-        from launcher.machines.startup import START_SECONDS, Startup
-
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         path = self._folder / "runtime.json"
         for name in _LAST_WORDS:
@@ -169,35 +174,25 @@ class LocalMachine:
 
     def ended(self) -> str | None:
         """The keeper is the runtime's last process: when it is gone, the runtime is."""
-        from launcher.machines.startup import reason_of_end
-
         if self._keeper is None or self._keeper.alive():
             return None
         return reason_of_end(self._folder)
 
     def pull(self, into: Path) -> PullReport:
         """See base.py."""
-        from launcher import sync
-
         return sync.pull(self._folder, into)
 
     def committed(self) -> int | None:
         """See base.py."""
-        from launcher import checkpoints
-
         newest = checkpoints.newest_whole(self._folder / "checkpoints")
         return None if newest is None else checkpoints.step_of(newest)
 
     def secure(self, into: Path) -> Standing:
         """See base.py. Linked where the disk can: the same bytes under a second name."""
-        from launcher import sync
-
         return sync.secure(self._folder, into)
 
     def seed(self, results: Path) -> int:
         """See base.py."""
-        from launcher import durable
-
         return durable.seed(results, self._folder)
 
     def down(self) -> None:

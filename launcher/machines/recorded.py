@@ -1,11 +1,13 @@
 """The machine of a run's record, found again in whatever process asks: all that ends a run needs.
 
-Neighbours: `safety/guardian.py` and `safety/reap.py` ask, `local.py` and `cloud.py` wrote the description.
-Knows nothing of how a machine came up.
+Neighbours: `safety/guardian.py`, `safety/take_down.py` and `ending.py` end machines by this, `local.py` and
+`cloud.py` wrote the description. Knows nothing of how a machine came up.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.errors import LaunchError
@@ -13,6 +15,13 @@ from launcher.machines.base import Proof
 
 if TYPE_CHECKING:
     from launcher.safety.records import RunRecord
+
+_KINDS = {
+    "local": ("launcher.machines.local", "LocalMachine"),
+    "cloud": ("launcher.machines.cloud", "CloudMachine"),
+}
+# What was refused once, or met a busy computer, often goes well the second time.
+_ATTEMPTS = 2
 
 
 class NoMachine:
@@ -38,17 +47,62 @@ def from_record(record: RunRecord) -> Endable:
     """The machine a record describes, in whatever process asks. Raises LaunchError for an unknown kind."""
     if not record.machine:
         return NoMachine()
+    module, name = _place(record)
+    return getattr(importlib.import_module(module), name).described(record.machine)
+
+
+def prepare(record: RunRecord) -> None:
+    """Import now what ending this machine takes: at the moment of death an upgrade of this package may be
+    half-way, and what is imported then is not what is running. Raises LaunchError for an unknown kind."""
+    if record.machine:
+        importlib.import_module(_place(record)[0])
+
+
+def end(machine: Endable, say: Callable[[str], None], also: Callable[[], object] = lambda: None) -> Proof:
+    """Take a machine down, then look what is left. Whatever one call raises, the next is made; after an error
+    all of it once more. `also` ends what is not the machine's own. Raises no Exception: that is no proof."""
+    proof = Proof(False, "not tried")
+    for _ in range(_ATTEMPTS):
+        troubles: list[str] = []
+        _try(machine.down, "down", troubles)
+        _try(also, "ending the program", troubles)
+        proof = _proof(machine, troubles)
+        for trouble in troubles:
+            say(trouble)
+        if proof.verified or not troubles:
+            break
+    return proof
+
+
+def described(error: BaseException) -> str:
+    """An error in one line, with what kind it is where it is none of ours."""
+    if isinstance(error, LaunchError):
+        return f"{error.message}: {error.why}" if error.why else error.message
+    return f"{type(error).__name__}: {error}"
+
+
+def _place(record: RunRecord) -> tuple[str, str]:
     kind = record.machine.get("kind")
-    if kind == "local":
-        from launcher.machines.local import LocalMachine
+    if kind not in _KINDS:
+        raise LaunchError(
+            f"{record.id} is on a machine of kind {kind!r}, which this version cannot end",
+            "a newer version wrote the record",
+            f"uv tool upgrade slipway-rl && launch down {record.id}",
+        )
+    return _KINDS[kind]
 
-        return LocalMachine.described(record.machine)
-    if kind == "cloud":
-        from launcher.machines.cloud import CloudMachine
 
-        return CloudMachine.described(record.machine)
-    raise LaunchError(
-        f"{record.id} is on a machine of kind {kind!r}, which this version cannot end",
-        "a newer version wrote the record",
-        f"uv tool upgrade slipway-rl && launch down {record.id}",
-    )
+def _try(act: Callable[[], object], what: str, troubles: list[str]) -> None:
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - whatever it is, what comes after it must be done
+        troubles.append(f"{what} failed: {described(error)}")
+
+
+def _proof(machine: Endable, troubles: list[str]) -> Proof:
+    """The machine's own proof; one that could not be asked for is none."""
+    try:
+        return machine.proof()
+    except Exception as error:  # noqa: BLE001 - as above
+        troubles.append(f"looking for what is left failed: {described(error)}")
+        return Proof(False, f"nobody says that it is gone: {'; '.join(troubles)}")

@@ -163,6 +163,7 @@ def launch(
 
     import sky
 
+    import_what_ends()
     task = sky.Task.from_yaml(task_file)
     wanted: Json = {"accelerators": gpus, "disk_size": disk_gb, "max_hourly_cost": max_price_per_hour}
     wanted["labels"] = labels  # where a provider has none, they are left out
@@ -180,6 +181,21 @@ def launch(
     if found is None:
         raise RuntimeError(f"SkyPilot launched {cluster} and knows nothing of it")
     return found
+
+
+def import_what_ends() -> None:
+    """What the end of a cluster takes, imported before there is one: an upgrade of SkyPilot in mid-run must
+    not meet an old half of it in this process."""
+    from sky.adaptors import aws
+    from sky.backends import backend_utils
+    from sky.catalog import common
+    from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+    from sky.utils import common_utils, registry
+
+    from sky import exceptions, global_user_state, provision
+
+    _ = (aws, backend_utils, common, TAG_RAY_CLUSTER_NAME, common_utils, registry)
+    _ = (exceptions, global_user_state, provision)
 
 
 def down(cluster: str) -> Json:

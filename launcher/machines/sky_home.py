@@ -67,8 +67,12 @@ class SkyHome:
         sky_cache.furnish(self.folder, user_home)
         users = Path(os.environ.get(sky_config.VARIABLE) or user_home / sky_config.PLACE).expanduser()
         config, left_out = sky_config.for_run(users, clouds, user_home)
-        (self.folder / sky_config.PLACE).write_text(json.dumps(config) + "\n")  # JSON is YAML
+        _write_anew(self.folder / sky_config.PLACE, json.dumps(config) + "\n")  # JSON is YAML
         return left_out
+
+    def beside(self, folder: Path) -> SkyHome:
+        """A home for the same clouds in another folder."""
+        return SkyHome(folder, self._clouds, self._user_id)
 
     def _link_credentials(self, cloud: str, user_home: Path) -> None:
         if not has_account(cloud, user_home, os.environ):
@@ -199,6 +203,14 @@ class SkyHome:
         with contextlib.suppress(FileNotFoundError):
             self.folder.rename(going)
         shutil.rmtree(going, ignore_errors=True)
+
+
+def _write_anew(path: Path, text: str) -> None:
+    """Only what is not there already: a teardown makes its home again, and must not need room on a disk."""
+    with contextlib.suppress(OSError):
+        if path.read_text() == text:
+            return
+    path.write_text(text)
 
 
 def _listening(port: int) -> set[int]:

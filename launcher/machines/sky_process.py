@@ -178,13 +178,14 @@ class SkyProcess:
         return self._process
 
     def _listen(self, said: IO[str]) -> None:
-        """SkyPilot's lines, without colours: to the log, and to who waits."""
-        with self._log.open("a") as log, said:
+        """SkyPilot's lines, without colours: to the log, and to who waits. They are read to their end
+        whatever becomes of the log: a process whose words nobody takes stands still."""
+        with said:
             for line in said:
                 plain = _COLOUR.sub("", line).replace("\r", "").rstrip()
                 if plain:
-                    log.write(plain + "\n")
-                    log.flush()
+                    with contextlib.suppress(OSError), self._log.open("a") as log:
+                        log.write(plain + "\n")
                     self._progress(plain)
 
 

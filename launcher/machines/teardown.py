@@ -1,6 +1,7 @@
 """Ending a run's cluster, and the proof that nothing of it is left: by the provider's word, not SkyPilot's.
 
-Neighbours: `cloud.py` is the machine whose end this is, `sky_process.py` makes the calls, in `sky_home.py`.
+Neighbours: `cloud.py` is the machine whose end this is, `sky_process.py` makes the calls, in `sky_home.py`;
+`spare_home.py` is where providers are asked from when the run's own home cannot be written.
 Knows nothing of the link, of results or of how a machine came up.
 """
 
@@ -16,6 +17,7 @@ from launcher.log import LOGGER
 from launcher.machines.base import Proof
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
+from launcher.machines.spare_home import SpareHome
 
 DOWN_SECONDS = 300.0
 ASK_SECONDS = 60.0
@@ -58,50 +60,101 @@ class Teardown:
         self._elsewhere: dict[str, Any] | None = None
         # Why the last attempt to end it failed.
         self._trouble: str | None = None
+        # Instead of `sky`, once the run's own home has failed.
+        self._spare: SpareHome | None = None
+        # What the books said last.
+        self._known: Standing | None = None
 
     def down(self, standing: Standing | None) -> None:
         """By name, so it also ends a launch that is under way, whoever began it; where SkyPilot cannot, at
-        the provider itself. Never raises LaunchError: the proof says what is left, and why."""
+        the provider itself; where nothing can be written here, from a home in memory.
+
+        Raises nothing: the proof says what is left, and why."""
+        self._known = standing or self._known
         for attempt in range(_DOWN_ATTEMPTS):
             time.sleep(_POLL_SECONDS if attempt else 0)
-            try:
-                standing = self._learn(standing)
-                self._home.serve()
-                passing("cloud.downing")
-                if not self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)["known"]:
-                    standing = self._end_unlisted(standing)
-                passing("cloud.downed")
-                self._end_listed(standing)
-                self._trouble = None
+            if self._tried("ending it by name", self._by_name):
                 return
-            except LaunchError as error:
-                self._trouble = f"{error.message}: {error.why}"
-                LOGGER.warning("ending %s failed: %s", self._run_id, self._trouble)
         # A launch it still works on would make another machine.
-        self._home.end_server()
-        try:
-            self._end_listed(standing)
-            self._trouble = None
-        except LaunchError as error:
-            self._trouble = f"{error.message}: {error.why}"
-            LOGGER.warning("ending %s at its provider failed: %s", self._run_id, self._trouble)
+        self._tried("ending its API server", self._home.end_server)
+        if not self._tried("ending it at its provider", self._end_listed):
+            self._tried("ending it at its provider from a spare home", self._end_from_spare_home)
 
     def proof(self, standing: Standing | None) -> Proof:
         """No provider's list has a machine of the cluster: SkyPilot's books alone prove nothing.
 
-        With the proof SkyPilot's home goes.
+        With the proof SkyPilot's home goes. Raises nothing: what fails is no proof.
         """
+        self._known = standing or self._known
         try:
-            standing = self._learn(standing)
-            if standing is None:
-                standing = self._last_standing()
-            proof = self._ask_providers(standing)
-        except LaunchError as error:
-            proof = Proof(False, f"nobody says that it is gone: {error.why}; {self._look_yourself(standing)}")
-        self._sky.end()
-        if proof.verified:
-            self._home.remove()
+            proof = self._proven()
+        except Exception as error:  # noqa: BLE001 - a full disk here, or any trouble with SkyPilot
+            LOGGER.warning("asking for %s failed: %s", self._run_id, _described(error))
+            proof = self._proven_from_spare_home(error)
+        self._leave(proof)
         return proof
+
+    def _tried(self, what: str, act: Callable[[], object]) -> bool:
+        """Whether it went well; else it is the trouble of this teardown."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - a full disk here, or any trouble with SkyPilot
+            self._trouble = _described(error)
+            LOGGER.warning("%s: %s failed: %s", self._run_id, what, self._trouble)
+            return False
+        self._trouble = None
+        return True
+
+    def _by_name(self) -> None:
+        self._learn()
+        self._home.serve()
+        passing("cloud.downing")
+        if not self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)["known"]:
+            self._end_unlisted()
+        passing("cloud.downed")
+        self._end_listed()
+
+    def _end_from_spare_home(self) -> None:
+        self._move_out()
+        self._end_listed()
+
+    def _move_out(self) -> None:
+        """From now on providers are asked from a home elsewhere. Raises OSError where there is no room."""
+        if self._spare is None:
+            self._sky.end()
+            self._spare = SpareHome.of(self._home)
+
+    def _proven(self) -> Proof:
+        if self._spare is None:
+            self._learn()
+            if self._known is None:
+                self._last_standing()
+        return self._ask_providers()
+
+    def _proven_from_spare_home(self, before: Exception) -> Proof:
+        """The same asked from elsewhere; what went wrong `before` is said where that fails as well."""
+        if self._spare is None:
+            try:
+                self._move_out()
+                return self._proven()
+            except Exception as error:  # noqa: BLE001 - then nobody says anything
+                LOGGER.warning("asking for %s from a spare home: %s", self._run_id, _described(error))
+        why = before.why if isinstance(before, LaunchError) else _described(before)
+        return Proof(False, f"nobody says that it is gone: {why}; {self._look_yourself()}")
+
+    def _leave(self, proof: Proof) -> None:
+        """What was started here goes, after a proof the home as well; whatever fails now, a proof is one."""
+        for what, act in (
+            ("ending the calls", self._sky.end),
+            ("removing the spare home", self._spare.remove if self._spare is not None else None),
+            ("removing its home", self._home.remove if proof.verified else None),
+        ):
+            try:
+                if act is not None:
+                    act()
+            except Exception as error:  # noqa: BLE001 - nothing of it is paid for
+                LOGGER.warning("%s: %s failed: %s", self._run_id, what, _described(error))
+        self._spare = None
 
     def listed(self, standing: Standing | None) -> list[str]:
         """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
@@ -110,65 +163,65 @@ class Teardown:
         ((_, found),) = self._lists([standing["provider"]])
         return found
 
-    def _end_unlisted(self, standing: Standing | None) -> Standing | None:
+    def _end_unlisted(self) -> None:
         """A launch on its way into the books, or between two zones, is not in them, and `down` leaves it."""
-        found = self._last_standing()
-        if found is None:
-            return standing
-        self._home.serve()
-        self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
-        return found
+        if self._last_standing():
+            self._home.serve()
+            self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
 
-    def _last_standing(self) -> Standing | None:
-        """What the books say when nobody is left who could write into them: whatever works in SkyPilot's
-        home ends first."""
+    def _last_standing(self) -> bool:
+        """Whether the books have it when nobody is left who could write into them: whatever works in
+        SkyPilot's home ends first."""
         self._sky.end()
         self._home.end_server()
-        return self._learn(None)
+        return self._learn()
 
-    def _end_listed(self, standing: Standing | None) -> None:
+    def _end_listed(self) -> None:
         """Machines a provider still lists although SkyPilot is done with the cluster, or never knew."""
         # Whose launch was broken off may still be on its way into the provider's list.
-        broken_off = standing is not None and standing["address"] is None
+        broken_off = self._known is not None and self._known["address"] is None
         settled_at = time.monotonic() + (_SETTLE_SECONDS if broken_off else 0)
         while True:
-            for provider, found in self._lists(self._providers(standing)):
+            for provider, found in self._lists(self._providers()):
                 if found:
-                    self._sky.call("terminate", DOWN_SECONDS, provider=provider)
+                    self._asker.call("terminate", DOWN_SECONDS, provider=provider)
             if time.monotonic() >= settled_at:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _ask_providers(self, standing: Standing | None) -> Proof:
+    def _ask_providers(self) -> Proof:
         bound = time.monotonic() + GONE_SECONDS
-        asked = waiting = self._providers(standing)
+        asked = waiting = self._providers()
         while True:
             listed = self._lists(waiting)
             # Whose list was empty once has nothing more to say: nobody is left who could make a machine.
             waiting = [provider for provider, found in listed if found]
             if not waiting:
-                return Proof(True, self._nothing_listed(asked))
+                return self._nothing_listed(asked)
             if self._trouble is not None or time.monotonic() > bound:
                 left = [f"{machine} ({place(provider)})" for provider, found in listed for machine in found]
                 why = "" if self._trouble is None else f" ({self._trouble})"
-                look = self._look_yourself(standing)
-                return Proof(False, f"there still is {', '.join(left)}{why}; {look}")
+                return Proof(False, f"there still is {', '.join(left)}{why}; {self._look_yourself()}")
             time.sleep(_POLL_SECONDS)
 
-    def _nothing_listed(self, asked: list[Provider]) -> str:
+    def _nothing_listed(self, asked: list[Provider]) -> Proof:
         """What exactly is proven."""
         unasked = self._candidates()["unasked"]
         books = f"no cluster {self._run_id} is on SkyPilot's books, which it writes before it asks a provider"
-        if not asked:
-            return books
         names = sorted({provider["cluster_on_cloud"] for provider in asked})
         places = ", ".join(sorted({place(provider) for provider in asked}))
-        proven = f"no machine of {', '.join(names)} is listed by {places}"
-        without = f"; {', '.join(unasked)} cannot be asked without them: {books}" if unasked else ""
-        return proven + without
+        proven = f"no machine of {', '.join(names)} is listed by {places}" if asked else ""
+        if asked and not unasked:
+            return Proof(True, proven)
+        if self._spare is not None and self._known is None:  # it has no books
+            detail = "SkyPilot's books cannot be read here, and only they know whom to ask"
+            return Proof(False, f"{detail}; {self._look_yourself()}")
+        without = f"; {', '.join(unasked)} cannot be asked without them: {books}"
+        return Proof(True, proven + without if asked else books)
 
-    def _look_yourself(self, standing: Standing | None) -> str:
+    def _look_yourself(self) -> str:
         """The provider's own command, or what to look for in its console."""
+        standing = self._known
         name = f"{self._run_id}-{self._run_id.removeprefix('slip-')}"
         clouds = {place.partition("/")[0] for place in self._infra}
         where = standing["where"] if standing else "/".join(self._infra)
@@ -180,34 +233,48 @@ class Teardown:
 
     # -------------------------------------------------------------- asking
 
-    def _providers(self, standing: Standing | None) -> list[Provider]:
+    @property
+    def _asker(self) -> SkyProcess:
+        """Who asks the providers: they want credentials, and no books."""
+        return self._sky if self._spare is None else self._spare.sky
+
+    def _providers(self) -> list[Provider]:
         """Where the books say the cluster is, and wherever else it may have been tried."""
-        asked: list[Provider] = [standing["provider"]] if standing is not None else []
+        asked: list[Provider] = [self._known["provider"]] if self._known is not None else []
         known = {place(provider) for provider in asked}
         return asked + [one for one in self._candidates()["providers"] if place(one) not in known]
 
     def _lists(self, providers: list[Provider]) -> list[tuple[Provider, list[str]]]:
         """What each of them lists of the cluster. Raises LaunchError when one does not answer."""
-        found = self._sky.call("instances", ASK_SECONDS, providers=providers)["instances"]
+        found = self._asker.call("instances", ASK_SECONDS, providers=providers)["instances"]
         return list(zip(providers, found, strict=True))
 
     def _candidates(self) -> dict[str, Any]:
         if self._elsewhere is None:
-            self._elsewhere = self._sky.call(
+            self._elsewhere = self._asker.call(
                 "candidates", ASK_SECONDS, cluster=self._run_id, gpus=self._gpus, infra=self._infra
             )
         assert self._elsewhere is not None  # a call answers or raises
         return self._elsewhere
 
-    def _learn(self, standing: Standing | None) -> Standing | None:
-        """What the books say now, as long as they have it; else what they said before."""
+    def _learn(self) -> bool:
+        """Whether the books have it now, and what they say then; else what they said before stays known."""
         # Removed, by hand or with a proof that the record does not have; or made for one cloud of several.
         self._home.make()
         found = self._sky.call("standing", ASK_SECONDS, cluster=self._run_id)
         if found is None:
-            return standing
-        self._learned(found)
-        return found
+            return False
+        if found != self._known:
+            self._known = found
+            self._keep(found)
+        return True
+
+    def _keep(self, found: Standing) -> None:
+        """Who is asked in this process knows it now; another one knows it when it can be written."""
+        try:
+            self._learned(found)
+        except Exception as error:  # noqa: BLE001 - a full disk, or a record that is broken
+            LOGGER.warning("%s: its record cannot be written: %s", self._run_id, _described(error))
 
 
 def wait_until_gone(sky: SkyProcess, provider: Provider, seconds: float) -> list[str]:
@@ -218,6 +285,13 @@ def wait_until_gone(sky: SkyProcess, provider: Provider, seconds: float) -> list
         if not left or time.monotonic() > bound:
             return left
         time.sleep(_POLL_SECONDS)
+
+
+def _described(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, LaunchError):
+        return f"{error.message}: {error.why}"
+    return f"{type(error).__name__}: {error}"
 
 
 def place(provider: Provider) -> str:

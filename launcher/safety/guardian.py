@@ -4,8 +4,9 @@
 
 `launch` holds the other end of a pipe on its standard input. The line "released" lets it go; the end of the
 pipe without that line means that the launcher is dead, and the system says so within milliseconds.
-Neighbours: `run.py` starts it before the machine is armed; `machines/base.py` finds the machine again.
-Imports little, so that it stands before anything else does. Knows nothing of the terminal.
+Neighbours: `run.py` starts it before the machine is armed; `machines/recorded.py` finds the machine again.
+Imports little, so that it stands before anything else does; then at once what its machine's end takes, which
+at the moment of death may be another version's. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from launcher.endpoint import drop_token
+from launcher.endpoint import RESULTS, drop_token
 from launcher.errors import LaunchError, PreflightError
+from launcher.machines import recorded
 from launcher.machines.base import Proof
-from launcher.machines.recorded import from_record
-from launcher.safety import processes
+from launcher.machines.recorded import NoMachine, from_record
+from launcher.safety import processes, teardown_lock
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.safety.teardown_lock import Turn
+
+if TYPE_CHECKING:
+    from launcher.machines.base import Machine
 
 LOG = "guardian.log"
 _RELEASE = b"released\n"
@@ -37,6 +44,10 @@ _START_SECONDS = 20.0
 _COMMAND_SECONDS = 5.0
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 2.0
+# Of the minute in which the machine is gone (G1): nobody is there to keep it for its results.
+PULL_SECONDS = 20.0
+# A record that cannot be written is tried again so often: a full disk may be emptied.
+_WRITES = 30
 
 
 class Guardian:
@@ -92,6 +103,7 @@ def main(arguments: list[str]) -> int:
     os.write(1, _READY)
     os.dup2(2, 1)  # nothing of ours may hang on a pipe to the launcher
     os.chdir("/")
+    _prepare(record)
     if _released():
         return 0
     return _end(RecordStore.holding(record), record.parent.name)
@@ -105,7 +117,21 @@ def _released() -> bool:
     return said.endswith(_RELEASE)
 
 
+def _prepare(record: Path) -> None:
+    """Import what the end of this machine takes, while nobody is dead."""
+    try:
+        recorded.prepare(RecordStore.holding(record).load(record.parent.name))
+    except Exception:  # noqa: BLE001 - at the end it is tried again
+        _say(traceback.format_exc())
+
+
 def _end(store: RecordStore, run_id: str) -> int:
+    """End the run, unless somebody does already and proves it."""
+    with teardown_lock.alone(store.folder(run_id), "guardian", _say, insist=True) as turn:
+        return _end_alone(store, run_id, turn)
+
+
+def _end_alone(store: RecordStore, run_id: str, turn: Turn) -> int:
     try:
         record = store.load(run_id)
     except (LaunchError, OSError):
@@ -120,11 +146,46 @@ def _end(store: RecordStore, run_id: str) -> int:
     _note(store, run_id, state="down", ended_by="guardian", reason=reason)
     with contextlib.suppress(OSError):
         drop_token(store.folder(run_id))
+    turn.doing("results home")
+    unpulled = _bring_home(store, record)
+    turn.doing("down")
     proof = _take_down(record)
+    _end_own_children()
     _say(f"{run_id}: {proof.detail}")
+    turn.doing("writing it down")
     state = "verified" if proof.verified else "unverified"
-    _note(store, run_id, state=state, proof=proof.to_dict(), ended=time.time())
+    said = {"state": state, "proof": proof.to_dict(), "ended": time.time(), "unpulled": unpulled}
+    for _ in range(_WRITES):
+        if _note(store, run_id, **said):
+            break
+        time.sleep(_PAUSE_SECONDS)
     return 0 if proof.verified else 1
+
+
+def _bring_home(store: RecordStore, record: RunRecord) -> str | None:
+    """What goes with the machine's disk, brought home where that is done soon; why it was not."""
+    if record.state in ("down", "unverified"):  # whoever was at it before had come to that
+        return record.unpulled
+    if not record.may_have_results or record.given_up:
+        return None
+    outcome: list[str | None] = []
+
+    def bring() -> None:
+        try:
+            machine = from_record(record)
+            if not isinstance(machine, NoMachine) and cast("Machine", machine).ephemeral:
+                cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
+            outcome.append(None)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
+            outcome.append(recorded.described(error))
+
+    bringing = threading.Thread(target=bring, daemon=True)
+    bringing.start()
+    bringing.join(PULL_SECONDS)
+    why = outcome[0] if outcome else f"they were not here after {PULL_SECONDS:.0f} s"
+    if why is not None:
+        _say(f"{record.id}: its newest results go with it: {why}")
+    return why
 
 
 def _take_down(record: RunRecord) -> Proof:
@@ -134,16 +195,19 @@ def _take_down(record: RunRecord) -> Proof:
         if attempt:
             time.sleep(_PAUSE_SECONDS)
         try:
-            machine = from_record(record)
-            machine.down()
-            _end_command(record)
-            proof = machine.proof()
+            proof = recorded.end(from_record(record), _say, lambda: _end_command(record))
         except Exception as error:  # noqa: BLE001 - whatever it is: try again, then say it in the record
             _say(traceback.format_exc())
             proof = Proof(False, f"the guardian failed: {error!r}")
         if proof.verified:
             break
     return proof
+
+
+def _end_own_children() -> None:
+    """A copy that was left behind waits for a machine that is gone."""
+    own = ProcessId.own()
+    processes.end(lambda: processes.tree({own}) - {own}, 0)
 
 
 def _end_command(record: RunRecord) -> None:
@@ -154,11 +218,17 @@ def _end_command(record: RunRecord) -> None:
     )
 
 
-def _note(store: RecordStore, run_id: str, **changes: Any) -> None:
+def _note(store: RecordStore, run_id: str, **changes: Any) -> bool:
+    """Whether the record says so now."""
     try:
         store.update(run_id, **changes)
+    except FileNotFoundError:  # the run's folder is gone: there is no record to write
+        _say(traceback.format_exc())
+        return True
     except (OSError, ValueError):
         _say(traceback.format_exc())
+        return False
+    return True
 
 
 def _say(text: str) -> None:

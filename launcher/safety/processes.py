@@ -135,6 +135,14 @@ def wait_gone(process: ProcessId, seconds: float) -> bool:
     return True
 
 
+def stopped(process: ProcessId) -> bool:
+    """Whether it is stopped (Ctrl-Z) at this moment, and so gets nowhere."""
+    try:
+        return psutil.Process(process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except (psutil.Error, OSError):
+        return False
+
+
 def adopt_orphans() -> None:
     """Linux: descendants whose parent dies become our children, so none gets out of sight."""
     if sys.platform == "linux":

@@ -2,7 +2,7 @@
 
 `look` finds, `remove` takes away one find. Only ours: a process is ended when its environment names a run of
 this home and that run is over, unknown or left alone; whatever belongs to another home's run is not touched.
-Neighbours: `verbs.py` has `launch gc` and `launch down`, which share `take_down`; `records.py` is the ledger.
+Neighbours: `ending_verbs.py` has `launch gc`, `take_down.py` ends a run; `records.py` is the ledger.
 Knows nothing of the terminal.
 """
 
@@ -14,19 +14,17 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 
-from launcher.endpoint import RESULTS, drop_token
-from launcher.errors import LaunchError, NotPulled, TeardownUnverified
+from launcher.endpoint import RESULTS
+from launcher.errors import LaunchError, TeardownUnverified
 from launcher.home import Home
-from launcher.machines.base import Machine, PullReport
-from launcher.machines.recorded import NoMachine, from_record
-from launcher.safety import processes
+from launcher.safety import processes, take_down
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import ID_PATTERN, RUN_VARIABLE, RecordStore, RunRecord
 from launcher.units import format_duration
@@ -34,8 +32,6 @@ from launcher.units import format_duration
 # An environment that nobody asked for in so long is offered.
 IDLE_SECONDS = 7 * 86400.0
 _GRACE_SECONDS = 5.0
-# The guardian's own bound on taking a machine down, with its repetitions.
-_GUARDIAN_SECONDS = 180.0
 # The sockets of a run that this home does not know may be another home's, whose runtime is just starting.
 _SOCKETS_SECONDS = 600.0
 # In the environment of a run's processes: paths that name the home the run belongs to.
@@ -68,15 +64,22 @@ class Find:
         }  # fmt: skip
 
 
-def look(home: Home, older_than_seconds: float | None, unpulled: bool, idle_seconds: float) -> list[Find]:
+def look(
+    home: Home,
+    older_than_seconds: float | None,
+    unpulled: bool,
+    idle_seconds: float,
+    given_up: Collection[str] = (),
+    note: Callable[[str], None] = take_down.silent,
+) -> list[Find]:
     """Everything that is left. Old runs' folders only when `older_than_seconds` says how old; environments
-    that nobody asked for in `idle_seconds`."""
+    that nobody asked for in `idle_seconds`. `given_up`: the runs, by name or id, that end without results."""
     store = RecordStore(home)
     # Processes before records: a run that starts meanwhile is then in neither, or known and live.
     carriers, carried = _carriers(home), {run_id for run_id, *_ in _all_carriers()}
     records = {record.id: record for record in store.list()}
     unreadable = {record.id for record in store.unreadable()}
-    finds = [*_left_alone(store, records.values())]
+    finds = [*_left_alone(store, records.values(), given_up, note)]
     finds += _stray_processes(store, home, records, unreadable, carriers)
     finds += _stale_sockets(records, unreadable, carried)
     finds += _environments(home, idle_seconds)
@@ -86,68 +89,27 @@ def look(home: Home, older_than_seconds: float | None, unpulled: bool, idle_seco
     return finds
 
 
-# ------------------------------------------------------------------ ending a run
+# ------------------------------------------------------------------ runs
 
 
-def pull(store: RecordStore, record: RunRecord) -> PullReport:
-    """What the run has, brought home. Raises NotPulled."""
-    machine = from_record(record)
-    if isinstance(machine, NoMachine):
-        raise NotPulled(
-            f"{record.id} has nothing to bring home", "it ended before it had a machine", "launch status"
-        )
-    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
-
-
-def after_guardian(store: RecordStore, record: RunRecord, note: Callable[[str], None]) -> RunRecord:
-    """The record when no guardian is at work on the run any more: two must not take one machine down."""
-    launch_lives = record.launch is not None and record.launch.alive()
-    if not record.live or launch_lives or record.guardian is None or not record.guardian.alive():
-        return record
-    note(f"{record.name or record.id}: its guardian is still taking it down")
-    processes.wait_gone(record.guardian, _GUARDIAN_SECONDS)
-    return store.load(record.id)
-
-
-def take_down(
-    store: RecordStore, record: RunRecord, ended_by: str, note: Callable[[str], None] = lambda line: None
-) -> RunRecord:
-    """End a run that nobody looks after: pull what can be pulled, end it, prove it.
-
-    Raises TeardownUnverified; the record then stays live.
-    """
-    try:
-        pull(store, record)
-    except LaunchError as error:
-        note(f"{error.message}: {error.why}")
-    machine = from_record(record)
-    machine.down()
-    proof = machine.proof()
-    drop_token(store.folder(record.id))
-    record = store.update(
-        record.id,
-        state="verified" if proof.verified else "unverified",
-        ended=time.time(),
-        ended_by=ended_by,
-        proof=proof.to_dict(),
-    )
-    if not proof.verified:
-        raise TeardownUnverified(
-            f"{record.id} is not proven to be down", proof.detail, f"launch down {record.name or record.id}"
-        )
-    return record
-
-
-def _left_alone(store: RecordStore, records: Iterable[RunRecord]) -> Iterator[Find]:
+def _left_alone(
+    store: RecordStore,
+    records: Iterable[RunRecord],
+    given_up: Collection[str],
+    note: Callable[[str], None],
+) -> Iterator[Find]:
     """Live in the ledger, but its launch and its guardian are both gone."""
     for record in records:
         if not record.live or record.attended:
             continue
 
         def remove(record: RunRecord = record) -> str:
-            if (now := store.load(record.id)).live and not now.attended:
-                take_down(store, now, "gc")
-            return "down: verified"
+            if not (now := store.load(record.id)).live or now.attended:
+                return "its run lives after all" if now.live else "down: verified"
+            give_up = not {now.id, now.name}.isdisjoint(given_up)
+            ended = take_down.take_down(store, now, "gc", note, give_up=give_up)
+            without = f"; without its newest results: {ended.unpulled}" if ended.unpulled else ""
+            return f"down: verified{without}"
 
         why = f"its state is {record.state}, and neither its launch nor its guardian lives"
         yield Find("run", f"run {record.name or record.id}", why, remove, record.id)

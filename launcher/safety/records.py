@@ -21,7 +21,8 @@ from typing import Any, Self
 
 from launcher.errors import LaunchError, UsageError, suggestion
 from launcher.home import Home
-from launcher.safety import locks
+from launcher.safety import locks, teardown_lock
+from launcher.safety.lives import Life
 from launcher.safety.processes import ProcessId
 
 SCHEMA = 1
@@ -43,8 +44,10 @@ class RunRecord:
     """What is known of a run. `state` is the phase that was entered last, or how it ended.
 
     `unverified`: ended, but nobody proved that nothing is left; such a run still counts as live.
-    `exit_code` is the user's command's own; `ended_by` is "launch", "guardian", "down" or "gc"; `details` is
-    the caller's own (JSON).
+    `exit_code` is the user's command's own; `ended_by` is "launch", "guardian", "down", "gc" or "resume";
+    `details` is the caller's own (JSON). `begun`: when this life of it began, None for the first;
+    `earlier_lives` are those before. `unpulled`: why its newest results are not at home; `given_up`: the user
+    wants no more waiting for them. `troubles`: what else went wrong at its end.
     """
 
     id: str
@@ -63,6 +66,11 @@ class RunRecord:
     reason: str | None = None
     proof: dict[str, Any] | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    begun: float | None = None
+    earlier_lives: tuple[Life, ...] = ()
+    unpulled: str | None = None
+    given_up: bool = False
+    troubles: tuple[str, ...] = ()
     schema: int = SCHEMA
 
     @property
@@ -74,6 +82,24 @@ class RunRecord:
     def attended(self) -> bool:
         """Whether its launcher or its guardian still looks after it."""
         return any(process is not None and process.alive() for process in (self.launch, self.guardian))
+
+    @property
+    def may_have_results(self) -> bool:
+        """Whether it was ever ready in this life, and so may have something that is nowhere else."""
+        return bool(self.machine) and self.url is not None
+
+    @property
+    def life(self) -> Life:
+        """The newest life: to its proven end, for what is not proven to be down is still paid for."""
+        price = (self.machine.get("standing") or {}).get("price_per_hour") or 0.0
+        begun = self.created if self.begun is None else self.begun
+        ended = begun if self.ended is None else self.ended
+        return Life(begun, None if self.live else ended, price)
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        """All its lives, the first one first: a run that is taken up costs nothing between two of them."""
+        return (*self.earlier_lives, self.life)
 
     def to_json(self) -> str:
         """The record as its file holds it."""
@@ -90,6 +116,8 @@ class RunRecord:
             for key in _PROCESSES:
                 known[key] = ProcessId(**known[key]) if known.get(key) else None
             known["command"] = tuple(values["command"])
+            known["earlier_lives"] = tuple(map(Life.from_dict, values.get("earlier_lives", ())))
+            known["troubles"] = tuple(values.get("troubles", ()))
             return cls(**known)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a run's record: {error!r}") from error
@@ -160,6 +188,7 @@ class RecordStore:
         with _locked(self.runs / ".lock"):
             self.check_name(name)
             run_id = self._mint()
+            teardown_lock.make(self.folder(run_id))
             record = RunRecord(
                 id=run_id, created=time.time(), name=name, command=command, launch=ProcessId.own(), **fields
             )
@@ -179,9 +208,11 @@ class RecordStore:
             for other in self.list():
                 if record.name is not None and other.name == record.name and other.live:
                     raise LiveNameError(other)
+            teardown_lock.make(self.folder(run_id))
             ended = {"guardian": None, "minder": None, "url": None, "exit_code": None, "ended": None}
-            ended |= {"ended_by": None, "reason": None, "proof": None}
-            return self.update(run_id, state="created", launch=ProcessId.own(), **(ended | fields))
+            ended |= {"ended_by": None, "reason": None, "proof": None, "unpulled": None, "troubles": ()}
+            life = {"given_up": False, "begun": time.time(), "earlier_lives": record.lives}
+            return self.update(run_id, state="created", launch=ProcessId.own(), **(ended | life | fields))
 
     def check_name(self, name: str | None) -> None:
         """Raise what `create` would for this name, without making anything."""

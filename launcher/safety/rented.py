@@ -76,7 +76,8 @@ def _finds(store: RecordStore, found: Iterable[Stray], note: Callable[[str], Non
                 return "its run lives after all"
             return strays.end(stray)
 
-        yield Find("machine", what, f"{why}; it began {age} ago and is paid for", remove, stray.run_id)
+        why += f"; it began {age} ago and is paid for; what is on it cannot be brought home"
+        yield Find("machine", what, why, remove, stray.run_id)
 
 
 def _remembered(home: Home) -> list[str]:

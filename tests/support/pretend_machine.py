@@ -1,7 +1,8 @@
 """A machine in this process, for what `run.py` does around a machine; the real ones are tested end to end.
 
 It keeps the Machine protocol's promises (a test checks that it is one) and answers on a real Unix socket,
-so relay, heartbeat, minder and guardian are the real ones. `acts` can make any call misbehave.
+so relay, heartbeat, minder and guardian are the real ones. `acts` can make any call misbehave. With a price
+it is like a rented one: its disk goes with it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ class PretendMachine:
 
     kind = "pretend"
 
-    def __init__(self, folder: Path, acts: dict[str, Callable[[], None]] | None = None) -> None:
+    def __init__(
+        self, folder: Path, acts: dict[str, Callable[[], None]] | None = None, price: float = 0.0
+    ) -> None:
         self.folder = folder
+        self.price = price
         self.sockets = Path(tempfile.mkdtemp(prefix="pretend-"))
         self.acts = acts or {}
         self.calls: list[str] = []
@@ -53,7 +57,12 @@ class PretendMachine:
 
     @property
     def price_per_hour(self) -> float | None:
-        return 0.0
+        self._act("price_per_hour")
+        return self.price
+
+    @property
+    def ephemeral(self) -> bool:
+        return self.price > 0
 
     def arm(self, progress: Progress = silent) -> None:
         self._called("arm")
@@ -74,6 +83,7 @@ class PretendMachine:
         return path
 
     def ended(self) -> str | None:
+        self._act("ended")
         return None if self._server is not None else "its supervisor ended"
 
     def pull(self, into: Path) -> PullReport:
@@ -82,11 +92,11 @@ class PretendMachine:
         return PullReport(into, files=0, bytes=0, seconds=0.0, step=None)
 
     def committed(self) -> int | None:
+        self._act("committed")
         return self.standing.committed
 
     def secure(self, into: Path) -> Standing:
-        if "secure" in self.acts:
-            self.acts["secure"]()
+        self._act("secure")
         return self.standing
 
     def seed(self, results: Path) -> int:
@@ -106,6 +116,7 @@ class PretendMachine:
         return self.proven
 
     def describe(self) -> dict[str, Any]:
+        self._act("describe")
         return {}  # nothing that another process could end
 
     def status(self) -> RuntimeStatus:
@@ -127,6 +138,9 @@ class PretendMachine:
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
+        self._act(name)
+
+    def _act(self, name: str) -> None:
         if name in self.acts:
             self.acts[name]()
 

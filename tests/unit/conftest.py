@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.small_run import TOKEN, SmallRun
+
+if TYPE_CHECKING:
+    from tests.support.lived import Lives
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,3 +41,17 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
     monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
     yield small
     small.close()
+
+
+@pytest.fixture
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lives:
+    """Live a run: `live(acts={"serve": …}, command=[…], flags={…})`."""
+    from tests.support.lived import Lives
+
+    for name in [name for name in os.environ if name.startswith("LAUNCH_")]:
+        monkeypatch.delenv(name)
+    # A run of seconds is looked at more often than one of hours.
+    monkeypatch.setattr("launcher.pulse._ASK_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr("launcher.work._LOOK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("launcher.work._DRAW_EVERY_SECONDS", 0.2)
+    return Lives(tmp_path)

@@ -79,7 +79,7 @@ def test_status_lists_nothing_politely_and_as_json(launch: Launch) -> None:
 RUN_KEYS = {
     "committed_step", "durable_step", "durable_bound_steps",
     "id", "name", "state", "live", "attended", "created", "ended", "ended_by", "reason", "exit_code",
-    "command", "base_url", "folder", "down", "price_per_hour",
+    "command", "base_url", "folder", "down", "price_per_hour", "cost", "lives", "unpulled", "troubles",
 }  # fmt: skip
 
 

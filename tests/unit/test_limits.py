@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +14,7 @@ from launcher import homeward
 from launcher.errors import NotPulled
 from launcher.machines.base import Machine, PullReport
 from launcher.safety.lease import Limits
+from tests.support.environment import PROGRAMS, REPOSITORY
 
 
 def test_g06_what_is_left_is_the_less_of_deadline_and_budget() -> None:
@@ -47,3 +51,26 @@ def test_g22_whoever_gives_the_results_up_does_not_wait(tmp_path: Path) -> None:
     machine = _Reluctant()
     assert homeward.pull_patiently(cast("Machine", machine), tmp_path, 20.0, lambda: True) is None
     assert machine.attempts == 0
+
+
+def _ahead(*under: str) -> float | None:
+    """How far the clock of costs is ahead of the one that stands still in sleep; None without one."""
+    done = subprocess.run(
+        [*under, sys.executable, PROGRAMS / "unit" / "tell_clocks.py"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    if under and done.returncode and "unshare" in done.stderr:
+        return None
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+@pytest.mark.process
+def test_g31_the_clock_of_costs_and_limits_counts_the_time_asleep() -> None:
+    """In a time namespace whose computer has slept a day more, where this user may make one."""
+    here = _ahead()
+    there = _ahead("unshare", "-rT", "--boottime", "86400", "--fork")
+    assert here is not None
+    assert there is None or there - here == pytest.approx(86400, abs=60)

@@ -6,29 +6,21 @@ The machine is in this process; record, guardian, relay, heartbeat, minder and s
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from launcher.config import load
 from launcher.durable import Standing
 from launcher.errors import CapacityError, JobFailed, LaunchError, NotPulled, PreflightError
 from launcher.home import Home
-from launcher.log import close_log
 from launcher.machines.base import Machine, Proof
 from launcher.output import Output
-from launcher.plan import make_plan
-from launcher.request import Request
-from launcher.run import Run
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.summary import Summary
 from tests.support.environment import PROGRAMS, REPOSITORY
@@ -38,57 +30,6 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 IN_ORDER = ["arm", "push", "setup", "serve", "pull", "down", "proof"]
-
-
-@dataclass
-class Lived:
-    """A run that is over, and what can be seen of it."""
-
-    code: int
-    machine: PretendMachine
-    record: RunRecord
-    folder: Path
-    stderr: str
-    objects: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def end(self) -> dict[str, Any]:
-        return self.objects[-1]
-
-
-@pytest.fixture
-def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Live a run: `live(acts={"serve": …}, command=[…], flags={…})`."""
-    home = Home(tmp_path / "home", tmp_path / "config", tmp_path / "cache")
-    for name in [name for name in os.environ if name.startswith("LAUNCH_")]:
-        monkeypatch.delenv(name)
-    # A run of seconds is looked at more often than one of hours.
-    monkeypatch.setattr("launcher.pulse._ASK_EVERY_SECONDS", 0.1)
-    monkeypatch.setattr("launcher.work._LOOK_EVERY_SECONDS", 0.05)
-    monkeypatch.setattr("launcher.work._DRAW_EVERY_SECONDS", 0.2)
-
-    def live_once(
-        command: tuple[str, ...] = (sys.executable, "-c", "pass"),
-        flags: dict[str, Any] | None = None,
-        acts: dict[str, Callable[[], None]] | None = None,
-        prepare: Callable[[PretendMachine], None] = lambda machine: None,
-        lease_seconds: float = 900.0,
-    ) -> Lived:
-        machine = PretendMachine(tmp_path / "machine", acts)
-        prepare(machine)
-        settings = load({"port": None, **(flags or {})}, environ={}, folder=tmp_path, home=home)
-        settings = replace(settings, lease_seconds=lease_seconds)
-        stdout, stderr = io.StringIO(), io.StringIO()
-        output = Output(as_json=True, stdout=stdout, stderr=stderr, environ={})
-        request = Request(settings, make_plan(settings), "/nowhere", command)
-        code = Run(request, home, output, lambda record, store, home: machine).execute()
-        close_log()
-        store = RecordStore(home)
-        (record,) = store.list()
-        objects = [json.loads(line) for line in stdout.getvalue().splitlines()]
-        return Lived(code, machine, record, store.folder(record.id), stderr.getvalue(), objects)
-
-    return live_once
 
 
 def test_the_pretend_machine_is_a_machine(tmp_path: Path) -> None:

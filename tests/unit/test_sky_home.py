@@ -20,6 +20,7 @@ from launcher.machines.recorded import from_record
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import NoAccessError, SkyCallError, SkyCallLateError, SkyProcess
 from launcher.safety.records import RunRecord
+from tests.support.environment import PROGRAMS, REPOSITORY
 
 FIVE = (".aws/credentials", ".config/gcloud/key.json", ".azure/token", ".lambda_cloud/keys", ".runpod/config")
 
@@ -217,6 +218,21 @@ def test_skypilots_errors_become_ours(
     found = sky_process._translated("launch", kinds, text, tmp_path / "log")
     assert type(found) is error and found.exit_code == code
     assert found.why is not None and "\x1b" not in found.why and found.hint
+
+
+@pytest.mark.slow
+def test_g01_what_ends_a_cluster_is_imported_before_there_is_one(tmp_path: Path, user_home: Path) -> None:
+    """Of SkyPilot and of ours: an upgrade in mid-run finds nothing left to import."""
+    home = _home(tmp_path, "aws")
+    home.make(user_home)
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / "unit" / "late_imports.py"],
+        capture_output=True,
+        text=True,
+        env=home.environ() | {"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
 @pytest.mark.slow

@@ -1,0 +1,168 @@
+"""Ending a run that nobody looks after: its results home, everything down, the proof in its record.
+
+Neighbours: `launch down`, `launch gc` and `launch --resume` end runs by this; `guardian.py` and `ending.py`
+do it in their own order. A machine whose disk goes with it is not ended while its results cannot be brought
+home: it is kept until its own lease ends it, deadline or budget is reached, or they are given up by name.
+Knows nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import cast
+
+from launcher.endpoint import RESULTS, drop_token
+from launcher.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified
+from launcher.homeward import pull_patiently
+from launcher.machines import recorded
+from launcher.machines.base import Machine, Proof, PullReport
+from launcher.machines.recorded import NoMachine, from_record
+from launcher.safety import lives, processes, teardown_lock
+from launcher.safety.lease import Limits
+from launcher.safety.processes import ProcessId
+from launcher.safety.records import RecordStore, RunRecord
+from launcher.units import format_money
+
+# Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
+TRIES_SECONDS = 60.0
+_LOOK_SECONDS = 1.0
+# A guardian that is stopped does nothing any more.
+_STILL_SECONDS = teardown_lock.STILL_SECONDS
+
+Note = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """A Note that says nothing."""
+
+
+def pull(store: RecordStore, record: RunRecord) -> PullReport:
+    """What the run has, brought home. Raises NotPulled."""
+    machine = from_record(record)
+    if isinstance(machine, NoMachine):
+        raise NotPulled(
+            f"{record.id} has nothing to bring home", "it ended before it had a machine", "launch status"
+        )
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
+
+
+def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunRecord:
+    """The record when no guardian is at work on the run any more: two must not take one machine down.
+
+    Raises TeardownUnverified for one that stands still.
+    """
+    launch_lives = record.launch is not None and record.launch.alive()
+    guardian = record.guardian
+    if not record.live or launch_lives or guardian is None or not guardian.alive():
+        return record
+    note(f"{record.name or record.id}: its guardian is still taking it down")
+    still = 0.0
+    while not processes.wait_gone(guardian, _LOOK_SECONDS):
+        still = still + _LOOK_SECONDS if processes.stopped(guardian) else 0.0
+        if still > _STILL_SECONDS:
+            raise _stands_still(record, guardian)
+    return store.load(record.id)
+
+
+def take_down(
+    store: RecordStore, record: RunRecord, ended_by: str, note: Note = silent, *, give_up: bool = False
+) -> RunRecord:
+    """End a run that nobody looks after, or find it ended by whoever was at it. `give_up`: the user wants no
+    waiting for its results. The record says in `unpulled` why the newest are not at home.
+
+    Raises NotPulled when the machine is kept for them, TeardownUnverified; the record then stays live.
+    """
+    with teardown_lock.alone(store.folder(record.id), ended_by, note) as turn:
+        record = store.load(record.id)
+        if not record.live:
+            return record
+        turn.doing("results home")
+        unpulled = _bring_home(store, record, note, give_up)
+        turn.doing("down")
+        proof = recorded.end(from_record(record), note)
+        turn.doing("writing it down")
+        return _write_down(store, record, ended_by, proof, unpulled, note)
+
+
+def limit_reached(record: RunRecord, now: float) -> str | None:
+    """Which limit its newest life is past, in words: nothing is kept beyond one."""
+    plan, life = record.details.get("plan") or {}, record.life
+    limits = Limits(life.begun, plan.get("deadline_seconds"), plan.get("budget"), life.price_per_hour)
+    return limits.reached(now)
+
+
+def _bring_home(store: RecordStore, record: RunRecord, note: Note, give_up: bool) -> str | None:
+    """Why the results are not at home; None when they are. Raises NotPulled when the machine is kept."""
+    try:
+        pull(store, record)
+        return None
+    except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
+        why = recorded.described(error)
+    machine = from_record(record)
+    if not record.may_have_results:
+        note(why)
+        return None
+    if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
+        return why
+    reached = limit_reached(record, time.time())
+    if give_up or record.given_up or reached:
+        note(f"its newest results go with it: {reached or 'they were given up'} ({why})")
+        return why
+    note(f"{why}; trying for a minute")
+    results = store.folder(record.id) / RESULTS
+    if pull_patiently(cast("Machine", machine), results, TRIES_SECONDS, lambda: False) is not None:
+        return None
+    raise _kept(record, why)
+
+
+def _kept(record: RunRecord, why: str) -> NotPulled:
+    label, price = record.name or record.id, record.life.price_per_hour
+    so_far = lives.cost([record.life], time.time())
+    cost = f" at {format_money(price)}/h, {format_money(so_far)} so far" if price else ""
+    return NotPulled(
+        f"{label} is kept: its newest results could not be brought home",
+        f"{why}; its machine runs on{cost}, until its own lease is over",
+        f"launch down {label} --give-up-results   (ends it without them)",
+    )
+
+
+def _write_down(
+    store: RecordStore,
+    record: RunRecord,
+    ended_by: str,
+    proof: Proof,
+    unpulled: str | None,
+    note: Note,
+) -> RunRecord:
+    label = record.name or record.id
+    unwritten: OSError | None = None
+    try:
+        drop_token(store.folder(record.id))
+    except OSError as error:
+        note(f"{label}: its token is still in its folder: {error}")
+    try:
+        record = store.update(
+            record.id,
+            state="verified" if proof.verified else "unverified",
+            ended=time.time(),
+            ended_by=ended_by,
+            proof=proof.to_dict(),
+            unpulled=unpulled,
+        )
+    except OSError as error:
+        unwritten = error
+    if not proof.verified:
+        raise TeardownUnverified(f"{label} is not proven to be down", proof.detail, f"launch down {label}")
+    if unwritten is not None:
+        what = f"{label} is down, and its record cannot be written"
+        raise PreflightError(what, str(unwritten), f"launch down {label}") from unwritten
+    return record
+
+
+def _stands_still(record: RunRecord, guardian: ProcessId) -> LaunchError:
+    return TeardownUnverified(
+        f"{record.name or record.id} is not proven to be down",
+        f"its guardian (pid {guardian.pid}) is stopped",
+        f"kill -CONT {guardian.pid}",
+    )

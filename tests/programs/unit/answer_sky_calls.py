@@ -1,0 +1,45 @@
+"""Stands in for `sky_calls.py`: `answer_sky_calls.py PROVIDER`, a folder whose files are the machines.
+
+Like SkyPilot it writes in its HOME at each call, and fails where it cannot. Its books are HOME/books.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def answer(provider: Path, call: str, arguments: dict[str, Any]) -> Any:
+    """What SkyPilot would say."""
+    home = Path(os.environ["HOME"])
+    (home / "touched").write_text(call * 64)
+    if call == "standing":
+        books = home / "books.json"
+        return json.loads(books.read_text()) if books.exists() else None
+    if call == "candidates":
+        return {"providers": [], "unasked": []}
+    if call == "instances":
+        return {"instances": [sorted(os.listdir(provider)) for _ in arguments["providers"]]}
+    if call == "terminate":
+        for machine in provider.iterdir():
+            machine.unlink()
+        return {}
+    raise RuntimeError(f"nobody answers {call} here")
+
+
+def main(provider: Path) -> None:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            said: dict[str, Any] = {"answer": answer(provider, asked["call"], asked["arguments"])}
+        except Exception as error:  # noqa: BLE001 - as the real one does
+            print(f"Error: {error}", file=sys.stderr, flush=True)
+            said = {"error": {"kinds": [type(error).__name__], "text": str(error)}}
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

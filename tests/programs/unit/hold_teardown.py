@@ -1,0 +1,19 @@
+"""Holds the right to end a run until its standard input ends: `hold_teardown.py FOLDER WHO`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from launcher.safety import teardown_lock
+
+
+def main(folder: Path, who: str) -> None:
+    with teardown_lock.alone(folder, who, print) as turn:
+        turn.doing("results home")
+        print("held", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

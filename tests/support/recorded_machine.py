@@ -1,0 +1,72 @@
+"""A rented machine as a folder, found again by a run's record: what another process than `launch` ends.
+
+`FOLDER/calls` has a line for each call. While `FOLDER/pull-fails` exists no copy succeeds, while `pull-hangs`
+does none ends. Its disk goes with it. `register` makes its kind one of a record's.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from launcher.errors import NotPulled
+from launcher.machines import recorded
+from launcher.machines.base import Proof, PullReport
+
+KIND = "folder"
+
+
+def register() -> None:
+    """From now on, in this process."""
+    recorded._KINDS[KIND] = (__name__, RecordedMachine.__name__)
+
+
+def describe(folder: Path, price: float) -> dict[str, Any]:
+    """What stands in the record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    standing = {"price_per_hour": price, "where": "a folder", "instance_type": "none"}
+    return {"kind": KIND, "folder": str(folder), "standing": standing}
+
+
+def calls(folder: Path) -> list[str]:
+    """What was asked of it so far."""
+    path = folder / "calls"
+    return path.read_text().split() if path.exists() else []
+
+
+class RecordedMachine:
+    """The part of a machine that is there after its launch."""
+
+    ephemeral = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def described(cls, description: dict[str, Any]) -> Self:
+        return cls(Path(description["folder"]))
+
+    def pull(self, into: Path) -> PullReport:
+        self._called("pull")
+        hangs = self._folder / "pull-hangs"
+        while hangs.exists():
+            time.sleep(0.05)
+        if (self._folder / "pull-fails").exists():
+            raise NotPulled("the results are still on the machine", "rsync ended with code 13", None)
+        into.mkdir(parents=True, exist_ok=True)
+        (into / "came-home").touch()
+        return PullReport(into, files=1, bytes=0, seconds=0.0, step=3)
+
+    def committed(self) -> int | None:
+        return None
+
+    def down(self) -> None:
+        self._called("down")
+
+    def proof(self) -> Proof:
+        return Proof(True, "its folder says so")
+
+    def _called(self, name: str) -> None:
+        with (self._folder / "calls").open("a") as file:
+            file.write(f"{name}\n")
