@@ -182,7 +182,7 @@ class Run:
         settings, plan = self._request.settings, self._request.plan
         with self._phase("connect"):
             patience = rented.patience_seconds(plan, REPLAY_SECONDS)
-            relay = self._relay = Relay(socket, settings.port, patience)
+            relay = self._relay = Relay(socket, settings.port, patience, token)
             root = f"http://127.0.0.1:{relay.start()}"
             pulse = self._pulse = Pulse(root, token, settings.lease_seconds)
             pulse.start()
