@@ -49,7 +49,7 @@ _PROBE_SECONDS = 5.0
 _PROBES_KEPT = 15
 _STOP_SECONDS = 2.0
 # The last receipts, when the door closes.
-_LAST_RECEIPTS_SECONDS = 1.0
+_LAST_RECEIPTS_SECONDS = 2.0
 _DESCRIPTORS = 16384
 
 

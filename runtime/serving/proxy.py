@@ -114,12 +114,14 @@ class Completions:
 
     def _replay(self, asked: Asked) -> Flight:
         """The stored answer of a request id, as a flight that has already landed."""
+        flight = _landed(self._store.answer(asked.id))
+        flight.received = self._store.is_received(asked.id)  # by an earlier connection
         try:
             if not asked.receipt_follows:
                 self._store.receive(asked.id)
         except OSError as error:
             raise _not_recorded(error) from error
-        return _landed(self._store.answer(asked.id))
+        return flight
 
     def _lose(self, asked: Asked) -> None:
         """Its client went before it had the whole answer (C52)."""

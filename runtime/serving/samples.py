@@ -104,6 +104,10 @@ class SampleStore:
         """The stored exchange of a request id."""
         return self._journal.read(self._requests[request].place)
 
+    def is_received(self, request: str) -> bool:
+        """Whether the answer of a recorded request is taken for received."""
+        return request not in self._unreceived
+
     def receive(self, request: str) -> None:
         """The answer reached its client. Raises OSError where the disk takes no more, as do the next two."""
         stored = self._requests.get(request)
