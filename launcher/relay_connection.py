@@ -28,7 +28,7 @@ UNPROVEN_SECONDS = 10.0
 MOST_UNPROVEN = 2048
 _IDLE_SECONDS = 600.0
 # What a refused client still sends is thrown away for so long, so that it can read why.
-_LINGERING_SECONDS = 10.0
+_LINGERING_SECONDS = 5.0
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -65,10 +65,15 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        queued = len(self._messages)
         try:
             super().data_received(data)
         except ValueError:  # bytes the parser itself did not expect
             self.abort()
+        request = self._current_request
+        if len(self._messages) > queued and request is not None and not request.content.is_eof():
+            # What follows a body that has not ended is no request: the body is malformed.
+            request.content.set_exception(web.RequestPayloadError("malformed"))
 
     def abort(self) -> None:
         """Close it now, whatever was not sent yet."""

@@ -131,6 +131,16 @@ def test_g30_bytes_after_a_request_are_the_last_that_is_read(shared: tuple[Relay
     assert shared[0].said.read_bytes() == b""
 
 
+def test_g30_a_body_that_goes_on_malformed_is_refused_at_once(shared: tuple[RelayProcess, Upstream]) -> None:
+    with connect(shared[0]) as client:
+        client.sendall(f"{POST}Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert client.recv(65536).startswith(b"HTTP/1.1 100")  # it is being read
+        client.sendall(f"{TOKEN}\r\n".encode())
+        got = client.recv(65536)
+    assert got.startswith(b"HTTP/1.1 400") and TOKEN.encode() not in got
+    assert shared[0].said.read_bytes() == b""
+
+
 def test_g30_a_body_is_not_asked_for_before_the_token_is_shown(
     shared: tuple[RelayProcess, Upstream],
 ) -> None:
