@@ -9,12 +9,14 @@ import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 from aiohttp import web
 
 from launcher.relay import Relay
+from tests.support.relay_process import RelayProcess
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -110,21 +112,22 @@ def test_c52_what_reached_its_program_has_a_receipt(gateway: Gateway, client: ht
     assert [headers["x-slipway-receipt"] for headers in asked] == ["follows"] * 2
 
 
-def test_c52_an_answer_that_comes_together_with_its_programs_hanging_up_has_none(
-    gateway: Gateway, door: Relay, port: int, client: httpx.Client
+def test_c52_a_program_that_hung_up_while_its_answer_was_on_its_way_has_none(
+    gateway: Gateway, tmp_path: Path
 ) -> None:
-    gateway.answers.clear()
-    leaving = program(port, "left")
-    wait_until(lambda: gateway.upstream.seen, what="the gateway was asked")
-    wakes = threading.Event()
-    door._loop.call_soon_threadsafe(wakes.wait, 60)  # the laptop sleeps
-    gateway.answers.set()
-    wait_until(lambda: gateway.answered, what="the answer is sent")
-    leaving.close()
-    wakes.set()
-    ask(client, "stayed")
-    wait_until(lambda: gateway.told)
-    assert gateway.told == [("stayed", "received")]
+    """The laptop falls asleep with the answer in the relay's hands, and the program's patience ends."""
+    door = RelayProcess(gateway.upstream.socket, "T", tmp_path / "stderr", failpoint="relay.answered:stop")
+    try:
+        leaving = program(door.port, "left")
+        wait_until(lambda: door.stands_still, what="it has the answer")
+        leaving.close()
+        door.resume()
+        stayed = program(door.port, "stayed")
+        assert stayed.recv(65536).startswith(b"HTTP/1.1 200")
+        wait_until(lambda: gateway.told)
+        assert gateway.told == [("stayed", "received")]
+    finally:
+        door.stop()
 
 
 def test_c52_a_program_that_hangs_up_before_its_answer_has_none(
