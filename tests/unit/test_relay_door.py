@@ -10,11 +10,14 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
+from launcher import relay_body, relay_connection
+from launcher.relay import Relay
 from launcher.relay_body import BODY_BYTES
 from tests.support.relay_process import RelayProcess
 from tests.support.upstream import Upstream, upstream_in_a_folder
@@ -32,6 +35,13 @@ POSTED_BYTES = 16 * MEGABYTE
 HALF_OPEN = 400
 # What all of that may cost; the posts alone are 640 MB.
 MOST_BYTES = 64 * MEGABYTE
+
+
+@dataclass(frozen=True)
+class RelayHere:
+    """A relay of this process."""
+
+    port: int
 
 
 @pytest.fixture
@@ -56,11 +66,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RelayProc
         door.stop()
 
 
-def connect(door: RelayProcess) -> socket.socket:
+def connect(door: RelayProcess | RelayHere) -> socket.socket:
     return socket.create_connection(("127.0.0.1", door.port), timeout=60)
 
 
-def answer_to(door: RelayProcess, sent: bytes) -> bytes:
+def answer_to(door: RelayProcess | RelayHere, sent: bytes) -> bytes:
     """All that comes until the relay closes."""
     got = b""
     with connect(door) as client, contextlib.suppress(ConnectionError):
@@ -226,3 +236,34 @@ def test_g30_who_shows_the_token_may_take_its_time(door: RelayProcess, upstream:
         slow.sendall(f"GET /v1/models HTTP/1.1\r\n{HOST}{SHOWN}\r\n".encode())
         assert slow.recv(65536).startswith(b"HTTP/1.1 200")
     assert [path for _, path in upstream.seen] == [CHAT, "/v1/models"]
+
+
+# ------------------------------------------------------------------ bounds, in this process
+
+
+@pytest.fixture
+def near(upstream: Upstream) -> Iterator[RelayHere]:
+    relay = Relay(upstream.socket, 0, token=TOKEN)
+    yield RelayHere(relay.start())
+    relay.stop()
+
+
+def test_g30_a_body_that_stands_still_is_given_up(near: RelayHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_body, "_IDLE_SECONDS", 0.2)
+    got = answer_to(near, f"{POST}Content-Length: 100\r\n\r\n{{".encode())
+    assert got.startswith(b"HTTP/1.1 408") and b"request_timeout" in got
+
+
+def test_g30_of_too_many_who_show_no_token_the_oldest_goes(
+    near: RelayHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_connection, "MOST_UNPROVEN", 3)
+    with connect(near) as proven:
+        proven.sendall(f"{GET}\r\n".encode())
+        assert proven.recv(65536).startswith(b"HTTP/1.1 200")
+        nobodies = [connect(near) for _ in range(5)]
+        wait_until(lambda: [is_closed(one) for one in nobodies] == [True, True, False, False, False])
+        proven.sendall(f"{GET}\r\n".encode())
+        assert proven.recv(65536).startswith(b"HTTP/1.1 200")
+    for one in nobodies:
+        one.close()
