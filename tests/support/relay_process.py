@@ -16,9 +16,7 @@ from tests.support.environment import PROGRAMS, runtime_environ
 class RelayProcess:
     """In front of `socket`, with `token`; `said` is the file that has its stderr."""
 
-    def __init__(
-        self, socket: Path, token: str, said: Path, unproven_seconds: float = 10.0, failpoint: str = ""
-    ) -> None:
+    def __init__(self, socket: Path, token: str, said: Path, unproven_seconds: float = 10.0) -> None:
         self.token = token
         self.said = said
         with said.open("wb") as stderr:
@@ -27,7 +25,7 @@ class RelayProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=runtime_environ() | ({"LAUNCH_FAILPOINT": failpoint} if failpoint else {}),
+                env=runtime_environ(),
                 preexec_fn=in_child(signal.SIGTERM),
             )
         assert self._process.stdout
@@ -47,10 +45,6 @@ class RelayProcess:
         """Clients connected to it now."""
         found = psutil.Process(self._process.pid).net_connections("tcp")
         return sum(one.laddr.port == self.port and one.status != psutil.CONN_LISTEN for one in found)
-
-    @property
-    def stands_still(self) -> bool:
-        return psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
 
     def pause(self) -> None:
         """Stand still, as when the laptop sleeps."""

@@ -9,14 +9,13 @@ import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 from aiohttp import web
 
+from launcher import relay_forward
 from launcher.relay import Relay
-from tests.support.relay_process import RelayProcess
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -113,21 +112,24 @@ def test_c52_what_reached_its_program_has_a_receipt(gateway: Gateway, client: ht
 
 
 def test_c52_a_program_that_hung_up_while_its_answer_was_on_its_way_has_none(
-    gateway: Gateway, tmp_path: Path
+    gateway: Gateway, port: int, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The laptop falls asleep with the answer in the relay's hands, and the program's patience ends."""
-    door = RelayProcess(gateway.upstream.socket, "T", tmp_path / "stderr", failpoint="relay.answered:stop")
-    try:
-        leaving = program(door.port, "left")
-        wait_until(lambda: door.stands_still, what="it has the answer")
-        leaving.close()
-        door.resume()
-        stayed = program(door.port, "stayed")
-        assert stayed.recv(65536).startswith(b"HTTP/1.1 200")
-        wait_until(lambda: gateway.told)
-        assert gateway.told == [("stayed", "received")]
-    finally:
-        door.stop()
+    sleeps, wakes = threading.Event(), threading.Event()
+
+    def sleep(instant: str) -> None:
+        if instant == "relay.answered":
+            sleeps.set()
+            wakes.wait(60)
+
+    monkeypatch.setattr(relay_forward, "passing", sleep)
+    leaving = program(port, "left")
+    assert sleeps.wait(60), "it has the answer"
+    leaving.close()
+    wakes.set()
+    ask(client, "stayed")
+    wait_until(lambda: gateway.told)
+    assert gateway.told == [("stayed", "received")]
 
 
 def test_c52_a_program_that_hangs_up_before_its_answer_has_none(
