@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from launcher import relay_rules
 from launcher.endpoint import DEFAULT_PORT
@@ -208,6 +208,8 @@ class Relay:
 
     def _refused(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse | None:
         """The answer to who may not come in, before anything of a body is read."""
+        if request.version not in (HttpVersion10, HttpVersion11):
+            return self._refuse(400, "this door speaks HTTP/1.1 and 1.0", "bad_request")
         if not relay_rules.is_text(request.headers, request.raw_path):
             return self._refuse(400, "the request's head is not text", "bad_request")
         if reason := relay_rules.refusal(request.headers, request.raw_path):
