@@ -1,10 +1,12 @@
 """What the relay lets in, which headers it passes on, and how it says no.
 
 Neighbours: `relay.py` asks. Pure functions on headers; knows nothing of sockets or of asking again.
+What it says repeats nothing of the request: a token may stand anywhere in one.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -21,19 +23,51 @@ _HOP_BY_HOP = frozenset(
 )  # fmt: skip
 # Ours to set for the next connection.
 _OWN = frozenset({"host", "content-length", "expect"})
+# What the gateway answers without a token.
+_OPEN_PATH = "/healthz"
+_STEPS = "/slipway/steps"
 
 
 def refusal(headers: Mapping[str, str], target: str) -> str | None:
     """Why a request may not pass: it came for another host (DNS rebinding), or from another site's page."""
-    host = headers.get("Host", "")
-    if _host_name(f"//{host}") not in LOOPBACK:
-        return f"this door answers 127.0.0.1 and localhost, not {host!r}"
+    if _host_name(f"//{headers.get('Host', '')}") not in LOOPBACK:
+        return "this door answers 127.0.0.1 and localhost, no other host"
     origin = headers.get("Origin")
     if origin is not None and _host_name(origin) not in LOOPBACK:
-        return f"pages of {origin!r} may not use this door"
+        return "pages of other sites may not use this door"
     if not target.startswith("/"):
-        return f"this door is no general proxy: {target!r}"
+        return "this door is no general proxy"
     return None
+
+
+def is_text(headers: Mapping[str, str], target: str) -> bool:
+    """Whether a request's head can be passed on: bytes that are no text came as lone surrogates."""
+    try:
+        "".join((target, *headers.values())).encode()
+    except UnicodeEncodeError:
+        return False
+    return target.isascii()
+
+
+def needs_token(target: str) -> bool:
+    """Whether a path is answered only to who has the token; one that is not has no body."""
+    return target != _OPEN_PATH
+
+
+def without_token(headers: Mapping[str, str], token: str) -> str | None:
+    """What to say to a request that does not show the token; None where it does."""
+    given = headers.get("Authorization")
+    if given is None:
+        return "You didn't provide an API key."
+    scheme, _, key = given.strip().partition(" ")
+    said = key.strip().encode(errors="surrogateescape")
+    shown = hmac.compare_digest(said, token.encode()) and scheme.lower() == "bearer"
+    return None if shown else "Incorrect API key provided."
+
+
+def rewards(method: str, target: str) -> bool:
+    """Whether a request names samples: which answers were received must be known before it."""
+    return method == "POST" and target.partition("?")[0] == _STEPS
 
 
 def _host_name(address: str) -> str:
@@ -51,11 +85,16 @@ def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     return CIMultiDict((key, value) for key, value in headers.items() if key.lower() not in dropped)
 
 
-def error(status: int, message: str, code: str, retry_after_seconds: int | None = None) -> web.StreamResponse:
-    """An answer of the relay's own, in the form every OpenAI client understands."""
+def error(
+    status: int, message: str, code: str, retry_after_seconds: int | None = None, *, closes: bool = False
+) -> web.StreamResponse:
+    """An answer of the relay's own, in the form every OpenAI client understands; `closes` the connection."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return web.json_response(
+    answer = web.json_response(
         {"error": {"message": message, "type": kind, "param": None, "code": code}},
         status=status,
         headers={"Retry-After": str(retry_after_seconds)} if retry_after_seconds else None,
     )
+    if closes:
+        answer.force_close()
+    return answer

@@ -174,7 +174,7 @@ class Run:
         hint = f"launch logs {self._label} --which supervisor"
         with self._phase("connect") as progress:
             patience = rented.patience_seconds(plan, REPLAY_SECONDS)
-            relay = self._parts.relay = Relay(socket, settings.port, patience)
+            relay = self._parts.relay = Relay(socket, settings.port, patience, token)
             root = f"http://127.0.0.1:{relay.start()}"
             pulse = self._parts.pulse = Pulse(root, token, settings.lease_seconds, hint)
             pulse.start(rented.patience_seconds(plan, SILENT_AT_MOST_SECONDS), machine.ended, progress)

@@ -24,6 +24,9 @@ CALL_HEADER = "x-slipway-call"
 PURPOSE_HEADER = "x-slipway-purpose"
 # Stamped by the relay; the gateway answers a request id it has seen with the stored answer.
 REQUEST_HEADER = "x-slipway-request"
+# "follows": whoever asks will say whether the answer reached its client (`POST /slipway/receipts`).
+RECEIPT_HEADER = "x-slipway-receipt"
+RECEIPT_FOLLOWS = "follows"
 # On every answer that sampled: the policy version that produced it.
 VERSION_HEADER = "x-slipway-policy-version"
 
@@ -284,6 +287,8 @@ class StepCounts(Answer):
     # How often a rollout's next sample did not go on from the last, and began a sequence of its own.
     sealed: int = 0
     groups_without_variance: int = 0
+    # Answers that nobody is known to have received: no samples, so not among `samples` either.
+    unreceived: int = 0
     dropped: dict[str, int] = {}
 
 

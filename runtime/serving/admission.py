@@ -15,7 +15,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.schema import CALL_HEADER, PREDICTOR_HEADER, PURPOSE_HEADER, REQUEST_HEADER, ROLLOUT_HEADER
+from runtime.schema import (
+    CALL_HEADER,
+    PREDICTOR_HEADER,
+    PURPOSE_HEADER,
+    RECEIPT_FOLLOWS,
+    RECEIPT_HEADER,
+    REQUEST_HEADER,
+    ROLLOUT_HEADER,
+)
 from runtime.serving.journal import Tags
 from runtime.serving.openai_errors import ApiError
 
@@ -37,6 +45,8 @@ class Asked:
     id: str
     # Whether a retry can ask for it again by its id.
     named: bool
+    # Whether who asks will say that the answer was received; where not, its connection says it.
+    receipt_follows: bool
     digest: str
     kind: Kind
     tags: Tags
@@ -93,6 +103,7 @@ def admit(kind: Kind, headers: Mapping[str, str], path_rollout: str | None, cont
     return Asked(
         id=name or uuid.uuid4().hex,
         named=name is not None,
+        receipt_follows=name is not None and headers.get(RECEIPT_HEADER) == RECEIPT_FOLLOWS,
         digest=digest.hexdigest(),
         kind=kind,
         tags=tags,

@@ -27,6 +27,10 @@ class Flight:
         self.digest = digest
         # Asked under an id, and not yet partly handed out: a retry gets the same answer.
         self.replayable = False
+        # Its answer is on disk: what follows is handing it over.
+        self.recorded = False
+        # A connection that was still there has all of the recorded answer.
+        self.received = False
         self.status = 0
         self.headers: Headers = []
         self.parts: list[bytes] = []
@@ -92,6 +96,8 @@ class Flight:
                 sent += 1
                 more = self.error is not None or not (self.ended and sent == len(self.parts))
                 await send({"type": "http.response.body", "body": self.parts[sent - 1], "more_body": more})
+                # The end of the events is part of the answer, the end of the response is not.
+                self.received |= self.recorded and sent == len(self.parts) and not gone.done()
                 if not more:
                     return
             if self.ended and sent == len(self.parts):

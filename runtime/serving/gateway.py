@@ -39,6 +39,7 @@ from runtime.serving.promotion import Promotion
 from runtime.serving.proxy import Completions
 from runtime.serving.publication import Publisher
 from runtime.serving.readiness import Readiness
+from runtime.serving.receipts import receipt_routes
 from runtime.serving.routes import slipway_routes
 from runtime.serving.samples import SampleStore
 from runtime.serving.status import Machine
@@ -58,6 +59,7 @@ class Parts:
     clients: list[EngineClient]
     fleet: Fleet
     completions: Completions
+    samples: SampleStore
     versions: Versions
     steps: StepQueue
     readiness: Readiness
@@ -103,6 +105,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         clients=clients,
         fleet=fleet,
         completions=Completions(fleet, versions, samples, check, unheeded),
+        samples=samples,
         versions=versions,
         steps=steps,
         readiness=Readiness(config, machine, fleet, versions, samples),
@@ -126,6 +129,7 @@ def build_app(parts: Parts) -> FastAPI:
     app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.routes += _openai_routes(parts)
     app.include_router(slipway_routes(parts.steps, parts.readiness, parts.state_dir / "metrics.jsonl"))
+    app.include_router(receipt_routes(parts.samples))
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)

@@ -65,15 +65,32 @@ class Exchange:
     streamed: bool
     # The answer's JSON; of a stream, its text as one JSON string.
     answer: msgspec.Raw
-    # False: nobody was waiting any more. A later `Claim` makes it good.
+    # False: nobody is known to have received it, and it is no sample. A later `Claim` makes it good.
     delivered: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A retried request was given the stored answer of an exchange that nobody had received."""
+    """The answer of this request was received after all, or again."""
 
     claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The connection broke after this request's answer: where the same call comes again, that one counts."""
+
+    doubt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The answer of this request was recorded as received, and was not."""
+
+    loss: str
+
+
+Word = Claim | Doubt | Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +114,11 @@ class SampleHead:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the index needs of a line; the long arrays are skipped, not built. With `claim`, nothing else."""
+    """What the index needs of a line; the long arrays are skipped, not built. Of a `Word`, nothing else."""
 
     claim: str | None = None
+    doubt: str | None = None
+    loss: str | None = None
     request: str = ""
     digest: str = ""
     tags: Tags = Tags()
@@ -124,7 +143,7 @@ class Journal:
         self._file = max(self._files(), default=0)
         self._next_file()
 
-    def append(self, line: Exchange | Claim) -> Place:
+    def append(self, line: Exchange | Word) -> Place:
         """Write one line. Raises OSError when the disk does not take it."""
         if self._size > self._file_bytes:
             os.close(self._writer)

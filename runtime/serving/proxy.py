@@ -7,6 +7,7 @@ again when it is back; what was sampled once is never sampled twice under one re
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -25,6 +26,8 @@ from runtime.serving.journal import Exchange
 from runtime.serving.openai_errors import ApiError, not_ready
 from runtime.serving.samples import SampleStore, Stored
 from runtime.serving.versions import Served, Versions
+
+log = logging.getLogger(__name__)
 
 # An engine that died twice under the same request is not asked a third time: the request may be why.
 MOST_DEATHS = 2
@@ -84,6 +87,8 @@ class Completions:
         if ignored := self._unheeded(kind, asked.body):
             send = _naming(ignored, send)
         await flight.deliver(receive, send, grace_seconds)
+        if flight.recorded and not (flight.received or flight.awaited or asked.receipt_follows):
+            self._lose(asked)
 
     def _flight(self, asked: Asked) -> Flight:
         """A new flight, the one already on its way under this id, or the stored answer."""
@@ -95,7 +100,7 @@ class Completions:
         if isinstance(seen, Flight):
             return seen
         if isinstance(seen, Stored):
-            return _replay(self._store.answer(asked.id))
+            return self._replay(asked)
         served = self._versions.resolve(asked.model)
         flight = self.flights.start(
             asked.id, asked.digest, lambda flight: self._answer(asked, served, flight)
@@ -106,6 +111,24 @@ class Completions:
         assert flight.task is not None
         flight.task.add_done_callback(lambda _: self._versions.release(served.version))
         return flight
+
+    def _replay(self, asked: Asked) -> Flight:
+        """The stored answer of a request id, as a flight that has already landed."""
+        flight = _landed(self._store.answer(asked.id))
+        flight.received = self._store.is_received(asked.id)  # by an earlier connection
+        try:
+            if not asked.receipt_follows:
+                self._store.receive(asked.id)
+        except OSError as error:
+            raise _not_recorded(error) from error
+        return flight
+
+    def _lose(self, asked: Asked) -> None:
+        """Its client went before it had the whole answer (C52)."""
+        try:
+            self._store.lose(asked.id)
+        except OSError as error:
+            log.error("request %s: nobody received its answer, which is not recorded: %s", asked.id, error)
 
     async def _answer(self, asked: Asked, served: Served, flight: Flight) -> None:
         content = asked.for_engine(served.engine_model, self._check)
@@ -196,13 +219,14 @@ class Completions:
             samples=found,
             streamed=asked.streamed,
             answer=answer,
-            delivered=flight.awaited,
+            delivered=flight.awaited and not asked.receipt_follows,
         )
         try:
             failpoints.passing("gateway.recording")
             self._store.record(exchange)
         except OSError as error:  # a full disk: what is not recorded is not handed out
-            raise not_ready(f"the answer could not be recorded: {error.strerror or error}") from error
+            raise _not_recorded(error) from error
+        flight.recorded = True
         failpoints.passing("gateway.recorded")
 
 
@@ -255,9 +279,14 @@ def _headers(content_type: bytes, served: Served, length: int | None = None) -> 
     return headers
 
 
-def _replay(exchange: Exchange) -> Flight:
+def _not_recorded(error: OSError) -> ApiError:
+    return not_ready(f"the answer could not be recorded: {error.strerror or error}")
+
+
+def _landed(exchange: Exchange) -> Flight:
     """A flight that has already landed."""
     flight = Flight(exchange.digest)
+    flight.recorded = True
     served = Served(exchange.version, exchange.model, "")
     answer = bytes(exchange.answer)
     if exchange.streamed:

@@ -1,7 +1,9 @@
 """What was sampled, by rollout and by request: the index over the journal.
 
-Neighbours: proxy.py records every answered request here; steps take their samples from here by rollout; a
-request id seen before gets its stored answer. Kept in memory: names and places, not tokens.
+An answer nobody received is no sample, nor is one that its client asked for again (C6, C52).
+Neighbours: proxy.py records every answered request here, receipts.py says what was received; steps take their
+samples from here by rollout; a request id seen before gets its stored answer. Kept in memory: names and
+places, not tokens.
 """
 
 from __future__ import annotations
@@ -9,12 +11,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runtime.serving import support
-from runtime.serving.journal import Claim, Exchange, Head, Journal, Place, Sample, Tags
+from runtime.serving.journal import Claim, Doubt, Exchange, Head, Journal, Loss, Place, Sample, Tags
 
 # Request ids remembered for a retry; beyond this the oldest are forgotten (the samples are not).
 REMEMBERED_REQUESTS = 1 << 16
@@ -45,7 +47,6 @@ class Stored:
 
     digest: str
     place: Place
-    delivered: bool
 
 
 class SampleStore:
@@ -58,13 +59,12 @@ class SampleStore:
         # Sample id → its name by content and itself; the samples of a rollout are found by that.
         self._untagged: OrderedDict[str, tuple[str, SampleRef]] = OrderedDict()
         self._requests: OrderedDict[str, Stored] = OrderedDict()
-        self._undelivered: set[str] = set()
+        self._unreceived: set[str] = set()
+        # Digest of a request → those with it whose connections broke after their answers.
+        self._doubtful: defaultdict[str, set[str]] = defaultdict(set)
         self.count = 0
         for place, head in self._journal.heads():
-            if head.claim is None:
-                self._index(place, head)
-            else:
-                self._claim(head.claim)
+            self._read(place, head)
 
     def record(self, exchange: Exchange) -> None:
         """Append an answered request. Once this returns, the kill of any process loses nothing of it."""
@@ -72,16 +72,24 @@ class SampleStore:
 
     def of_rollout(self, rollout: str) -> list[SampleRef]:
         """Every sample of a rollout that reached its client, in the order of the answers."""
-        return self._delivered(self._by_rollout.get(rollout, []))
+        return self._received(self._by_rollout.get(rollout, []))
+
+    def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]:
+        """What was sampled for a rollout, and nobody is known to have received."""
+        return [ref for ref in self._by_rollout.get(rollout, []) if ref.request in self._unreceived]
+
+    def knows(self, rollout: str) -> bool:
+        """Whether anything was ever sampled for a rollout, received or not."""
+        return rollout in self._by_rollout
 
     def of_content(self, content: str) -> list[SampleRef]:
         """Every sample of an untagged request with this name by content, in the order of the answers."""
-        return self._delivered(self._by_content.get(content, []))
+        return self._received(self._by_content.get(content, []))
 
     def of_sample(self, sample: str) -> list[SampleRef]:
         """The sample of an untagged request with this id, or none."""
         found = self._untagged.get(sample)
-        return [] if found is None else self._delivered([found[1]])
+        return [] if found is None else self._received([found[1]])
 
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
         """The tokens behind a name."""
@@ -93,19 +101,51 @@ class SampleStore:
         return self._requests.get(request)
 
     def answer(self, request: str) -> Exchange:
-        """The stored exchange of a request id, which thereby counts as delivered."""
-        stored = self._requests[request]
-        if not stored.delivered:
+        """The stored exchange of a request id."""
+        return self._journal.read(self._requests[request].place)
+
+    def is_received(self, request: str) -> bool:
+        """Whether the answer of a recorded request is taken for received."""
+        return request not in self._unreceived
+
+    def receive(self, request: str) -> None:
+        """The answer reached its client. Raises OSError where the disk takes no more, as do the next two."""
+        stored = self._requests.get(request)
+        if request in self._unreceived or (stored and request in self._doubtful.get(stored.digest, ())):
             self._journal.append(Claim(request))
             self._claim(request)
-        return self._journal.read(stored.place)
+
+    def doubt(self, request: str) -> None:
+        """Its client's connection broke after the answer: the same call, asked again, replaces it."""
+        if request in self._requests and request not in self._unreceived:
+            self._journal.append(Doubt(request))
+            self._doubt(request)
+
+    def lose(self, request: str) -> None:
+        """The answer was taken for received, and was not."""
+        if request in self._requests and request not in self._unreceived:
+            self._journal.append(Loss(request))
+            self._unreceived.add(request)
+
+    def _read(self, place: Place, head: Head) -> None:
+        """Take up one line of an earlier process."""
+        if head.claim is not None:
+            self._claim(head.claim)
+        elif head.doubt is not None:
+            self._doubt(head.doubt)
+        elif head.loss is not None:
+            self._unreceived.add(head.loss)
+        else:
+            self._index(place, head)
 
     def _index(self, place: Place, line: Exchange | Head) -> None:
-        self._requests[line.request] = Stored(line.digest, place, line.delivered)
+        self._requests[line.request] = Stored(line.digest, place)
         if len(self._requests) > REMEMBERED_REQUESTS:
             self._requests.popitem(last=False)
-        if not line.delivered:
-            self._undelivered.add(line.request)
+        if line.delivered:
+            self._replace_doubtful(line.request)
+        else:
+            self._unreceived.add(line.request)
         self.count += len(line.samples)
         for position, sample in enumerate(line.samples):
             ref = SampleRef(
@@ -132,13 +172,22 @@ class SampleStore:
             if not self._by_content[oldest]:
                 del self._by_content[oldest]
 
-    def _delivered(self, refs: list[SampleRef]) -> list[SampleRef]:
-        return [ref for ref in refs if ref.request not in self._undelivered]
+    def _received(self, refs: list[SampleRef]) -> list[SampleRef]:
+        return [ref for ref in refs if ref.request not in self._unreceived]
 
     def _claim(self, request: str) -> None:
-        self._undelivered.discard(request)
+        self._unreceived.discard(request)
+        self._replace_doubtful(request)
+
+    def _doubt(self, request: str) -> None:
         if request in self._requests:
-            self._requests[request] = replace(self._requests[request], delivered=True)
+            self._doubtful[self._requests[request].digest].add(request)
+
+    def _replace_doubtful(self, request: str) -> None:
+        """This answer was received: earlier ones to the same call, whose connections broke, were not."""
+        if request in self._requests:
+            doubtful = self._doubtful.pop(self._requests[request].digest, set())
+            self._unreceived |= doubtful - {request}
 
 
 def unscorable(

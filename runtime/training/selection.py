@@ -77,14 +77,17 @@ class _Sorting:
     result: Selection = field(default_factory=Selection)
     dropped: Counter[str] = field(default_factory=Counter)
     named: set[str] = field(default_factory=set)
-    members = found = sealed = 0
+    members = found = sealed = unreceived = 0
 
     def take(self, group: Group, member: Member) -> None:
         """Sort one member's samples."""
         refs = _refs(group, member, self.store)
         self.members += 1
         self.found += len(refs)
-        refused = _refused(member) or (None if refs else "no sample")
+        unreceived = _unreceived(group, member, self.store)
+        self.unreceived += unreceived
+        missing = "answer not received" if unreceived else "no sample"
+        refused = _refused(member) or (None if refs else missing)
         if refused is not None:
             self.dropped[refused] += max(1, len(refs))
             return
@@ -106,6 +109,7 @@ class _Sorting:
             turns_joined=len(trained) - len(self.result.sequences),
             sealed=self.sealed,
             groups_without_variance=_groups_without_variance(self.result),
+            unreceived=self.unreceived,
             dropped=dict(self.dropped),
         )
         return self.result
@@ -203,13 +207,23 @@ def _refs(group: Group, member: Member, store: SampleStore) -> list[SampleRef]:
     """The samples a member's reward is about."""
     if member.sample is not None:
         return store.of_sample(member.sample)
+    return [ref for ref in store.of_rollout(member.rollout) if _is_named(ref, group, member)]
+
+
+def _unreceived(group: Group, member: Member, store: SampleStore) -> int:
+    """How many answers a member's reward would be about, had anyone received them (C52)."""
+    if member.sample is not None:
+        return 0
+    refs = store.unreceived_of_rollout(member.rollout)
+    return sum(_is_named(ref, group, member) for ref in refs)
+
+
+def _is_named(ref: SampleRef, group: Group, member: Member) -> bool:
+    """Whether one of a member's rollout's samples is of the predictor and the call it names."""
     predictor = member.predictor if member.predictor is not None else group.predictor
-    return [
-        ref
-        for ref in store.of_rollout(member.rollout)
-        if (predictor is None or ref.tags.predictor == predictor)
-        and (member.call is None or ref.tags.call == member.call)
-    ]
+    return (predictor is None or ref.tags.predictor == predictor) and (
+        member.call is None or ref.tags.call == member.call
+    )
 
 
 def _by_predictor(refs: list[SampleRef]) -> Iterator[list[SampleRef]]:

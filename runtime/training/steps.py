@@ -102,7 +102,7 @@ class StepQueue:
         if self._rewind is not None:
             self._rewind.check(
                 request.groups,
-                lambda rollout: bool(self._samples.of_rollout(rollout)),
+                self._samples.knows,
                 gone_on=self._next_id() > self._rewind.to_step + 1,
             )
         groups = list(request.groups)

@@ -282,8 +282,91 @@ def test_an_answer_nobody_received_is_no_sample_until_a_retry_claims_it(tmp_path
     store = SampleStore(tmp_path)
     record(store, asked("q", "r"), answer([1], choice([2], [-0.5])), delivered=False)
     assert store.of_rollout("r") == [] == SampleStore(tmp_path).of_rollout("r")
-    store.answer("q")
+    store.receive("q")
     assert len(store.of_rollout("r")) == 1 == len(SampleStore(tmp_path).of_rollout("r"))
+
+
+# ------------------------------------------------------------------ C52
+
+
+def sample(store: SampleStore, request: str, delivered: bool = True, **fields: Any) -> None:
+    content = answer([1], choice([2], [-0.5]))
+    record(store, asked(request, "r", **fields), content, delivered=delivered)
+
+
+def trained(store: SampleStore) -> list[str]:
+    """The requests of a rollout's samples."""
+    return [ref.request for ref in store.of_rollout("r")]
+
+
+def test_c52_an_answer_nobody_received_trains_nothing_and_is_counted(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    sample(store, "unread", delivered=False)
+    sample(store, "read", delivered=False)
+    store.receive("read")
+    for known in (store, SampleStore(tmp_path)):
+        counts = pick(known, "r").counts
+        assert (counts.samples, counts.trained, counts.unreceived, counts.dropped) == (1, 1, 1, {})
+        assert trained(known) == ["read"] and known.knows("r")
+
+
+def test_c52_a_rollout_whose_answers_nobody_received_says_so(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    sample(store, "q", delivered=False, x_slipway_predictor="first")
+    counts = pick(store, "r").counts
+    assert (counts.samples, counts.unreceived, counts.dropped) == (0, 1, {"answer not received": 1})
+    counts = pick(store, "r", predictor="second").counts
+    assert (counts.unreceived, counts.dropped) == (0, {"no sample": 1})
+
+
+def test_c52_a_call_asked_again_after_its_connection_broke_trains_once(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    sample(store, "first", delivered=False)
+    store.receive("first")
+    store.doubt("first")
+    assert trained(store) == ["first"], "nobody asked again"
+    sample(store, "other call", temperature=0.5)
+    sample(store, "again", delivered=False)
+    assert trained(store) == ["first", "other call"], "nor has the second answer arrived"
+    store.receive("again")
+    for known in (store, SampleStore(tmp_path)):
+        assert trained(known) == ["other call", "again"]
+        assert pick(known, "r").counts.unreceived == 1
+
+
+def test_c52_the_same_call_made_twice_trains_twice(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    for request in ("first", "second"):
+        sample(store, request, delivered=False)
+        store.receive(request)
+        store.receive(request)
+    assert trained(store) == trained(SampleStore(tmp_path)) == ["first", "second"]
+
+
+def test_c52_an_answer_replayed_under_its_id_is_no_longer_doubtful(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    sample(store, "first")
+    store.doubt("first")
+    store.receive("first")
+    sample(store, "second")
+    assert trained(store) == trained(SampleStore(tmp_path)) == ["first", "second"]
+
+
+def test_c52_what_was_lost_on_its_way_is_no_sample_until_it_is_received(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    sample(store, "q")
+    store.lose("q")
+    assert trained(store) == trained(SampleStore(tmp_path)) == []
+    store.receive("q")
+    assert trained(store) == trained(SampleStore(tmp_path)) == ["q"]
+
+
+def test_c52_what_is_said_of_a_request_nobody_made_is_passed_over(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    for say in (store.receive, store.doubt, store.lose):
+        say("unknown")
+    sample(store, "q")
+    assert trained(store) == trained(SampleStore(tmp_path)) == ["q"]
 
 
 def test_only_so_many_untagged_samples_are_kept_in_mind(

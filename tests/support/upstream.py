@@ -6,10 +6,12 @@ It keeps the gateway's promise that matters to the relay: a request id it has se
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from aiohttp import web
@@ -42,6 +44,10 @@ class Upstream:
     def freeze(self, seconds: float) -> None:
         """Stand still, as a stopped process does: connections stay open, nothing is read."""
         self._loop.call_soon_threadsafe(time.sleep, seconds)
+
+    def stand_still(self, until: threading.Event) -> None:
+        """Stand still until then."""
+        self._loop.call_soon_threadsafe(until.wait, 60)
 
     def close(self) -> None:
         """For good."""
@@ -83,3 +89,15 @@ class Upstream:
         body = await request.read()
         answer = self.sampled.setdefault(request_id, uuid.uuid4().hex)
         return web.json_response({"answer": answer, "bytes": len(body), "path": request.raw_path})
+
+
+@contextlib.contextmanager
+def upstream_in_a_folder(handlers: dict[str, Handler] | None = None) -> Iterator[Upstream]:
+    """One that listens, in a folder of its own: pytest's are too deep for a socket's path."""
+    with tempfile.TemporaryDirectory(prefix="relay-") as folder:
+        upstream = Upstream(Path(folder) / "gateway.sock", handlers)
+        upstream.start()
+        try:
+            yield upstream
+        finally:
+            upstream.close()

@@ -1,0 +1,21 @@
+"""A relay until its stdin ends: `open_relay.py SOCKET TOKEN UNPROVEN_SECONDS`. It says its port first."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from launcher import relay_connection
+from launcher.relay import Relay
+
+
+def main(socket: str, token: str, unproven_seconds: str) -> None:
+    relay_connection.UNPROVEN_SECONDS = float(unproven_seconds)
+    relay = Relay(Path(socket), 0, token=token)
+    print(relay.start(), flush=True)
+    sys.stdin.read()
+    relay.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
