@@ -81,7 +81,7 @@ class Completions:
             await error.send(send)
             return
         grace_seconds = GRACE_SECONDS if flight.replayable else 0.0
-        if ignored := self._unheeded(kind, asked.body):
+        if ignored := (*asked.ignored, *self._unheeded(kind, asked.body)):
             send = _naming(ignored, send)
         await flight.deliver(receive, send, grace_seconds)
 
@@ -111,7 +111,7 @@ class Completions:
         content = asked.for_engine(served.engine_model, self._check)
         deaths = failures = 0
         while True:
-            engine = await self._fleet.pick()
+            engine = await self._fleet.pick(served.version)
             engine.in_flight += 1
             try:
                 await self._ask(engine, asked, served, content, flight)
