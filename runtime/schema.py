@@ -34,7 +34,7 @@ SUPPORTED_MODEL_TYPES = tuple(ARCHITECTURES)
 IGNORED_HEADER = "x-slipway-ignored"
 
 # A request has at most this, unpacked: both doors, the relay and the gateway, refuse more.
-BODY_BYTES = 64 * 2**20
+BODY_BYTES = 32 * 2**20
 
 CLIENT_STATE_MAX_BYTES = 64 * 1024
 STATE_DEEPEST = 64
