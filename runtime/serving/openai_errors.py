@@ -29,6 +29,8 @@ _TOO_LONG = re.compile(
 )
 # Of a client's own words, in an error.
 _SHOWN = 100
+# Of the versions that answer, in an error.
+_NAMED = 20
 # Routes of OpenAI's that clients try first, and the way out.
 _ELSEWHERE = {
     "/v1/responses": "the Responses API is not served: ask /v1/chat/completions. In the OpenAI Agents SDK "
@@ -99,6 +101,8 @@ def unknown_model(model: str) -> ApiError:
 
 def gone_model(name: str, why: str, answering: list[str]) -> ApiError:
     """404 for weights that were served under this name and are so no longer; never others in their place."""
+    if len(answering) > _NAMED:
+        answering = [*answering[: _NAMED - 1], "…", answering[-1]]
     message = (
         f"`{name}` {why}. These answer: {', '.join(answering)}. Pin what a program goes on naming while it "
         "is kept (POST /slipway/checkpoints/NAME/pin); `base` is the model before training"
