@@ -95,6 +95,7 @@ class Fleet:
             if await self.lose_the_dead():  # which says nothing about the version
                 return True
             message = f"it was loaded again and is not proven to be what it was: {error}"
+            log.error("a version that is named: %s", message)
             raise ApiError(503, message, param="model", code="version_not_proven") from error
 
     async def until_all_ready(self, bound_seconds: float) -> bool:

@@ -23,7 +23,8 @@ from runtime.training.checkpoint import CheckpointStore, checkpoint_name
 BASE = "base"
 _PREFIXES = ("openai/", "arbor:")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
-# Versions loaded again because a request named them, beside those that training keeps loaded.
+# Versions loaded again because a request named them, beside those that training keeps loaded: with these they
+# still fit into what an engine holds ready in memory, four adapters for each of its places.
 MOST_RECALLED = 8
 
 
@@ -157,7 +158,8 @@ class Versions:
 
     def gone(self, version: int, why: str) -> ApiError:
         """The error for a version that was served and cannot be again; it names those that can."""
-        return gone_model(self.named(version), why, list(self._names(self._kept())))
+        name = self.named(version)
+        return gone_model(name, why, [other for other in self._names(self._kept()) if other != name])
 
     def models(self) -> dict[str, Any]:
         """The body of `GET /v1/models`: the alias, the versions that answer by name, the base."""
