@@ -151,9 +151,13 @@ COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}},
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "paint"}}], ids=["required", "named"]
 )
-def test_a_forced_call_has_arguments_of_the_tools_schema(gateway: Gateway, choice: Any) -> None:
+def test_a_forced_call_has_arguments_of_the_tools_schema(gateway: Gateway, engine, choice: Any) -> None:
+    """The tiny model has never seen a brace: left to itself it fills what is valid with white space."""
+    vocabulary = json.loads((engine.model / "tokenizer.json").read_text())["model"]["vocab"]
+    white = {str(number): -100 for token, number in vocabulary.items() if not token.strip("ĠĊĉč")}
     tools = [{"type": "function", "function": {"name": "paint", "parameters": COLOUR}}]
-    body = gateway.chat(tools=tools, tool_choice=choice, n=12, temperature=1.0, max_tokens=120).json()
+    asked = {"tools": tools, "tool_choice": choice, "logit_bias": white, "n": 12, "max_tokens": 200}
+    body = gateway.chat(temperature=1.0, **asked).json()
     ended = [choice for choice in body["choices"] if choice["finish_reason"] != "length"]
     assert ended and all(choice["message"].get("tool_calls") for choice in ended), body["choices"]
     for call in (call for choice in body["choices"] for call in choice["message"].get("tool_calls") or ()):
