@@ -33,8 +33,11 @@ VERSION_HEADER = "x-slipway-policy-version"
 # What is served and trained: `model_type` of the config.json, and its `architectures`.
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 SUPPORTED_MODEL_TYPES = tuple(ARCHITECTURES)
-# On an answer: fields of the request that had no effect on this device (a seed, on CPU).
+# On an answer: fields of the request that had no effect here (a seed, on CPU; tools' `strict`, in a rollout).
 IGNORED_HEADER = "x-slipway-ignored"
+
+# A request has at most this, unpacked: both doors, the relay and the gateway, refuse more.
+BODY_BYTES = 32 * 2**20
 
 CLIENT_STATE_MAX_BYTES = 64 * 1024
 STATE_DEEPEST = 64

@@ -24,13 +24,15 @@ from runtime.schema import (
     REQUEST_HEADER,
     ROLLOUT_HEADER,
 )
+from runtime.serving import support, tools
 from runtime.serving.journal import Tags
 from runtime.serving.openai_errors import ApiError
 
-BODY_BYTES = 32 * 1024 * 1024
 _NAME = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,127}")
 
 Kind = Literal["chat", "completion"]
+# What an assistant refused with is a text like any other, under its own name.
+_TEXT_PARTS = ("text", "refusal")
 ENGINE_PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 # Not sampling settings, and of any size.
 _NOT_SETTINGS = frozenset(
@@ -56,6 +58,13 @@ class Asked:
     streamed: bool
     wants_logprobs: bool
     wants_ids: bool
+    # Fields that are not heeded because the request is a rollout's; the answer names them.
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> int:
+        """How often the engine's one answer is given: greedy ones are all equal, and vLLM makes only one."""
+        return self.body.get("n") or 1 if support.temperature(self.body) == 0 else 1
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -65,6 +74,8 @@ class Asked:
     def for_engine(self, model: str, check: Callable[[Kind, dict[str, Any]], dict[str, Any]]) -> bytes:
         """The body the engine gets: `model` there, and always token ids and logprobs."""
         body = check(self.kind, self.body) | {"model": model, "return_token_ids": True}
+        if self.copies > 1:
+            body["n"] = 1
         if self.kind == "chat":
             body["logprobs"] = True
             body["top_logprobs"] = self.body.get("top_logprobs") or 0
@@ -74,20 +85,8 @@ class Asked:
 
 
 async def read_body(receive: Any) -> bytes:
-    """The whole request body. Raises ApiError(413) past `BODY_BYTES`."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ApiError(499, "the client went away")
-        part = message.get("body", b"")
-        size += len(part)
-        if size > BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {BODY_BYTES} bytes")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+    """The request's body, which bodies.py has made one message."""
+    return (await receive()).get("body", b"")
 
 
 def admit(kind: Kind, headers: Mapping[str, str], path_rollout: str | None, content: bytes) -> Asked:
@@ -95,6 +94,7 @@ def admit(kind: Kind, headers: Mapping[str, str], path_rollout: str | None, cont
     body = _decode(content)
     _check_form(kind, body)
     tags = read_tags(headers, path_rollout)
+    body, ignored = (body, ()) if tags.rollout is None else tools.freed(body)
     name = headers.get(REQUEST_HEADER)
     if name is not None and not _NAME.fullmatch(name):
         raise ApiError(400, f"{REQUEST_HEADER}: 1 to 128 printable characters", param=REQUEST_HEADER)
@@ -113,6 +113,7 @@ def admit(kind: Kind, headers: Mapping[str, str], path_rollout: str | None, cont
         # Completions ask by a number, and 0 is one; in JSON False == 0, so the type decides.
         wants_logprobs=body.get("logprobs") is True if kind == "chat" else _is_number(body.get("logprobs")),
         wants_ids=body.get("return_token_ids") is True,
+        ignored=ignored,
     )
 
 
@@ -148,20 +149,31 @@ def _check_form(kind: Kind, body: dict[str, Any]) -> None:
         raise ApiError(400, "you must provide a model parameter", param="model")
     if kind == "chat" and not (isinstance(body.get("messages"), list) and body["messages"]):
         raise ApiError(400, "'messages' must be a list of at least one message", param="messages")
-    if kind == "chat" and not all(_is_text(message) for message in body["messages"]):
-        raise ApiError(400, "the policy reads text only: a message's content is text", param="messages")
+    if kind == "chat":
+        for place, message in enumerate(body["messages"]):
+            _check_text(message, f"messages[{place}].content")
     if kind == "completion" and not isinstance(body.get("prompt"), str | list):
         raise ApiError(400, "'prompt' must be a string or a list", param="prompt")
     if not isinstance(body.get("stream", False), bool | None):
         raise ApiError(400, "'stream' must be true or false", param="stream")
 
 
-def _is_text(message: Any) -> bool:
-    """Whether a message carries nothing the engine would have to fetch or decode (G24)."""
+def _check_text(message: Any, place: str) -> None:
+    """Refuse a message that carries what the engine would have to fetch or decode (G24)."""
     content = message.get("content") if isinstance(message, dict) else message
     if isinstance(content, list):
-        return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
-    return content is None or isinstance(content, str)
+        for index, part in enumerate(content):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in _TEXT_PARTS or part.get("uuid") is not None:  # by which vLLM looks for media
+                raise _not_text(f"{place}[{index}]", kind)
+    elif not (content is None or isinstance(content, str)):
+        raise _not_text(place, None)
+
+
+def _not_text(place: str, kind: Any) -> ApiError:
+    what = f"of type {kind[:40]!r}" if isinstance(kind, str) else "neither a text nor a list of texts"
+    message = f"{place} is {what}: the policy reads text only, so leave it out or say it in words"
+    return ApiError(400, message, param="messages", code="unsupported_content")
 
 
 def _is_number(value: Any) -> bool:

@@ -133,6 +133,20 @@ def _strip(asked: Asked, body: dict[str, Any], model: str) -> None:
                 choice["logprobs"] = None
 
 
+def _copy(body: dict[str, Any], copies: int) -> None:
+    """Give each (part of a) choice so many times, and count its tokens as often: in place."""
+    if copies == 1:
+        return
+    body["choices"] = [
+        choice | {"index": choice["index"] * copies + copy}
+        for choice in body.get("choices") or ()
+        for copy in range(copies)
+    ]
+    if usage := body.get("usage"):
+        usage["completion_tokens"] = copies * (usage.get("completion_tokens") or 0)
+        usage["total_tokens"] = (usage.get("prompt_tokens") or 0) + usage["completion_tokens"]
+
+
 class Whole:
     """A whole (not streamed) answer."""
 
@@ -145,8 +159,9 @@ class Whole:
             raise ApiError(502, "the engine's answer is not a completion") from error
         if not given:
             raise ApiError(502, "the engine's answer holds no choice")
+        _copy(body, asked.copies)
         self.choices: dict[int, Choice] = {}
-        for choice in given:
+        for choice in body["choices"]:
             collected = self.choices[choice["index"]] = Choice(list(body.get("prompt_token_ids") or ()))
             collected.take(asked, choice)
             if asked.kind == "chat":
@@ -188,6 +203,7 @@ class Streamed:
         if "error" in body:
             self.error = payload
             return b""
+        _copy(body, self._asked.copies)
         self._prompt_ids = body.get("prompt_token_ids") or self._prompt_ids
         for choice in body.get("choices") or ():
             collected = self.choices.get(choice["index"])

@@ -29,6 +29,13 @@ def _plain(message: Any) -> Any:
         return message
     kept = {name: value for name, value in message.items() if value is not None}
     content = kept.get("content")
-    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
-        kept["content"] = "".join(str(part["text"]) for part in content)
+    if isinstance(content, list):
+        texts = [_text(part) for part in content]
+        if None not in texts:
+            kept["content"] = "".join(map(str, texts))
     return kept
+
+
+def _text(part: Any) -> Any:
+    """The text of a part: what is said, or refused with; None where it has none."""
+    return part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from runtime.serving.engine_client import EngineClient
 from runtime.serving.openai_errors import ApiError, not_ready
+from runtime.serving.publication import PublicationError
 from runtime.serving.status import Machine
 
 log = logging.getLogger(__name__)
@@ -35,18 +36,24 @@ class Engine:
     in_flight: int = 0
 
 
+# Has a version on these engines, and says whether that took any time (recall.py).
+Recall = Callable[[int, list[EngineClient]], Awaitable[bool]]
+
+
 class Fleet:
-    """All engines. `restage` puts back what a fresh engine lacks."""
+    """All engines. `restage` puts back what a fresh engine lacks, `recall` a version that is named."""
 
     def __init__(
         self,
         clients: list[EngineClient],
         machine: Machine,
         restage: Callable[[EngineClient], Awaitable[None]],
+        recall: Recall,
     ) -> None:
         self.engines = [Engine(f"engine-{index}", client) for index, client in enumerate(clients)]
         self._machine = machine
         self._restage = restage
+        self._recall = recall
         self._changed = asyncio.Event()
         self.was_ready = False
 
@@ -58,19 +65,38 @@ class Fleet:
         """Look after every engine, for ever."""
         await asyncio.gather(*(self._watch(engine) for engine in self.engines))
 
-    async def pick(self) -> Engine:
-        """The ready engine with the least in flight; waits, bounded, when all are away. Raises ApiError."""
+    async def pick(self, version: int = 0) -> Engine:
+        """The ready engine with the least in flight, once the engines have the version.
+
+        Waits, bounded, when all are away. Raises ApiError.
+        """
         end = time.monotonic() + WAIT_SECONDS
         while True:
             ready = [engine for engine in self.engines if engine.ready]
-            if ready:
+            if ready and not await self._fetch(version, ready):
                 return min(ready, key=lambda engine: engine.in_flight)
-            self._refuse_when_hopeless()
             if time.monotonic() > end:
                 raise not_ready(f"no engine came back within {WAIT_SECONDS:.0f} s")
-            self._changed.clear()
-            with_time_out = asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
-            await asyncio.gather(with_time_out, return_exceptions=True)
+            if not ready:
+                await self._until_one_is_back()
+
+    async def _until_one_is_back(self) -> None:
+        """Or until it is time to look again. Raises ApiError where none can be hoped for."""
+        self._refuse_when_hopeless()
+        self._changed.clear()
+        with_time_out = asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+        await asyncio.gather(with_time_out, return_exceptions=True)
+
+    async def _fetch(self, version: int, ready: list[Engine]) -> bool:
+        """Whether the version was not there: it may be now, and the engines are to be looked at again."""
+        try:
+            return await self._recall(version, [engine.client for engine in ready])
+        except PublicationError as error:
+            if await self.lose_the_dead():  # which says nothing about the version
+                return True
+            message = f"it was loaded again and is not proven to be what it was: {error}"
+            log.error("a version that is named: %s", message)
+            raise ApiError(503, message, param="model", code="version_not_proven") from error
 
     async def until_all_ready(self, bound_seconds: float) -> bool:
         """Whether every engine is ready within the bound; not waited for when one has failed for good."""

@@ -24,6 +24,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from runtime.keeper import read_token
@@ -31,10 +32,11 @@ from runtime.schema import RuntimeConfig
 from runtime.serving import request_fields
 from runtime.serving.admission import Kind
 from runtime.serving.auth import BearerAuth
+from runtime.serving.bodies import WholeBodies
 from runtime.serving.engine_client import EngineClient
 from runtime.serving.fleet import Fleet
 from runtime.serving.from_text import TextMembers
-from runtime.serving.openai_errors import ApiError
+from runtime.serving.openai_errors import ApiError, not_served
 from runtime.serving.promotion import Promotion
 from runtime.serving.proxy import Completions
 from runtime.serving.publication import Publisher
@@ -43,7 +45,7 @@ from runtime.serving.receipts import receipt_routes
 from runtime.serving.routes import slipway_routes
 from runtime.serving.samples import SampleStore
 from runtime.serving.status import Machine
-from runtime.serving.versions import Versions
+from runtime.serving.versions import Versions, kept_versions
 from runtime.training.checkpoint import CheckpointStore
 from runtime.training.steps import StepQueue
 
@@ -71,10 +73,15 @@ def build_parts(config: RuntimeConfig) -> Parts:
     state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
     machine = Machine(state_dir, config.lease_seconds)
     clients = [EngineClient(socket_dir / f"engine-{index}.sock") for index in range(config.engines)]
-    # One adapter's place stays free: the next version is staged while the present ones are served.
-    versions = Versions(state_dir / "serving.json", config.served_name, keep=config.engine.max_loras - 1)
-    samples = SampleStore(state_dir / "samples")
     checkpoints = CheckpointStore(state_dir / "checkpoints")
+    # One adapter's place stays free: the next version is staged while the present ones are served.
+    versions = Versions(
+        state_dir / "serving.json",
+        config.served_name,
+        keep=config.engine.max_loras - 1,
+        kept=lambda: kept_versions(checkpoints),
+    )
+    samples = SampleStore(state_dir / "samples")
     publisher = Publisher(clients, config.served_name, config.dtype)
     promotion = Promotion(clients, machine, publisher, versions, checkpoints, state_dir)
     fleet = promotion.fleet
@@ -128,8 +135,10 @@ def build_app(parts: Parts) -> FastAPI:
 
     app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.routes += _openai_routes(parts)
-    app.include_router(slipway_routes(parts.steps, parts.readiness, parts.state_dir / "metrics.jsonl"))
+    metrics = parts.state_dir / "metrics.jsonl"
+    app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
     app.include_router(receipt_routes(parts.samples))
+    app.add_middleware(WholeBodies)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
@@ -142,12 +151,16 @@ def _openai_routes(parts: Parts) -> list[Route]:
         return Response(b'{"ok":true}', media_type="application/json")
 
     async def models(request: Request) -> Response:
-        return Response(parts.versions.models(), media_type="application/json")
+        return JSONResponse(parts.versions.models())
+
+    async def model(request: Request) -> Response:
+        return JSONResponse(parts.versions.model(request.path_params["model"]))
 
     routes = [Route("/healthz", health, methods=["GET"])]
     for prefix in ("/v1", "/rollouts/{rollout}/v1"):
         routes += [
             Route(f"{prefix}/models", models, methods=["GET"]),
+            Route(f"{prefix}/models/{{model:path}}", model, methods=["GET"]),
             Route(f"{prefix}/chat/completions", parts.completions.door("chat"), methods=["POST"]),
             Route(f"{prefix}/completions", parts.completions.door("completion"), methods=["POST"]),
         ]
@@ -163,6 +176,17 @@ async def _or_die(work: Any) -> None:
         os._exit(1)
 
 
+def _served(app: FastAPI) -> list[str]:
+    """The routes of OpenAI's that there are, as a client would write them."""
+    return [
+        f"{method} {route.path}"
+        for route in app.routes
+        if isinstance(route, Route) and route.path.startswith("/v1/")
+        for method in sorted(route.methods or ())
+        if method != "HEAD"
+    ]
+
+
 def _response(error: ApiError) -> Response:
     headers = {name.decode(): value.decode() for name, value in error.headers()}
     return Response(error.body(), error.status, headers)
@@ -175,7 +199,10 @@ async def _answer_api_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _response(ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}"))
+    if error.status_code in (404, 405):
+        served = _served(request.app)
+        return _response(not_served(error.status_code, request.method, request.url.path, served))
+    return _response(ApiError(error.status_code, str(error.detail)))
 
 
 async def _answer_validation_error(request: Request, error: Exception) -> Response:

@@ -7,6 +7,7 @@ into an answer. Knows nothing of engines or steps.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 # Status → the OpenAI "type" that client libraries switch on.
@@ -21,6 +22,21 @@ _TYPES = {
     429: "rate_limit_error",
 }
 RETRY_SECONDS = 5
+CONTEXT_LENGTH = "context_length_exceeded"
+# How vLLM 0.32 says it: of a text, of its ids, and of a prompt that leaves room for no token.
+_TOO_LONG = re.compile(
+    r"maximum context length|maximum model length|max_(completion_)?tokens must be at least 1, got 0"
+)
+# Of a client's own words, in an error.
+_SHOWN = 100
+# Of the versions that answer, in an error.
+_NAMED = 20
+# Routes of OpenAI's that clients try first, and the way out.
+_ELSEWHERE = {
+    "/v1/responses": "the Responses API is not served: ask /v1/chat/completions. In the OpenAI Agents SDK "
+    'that is set_default_openai_api("chat_completions"), in LangChain use_responses_api=False',
+    "/v1/embeddings": "the policy writes text and has no embeddings: ask another endpoint for them",
+}
 
 
 class ApiError(Exception):
@@ -79,12 +95,35 @@ def not_ready(message: str, retry_after_seconds: int = RETRY_SECONDS) -> ApiErro
 
 def unknown_model(model: str) -> ApiError:
     """404, as OpenAI words it."""
-    message = f"The model `{model}` does not exist or is no longer served."
+    message = f"The model `{model[:_SHOWN]}` does not exist."
     return ApiError(404, message, param="model", code="model_not_found")
 
 
+def gone_model(name: str, why: str, answering: list[str]) -> ApiError:
+    """404 for weights that were served under this name and are so no longer; never others in their place."""
+    if len(answering) > _NAMED:
+        answering = [*answering[: _NAMED - 1], "…", answering[-1]]
+    message = (
+        f"`{name}` {why}. These answer: {', '.join(answering)}. Pin what a program goes on naming while it "
+        "is kept (POST /slipway/checkpoints/NAME/pin); `base` is the model before training"
+    )
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def not_served(status: int, method: str, path: str, served: list[str]) -> ApiError:
+    """404 or 405 for a route. The path is not repeated: a token that is in the wrong place is often there."""
+    for end, hint in _ELSEWHERE.items():
+        if path.endswith(end):
+            return ApiError(404, hint, code="not_served")
+    message = f"nothing is served here for {method}; there is {', '.join(served)}"
+    return ApiError(status, message, code="not_served")
+
+
 def from_engine(status: int, body: bytes) -> ApiError:
-    """The engine's own refusal: its message and param; a number as code says no more than the status."""
+    """The engine's own refusal: its message and param; a number as code says no more than the status.
+
+    A prompt past the context gets OpenAI's code, by which agents know that they must shorten it.
+    """
     try:
         error = json.loads(body)
         error = error.get("error", error)
@@ -92,4 +131,6 @@ def from_engine(status: int, body: bytes) -> ApiError:
     except (ValueError, AttributeError):
         message, param, code = body.decode(errors="replace")[:500], None, None
     text = str(message or f"the engine answered {status}")
+    if status == 400 and _TOO_LONG.search(text):
+        return ApiError(400, text, param=param, code=CONTEXT_LENGTH)
     return ApiError(status, text, param=param, code=code if isinstance(code, str) else None)

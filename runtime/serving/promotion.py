@@ -1,8 +1,8 @@
 """From a committed checkpoint to the served policy: prove it on every engine, then move the alias.
 
 Neighbours: publication.py stages and proves; versions.py holds the alias; the step queue calls `publish`
-after each commit; fleet.py calls `restage` for an engine that started anew. Every attempt is a line in
-`publications.jsonl`.
+after each commit; fleet.py calls `restage` for an engine that started anew; recall.py brings back an older
+version that is named. Every attempt is a line in `publications.jsonl`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from runtime import failpoints, files
 from runtime.serving.engine_client import EngineClient, EngineError
 from runtime.serving.fleet import Fleet
 from runtime.serving.publication import PublicationError, Publisher
+from runtime.serving.recall import Recall
 from runtime.serving.status import Machine
 from runtime.serving.versions import Versions
 from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
@@ -48,7 +49,8 @@ class Promotion:
         self._versions = versions
         self._checkpoints = checkpoints
         self._record = state_dir / "publications.jsonl"
-        self._fleet = Fleet(engines, machine, self.restage)
+        self._recall = Recall(publisher, versions, checkpoints, self._record)
+        self._fleet = Fleet(engines, machine, self.restage, self._recall)
 
     @property
     def fleet(self) -> Fleet:
@@ -88,7 +90,8 @@ class Promotion:
     async def _retire(self) -> None:
         """Unload what nobody needs. A failure harms nothing yet: it is tried again after the next step."""
         try:
-            await self._publisher.retire(self._versions.retire)
+            async with self._recall.lock:
+                await self._publisher.retire(self._versions.retire)
         except EngineError as error:
             log.warning("old versions not unloaded: %s", error)
 
@@ -106,7 +109,7 @@ class Promotion:
                 if version == self._versions.current:
                     raise
                 log.warning("version %d is served no longer: %s", version, error)
-                self._versions.staged.discard(version)
+                self._versions.forget(version)
 
     def _write(self, checkpoint: Checkpoint, outcome: str, started: float, **said: Any) -> None:
         line = {

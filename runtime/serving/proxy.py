@@ -84,7 +84,7 @@ class Completions:
             await error.send(send)
             return
         grace_seconds = GRACE_SECONDS if flight.replayable else 0.0
-        if ignored := self._unheeded(kind, asked.body):
+        if ignored := (*asked.ignored, *self._unheeded(kind, asked.body)):
             send = _naming(ignored, send)
         await flight.deliver(receive, send, grace_seconds)
         if flight.recorded and not (flight.received or flight.awaited or asked.receipt_follows):
@@ -134,7 +134,7 @@ class Completions:
         content = asked.for_engine(served.engine_model, self._check)
         deaths = failures = 0
         while True:
-            engine = await self._fleet.pick()
+            engine = await self._fleet.pick(served.version)
             engine.in_flight += 1
             try:
                 await self._ask(engine, asked, served, content, flight)

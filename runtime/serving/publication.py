@@ -101,6 +101,14 @@ class Publisher:
         """Bring a served version back to an engine that started anew. Raises PublicationError."""
         return await self._bring([engine], checkpoint)
 
+    async def recall(self, engines: list[EngineClient], checkpoint: Published) -> Publication:
+        """Bring a version that was unloaded back to these engines, proven anew. Raises PublicationError."""
+        return await self._bring(engines, checkpoint)
+
+    async def unload(self, version: int) -> None:
+        """Forget a version on every engine, whatever they say to it."""
+        await self._unload(self._engines, self.name(version))
+
     async def retire(self, may_unload: Callable[[int], bool]) -> list[int]:
         """Unload the versions nobody needs, on every engine; the versions that went.
 

@@ -1,9 +1,9 @@
 """Which fields of an OpenAI request may reach an engine: a table, and the pure functions that apply it.
 
-Neighbours: the gateway calls `check` before it forwards; support.py says which of the fields that pass make a
-sample unfit for training. Knows nothing of HTTP, samples or vLLM. Each line was tried against a running vLLM
-0.32 on CPU (tests/runtime/test_engine_fields.py tries them again). An unknown field is refused, since vLLM
-ignores it without a word.
+Neighbours: the gateway calls `check` before it forwards; tools.py says what becomes of tools; support.py
+which of the fields that pass make a sample unfit for training. Knows nothing of HTTP, samples or vLLM. Each
+line was tried against a running vLLM 0.32 on CPU (tests/runtime/test_engine_fields.py tries them again). An
+unknown field is refused, since vLLM ignores it without a word.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+
+from runtime.serving import tools
 
 Action = Literal["pass", "drop", "refuse"]
 Kind = Literal["chat", "completion"]
@@ -53,6 +55,12 @@ _NO_EFFECT = Rule("drop", "for OpenAI's servers; means nothing here")
 _IGNORED_BY_ENGINE = "vLLM 0.32 ignores it without a word: use structured_outputs or response_format"
 _INTERNAL = "moves data between engines; not for clients"
 _NO_MEDIA = Rule("refuse", "the policy reads text only")
+_NO_ECHO = Rule(
+    "refuse",
+    "an answer is what was sampled: put your prompt in front of it yourself; prompt_logprobs has its "
+    "logprobs, return_token_ids its ids",
+    neutral=(False,),
+)
 
 SAMPLING: dict[str, Rule] = {
     "model": _PASS,
@@ -107,7 +115,8 @@ SAMPLING: dict[str, Rule] = {
     "request_id": Rule("drop", "the gateway names requests"),
     "session_id": Rule("drop", "rollouts are named by header or path"),
     "return_token_offsets": Rule("drop", "answered by vLLM's render routes only"),
-    "best_of": Rule("refuse", "vLLM 0.32 ignores it without a word: use n", neutral=(1,)),
+    # As many as `n` are all there are to choose from: then it asks for nothing (_asks_for_nothing).
+    "best_of": Rule("refuse", "vLLM 0.32 ignores it without a word: ask for n, with logprobs, and choose"),
     "use_beam_search": Rule("refuse", "beams are not samples of the policy", neutral=(False,)),
     "length_penalty": Rule("refuse", "belongs to beam search", neutral=(1, 1.0)),
     "watermarking": Rule("refuse", "changes what is sampled", neutral=(False,)),
@@ -143,7 +152,7 @@ CHAT: dict[str, Rule] = SAMPLING | {
         "no reasoning is told apart here, and vLLM would hide the ids and logprobs of the whole answer",
     ),
     "return_prompt_text": _PASS,
-    "echo": Rule("refuse", "puts the prompt into the answer", neutral=(False,)),
+    "echo": _NO_ECHO,
     "chat_template": Rule("refuse", "the model's own template is what is trained"),
     "media_io_kwargs": _NO_MEDIA,
     "mm_processor_kwargs": _NO_MEDIA,
@@ -160,7 +169,7 @@ CHAT: dict[str, Rule] = SAMPLING | {
 
 COMPLETION: dict[str, Rule] = SAMPLING | {
     "prompt": _PASS,
-    "echo": Rule("refuse", "puts the prompt into the answer", neutral=(False,)),
+    "echo": _NO_ECHO,
     "suffix": Rule("refuse", "needs a model trained to fill in the middle", neutral=("",)),
 }
 
@@ -171,18 +180,32 @@ def check(kind: Kind, body: Body, device: str) -> Body:
     kept: Body = {}
     for name, value in body.items():
         rule = rules.get(name)
+        if value is None:  # an SDK's way to send nothing, whatever the field
+            continue
         if rule is None:
-            raise BadField(name, f"{name!r} is not a field of this route")
+            raise BadField(name, f"{name[:80]!r} is not a field of this route")
         if rule.device not in (None, device):
             rule = _PASS
-        if value is None or rule.action == "drop" or value in rule.neutral:
+        if rule.action == "drop" or value in rule.neutral or _asks_for_nothing(name, body):
             continue
         if rule.action == "refuse":
             raise BadField(name, f"{name!r} is not served: {rule.reason}")
         _check_content(name, value)
         kept[name] = value
     _check_values(kept)
-    return kept
+    return _held_tools(kept)
+
+
+def _asks_for_nothing(name: str, body: Body) -> bool:
+    """A value that is what would happen anyway, by what else is asked for."""
+    return name == "best_of" and body["best_of"] in (1, body.get("n"))
+
+
+def _held_tools(body: Body) -> Body:
+    try:
+        return tools.held(body)
+    except tools.NotAnObjectError as error:
+        raise BadField("tools", str(error)) from error
 
 
 def unheeded(kind: Kind, body: Body, device: str) -> tuple[str, ...]:
@@ -201,6 +224,9 @@ def _check_values(body: Body) -> None:
     choices = body.get("n", 1)
     if not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
         raise BadField("n", f"n is a whole number from 1 to {_MOST_CHOICES}")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if body.get(name) == 0:  # of a prompt that fills the context vLLM says just this: then it means that
+            raise BadField(name, f"{name} is at least 1")
     if not isinstance(body.get("structured_outputs", {}), dict):
         # vLLM's own check of it asks for a key before it asks for the type, and answers 500.
         raise BadField("structured_outputs", "structured_outputs is an object")

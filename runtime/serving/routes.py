@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -34,8 +34,13 @@ WAIT_SECONDS = 60.0
 METRICS_LINES = 10_000
 
 
-def slipway_routes(steps: StepQueue, readiness: Readiness, metrics_path: Path) -> APIRouter:
-    """The router; every route answers one of schema.py's bodies."""
+def slipway_routes(
+    steps: StepQueue, readiness: Readiness, metrics_path: Path, checkpoint: Callable[[str], str]
+) -> APIRouter:
+    """The router; every route answers one of schema.py's bodies.
+
+    `checkpoint`: the name of the checkpoint behind a version's name, so that both name it.
+    """
     router = APIRouter(prefix="/slipway")
 
     @router.get("/status")
@@ -64,11 +69,11 @@ def slipway_routes(steps: StepQueue, readiness: Readiness, metrics_path: Path) -
 
     @router.post("/checkpoints/{name}/pin")
     async def pin(name: str) -> CheckpointInfo:
-        return await _answered(steps.pin(name))
+        return await _answered(steps.pin(checkpoint(name)))
 
     @router.post("/checkpoints/{name}/restore", status_code=202)
     async def restore(name: str, request: RestoreRequest) -> StepStatus:
-        return await _answered(steps.restore(name, request.key, request.client_state))
+        return await _answered(steps.restore(checkpoint(name), request.key, request.client_state))
 
     @router.get("/metrics")
     async def metrics(after: Annotated[int, Query(ge=0)] = 0) -> list[dict[str, Any]]:

@@ -1,21 +1,31 @@
 """Which policy versions are served, which one the alias means, and which are in use at this moment.
 
 Neighbours: proxy.py resolves a model name at admission and holds its version until the answer; publication.py
-stages versions and unloads those nobody holds. `serving.json` is the alias: one write moves it.
+stages versions and unloads those nobody holds; recall.py loads again what a request names. `serving.json` is
+the alias: one write moves it.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+import contextlib
+import re
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runtime import files
-from runtime.serving.openai_errors import unknown_model
+from runtime.serving.openai_errors import ApiError, gone_model, not_ready, unknown_model
+from runtime.training.checkpoint import CheckpointStore, checkpoint_name
 
 BASE = "base"
 _PREFIXES = ("openai/", "arbor:")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+# Versions loaded again because a request named them, beside those that training keeps loaded: with these they
+# still fit into what an engine holds ready in memory, four adapters for each of its places.
+MOST_RECALLED = 8
 
 
 @dataclass(frozen=True)
@@ -27,26 +37,56 @@ class Served:
     engine_model: str
 
 
+def kept_versions(checkpoints: CheckpointStore) -> dict[int, int]:
+    """Versions whose weights are on disk, and when each was committed in unix seconds: by name, unread."""
+    kept: dict[int, int] = {}
+    for name in checkpoints.names():
+        number = name.removeprefix("step-").lstrip("0")
+        with contextlib.suppress(FileNotFoundError):  # pruned at this moment
+            if _NUMBER.fullmatch(number):
+                kept[int(number)] = int((checkpoints.root / name).stat().st_mtime)
+    return kept
+
+
 class Versions:
     """The alias and the versions behind it. The gateway's event loop is its only user."""
 
-    def __init__(self, path: Path, served_name: str, keep: int) -> None:
-        """`keep`: how many adapters stay loaded for requests that name them."""
+    def __init__(
+        self, path: Path, served_name: str, keep: int, kept: Callable[[], dict[int, int]] = dict
+    ) -> None:
+        """`keep`: how many adapters stay loaded for requests that name them; `kept`: see `kept_versions`."""
         self._path = path
         self._keep = keep
+        self._kept = kept
         self._alias = served_name
         self._held: Counter[int] = Counter()
+        self._began = int(time.time())
         said = files.read_json(path) or {}
         self.current: int = said.get("version", 0)
         self.step: int = said.get("step", 0)
         self.staged: set[int] = {0, self.current}
+        # Those of them that were loaded again, the one named least recently first.
+        self._recalled: OrderedDict[int, None] = OrderedDict()
 
     def named(self, version: int) -> str:
         """`policy@v12`: never reused for other weights."""
         return f"{self._alias}@v{version}"
 
+    def number(self, name: str) -> int | None:
+        """The version a name like `policy@v12` has in it, whether or not there is such a version."""
+        alias, _, number = name.rpartition("@v")
+        return int(number) if alias == self._alias and _NUMBER.fullmatch(number) else None
+
+    def checkpoint(self, name: str) -> str:
+        """The checkpoint that has the weights of `policy@v12`; any other name is a checkpoint's own."""
+        version = self.number(name)
+        return checkpoint_name(version) if version else name
+
     def resolve(self, model: str) -> Served:
-        """What a client's model name means now. Raises ApiError(404)."""
+        """What a client's model name means now: a version that is named is that one or an error (C55).
+
+        Raises ApiError(404). What it gives may have to be loaded first: `is_loaded`.
+        """
         name = model
         for prefix in _PREFIXES:
             name = name.removeprefix(prefix)
@@ -54,10 +94,18 @@ class Versions:
             return Served(0, BASE, BASE)
         if name == self._alias:
             return self._served(self.current)
-        version = next((version for version in self.staged if self.named(version) == name), None)
-        if version is None:
+        version = self.number(name)
+        if version is None or version > self.current:
             raise unknown_model(model)
+        if version not in self.staged and version not in self._kept():
+            raise self.gone(version, "was served once and its weights are no longer kept")
+        if version in self._recalled:
+            self._recalled.move_to_end(version)
         return self._served(version)
+
+    def is_loaded(self, version: int) -> bool:
+        """Whether the engines have it."""
+        return version in self.staged
 
     def acquire(self, version: int) -> None:
         """A request uses the version: it stays loaded until as many `release`s."""
@@ -68,12 +116,37 @@ class Versions:
         self._held[version] -= 1
 
     def retire(self, version: int) -> bool:
-        """Whether the version may be unloaded; if so, no request gets it from now on (C35)."""
+        """Whether the version may be unloaded; if so, a request that names it must have it loaded (C35)."""
         recent = sorted(self.staged - {0})[-self._keep :]
         if version == self.current or version in recent or self._held[version] > 0:
             return False
+        if version in self._recalled:
+            return False
         self.staged.discard(version)
         return True
+
+    def make_room(self) -> int | None:
+        """The version to unload before another is loaded again; None where there is room.
+
+        Of those no request uses, the one named least recently. Raises ApiError(503) when all are in use.
+        """
+        if len(self._recalled) < MOST_RECALLED:
+            return None
+        for version in self._recalled:
+            if not self._held[version]:
+                self.forget(version)
+                return version
+        raise not_ready(f"{MOST_RECALLED} older versions are answering at this moment, and no more fit", 1)
+
+    def recalled(self, version: int) -> None:
+        """The engines have it again."""
+        self.staged.add(version)
+        self._recalled[version] = None
+
+    def forget(self, version: int) -> None:
+        """The engines have it no longer."""
+        self.staged.discard(version)
+        self._recalled.pop(version, None)
 
     def move(self, version: int, step: int) -> None:
         """Serve `version` under the alias from now on: the one write."""
@@ -83,11 +156,30 @@ class Versions:
         self.current, self.step = version, step
         self.staged.add(version)
 
-    def models(self) -> bytes:
-        """The body of `GET /v1/models`: the alias, the versions behind it, the base."""
-        names = [self._alias, *(self.named(version) for version in sorted(self.staged, reverse=True)), BASE]
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "slipway"} for name in names]
-        return json.dumps({"object": "list", "data": data}).encode()
+    def gone(self, version: int, why: str) -> ApiError:
+        """The error for a version that was served and cannot be again; it names those that can."""
+        name = self.named(version)
+        return gone_model(name, why, [other for other in self._names(self._kept()) if other != name])
+
+    def models(self) -> dict[str, Any]:
+        """The body of `GET /v1/models`: the alias, the versions that answer by name, the base."""
+        kept = self._kept()
+        names = self._names(kept).items()
+        return {"object": "list", "data": [self._model(name, version, kept) for name, version in names]}
+
+    def model(self, name: str) -> dict[str, Any]:
+        """The body of `GET /v1/models/NAME`. Raises ApiError(404)."""
+        return self._model(name, self.resolve(name).version, self._kept())
+
+    def _names(self, kept: dict[int, int]) -> dict[str, int]:
+        """Every name that answers, the newest version first."""
+        versions = self.staged | {version for version in kept if version <= self.current}
+        by_name = {self.named(version): version for version in sorted(versions, reverse=True)}
+        return {self._alias: self.current} | by_name | {BASE: 0}
+
+    def _model(self, name: str, version: int, kept: dict[int, int]) -> dict[str, Any]:
+        created = kept.get(version, self._began)
+        return {"id": name, "object": "model", "created": created, "owned_by": "slipway"}
 
     def _served(self, version: int) -> Served:
         name = self.named(version)

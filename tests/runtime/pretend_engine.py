@@ -21,12 +21,16 @@ from tests.runtime.trainer_fixtures import EOS, VOCABULARY
 
 
 class PretendEngine:
-    """`asked` counts chat requests by their text; `adapters` maps names to folders, read when loaded."""
+    """`asked` counts chat requests by their text; `adapters` maps names to folders, read when loaded.
+
+    `off`: how far what it scores is from the checkpoint's own word.
+    """
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.asked: Counter[str] = Counter()
         self.adapters: dict[str, Path] = {}
+        self.off = 0.0
         self._probes: dict[str, dict[str, Any]] = {}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -77,11 +81,14 @@ class PretendEngine:
         return web.Response()
 
     async def _unload(self, request: web.Request) -> web.Response:
-        del self.adapters[(await request.json())["lora_name"]]
+        if self.adapters.pop((await request.json())["lora_name"], None) is None:
+            return web.json_response({"error": {"message": "not loaded"}}, status=404)
         return web.Response()
 
     async def _chat(self, request: web.Request) -> web.Response:
         asked = await request.json()
+        if asked["model"] not in ("base", *self.adapters):
+            return web.json_response({"error": {"message": "no such model"}}, status=404)
         text = asked["messages"][-1]["content"]
         self.asked[text] += 1
         ids = [3 + (hash(text) + place) % (VOCABULARY - 3) for place in range(5)] + [EOS]
@@ -116,5 +123,6 @@ class PretendEngine:
         for probe in self._probes.values() if model == "base" else [self._probes[model]]:
             for start, end in itertools.pairwise(probe["offsets"].tolist()):
                 if probe["tokens"][start:end].tolist()[: len(tokens)] == tokens:
-                    return probe[which][start : start + len(tokens)].tolist()
+                    scored = probe[which][start : start + len(tokens)]
+                    return (scored if model == "base" else scored + self.off).tolist()
         raise AssertionError(f"no probe has {tokens}")

@@ -45,7 +45,7 @@ def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_pat
     config = RuntimeConfig.model_validate(gateway.config | {"state_dir": str(tmp_path)})
     app = build_app(build_parts(config))
     routes = [
-        (method, route.path.format(rollout="r", step=1, name="step-000001"))
+        (method, route.path_format.format(rollout="r", step=1, name="step-000001", model="policy"))
         for route in app.routes
         if isinstance(route, Route)
         for method in route.methods or ()
@@ -57,7 +57,9 @@ def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_pat
         "Bearer wrong",
         "Bearer token-of-the-test",
         "Basic dG9rZW4=",
-        "bearer token-of-the-tests",
+        "bearer token-of-the-test",
+        "bearer",
+        "bearertoken-of-the-tests",
     ]
     for method, path in [*routes, *(("POST", path) for path in OF_VLLM)]:
         if path == "/healthz":

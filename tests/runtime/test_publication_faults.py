@@ -265,6 +265,37 @@ def test_c37_an_engine_that_comes_back_empty_is_given_every_served_version_again
     assert [world.served(name) for name in names] == before
 
 
+def test_c55_a_version_that_was_unloaded_answers_as_it_did_when_it_was_new(
+    engine: RunningEngine, served_name: str, tmp_path: Path
+) -> None:
+    door = TamperedEngine(engine.socket)
+    state = tmp_path / "state"
+    state.mkdir()
+    gateway = Gateway(state, door.socket, engine.model, served_name=served_name)
+    try:
+        made = World(
+            gateway.until_ready(),
+            PlayedTrainer(gateway, engine.model, tmp_path),
+            door,
+            engine.model,
+            tmp_path,
+        )
+        first = f"{served_name}@v1"
+        assert made.trainer.step(made.adapter())["state"] == "published"
+        before = made.served(first)
+        for _ in range(4):
+            assert made.trainer.step(made.adapter())["state"] == "published"
+        assert first not in made.versions() and made.served()[0] == 5
+        assert made.served(first) == before
+        assert first in made.versions()
+        assert made.trainer.step(made.adapter())["state"] == "published"
+        assert first in made.versions(), "it stays while its place is not needed"
+    finally:
+        gateway.stop()
+        door.close()
+        forget(engine, served_name)
+
+
 def test_c34_one_of_two_engines_that_refuses_keeps_the_old_version_on_both(
     engine: RunningEngine, served_name: str, tmp_path: Path
 ) -> None:

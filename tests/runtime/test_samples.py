@@ -122,7 +122,6 @@ CUTTING = [
         {"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": False},
         "parallel_tool_calls",
     ),
-    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
 ]
 KEEPING = {
     "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0,
@@ -143,10 +142,21 @@ def test_c09_a_setting_that_changes_the_support_is_refused_by_name(
     assert pick(store, "cut", "whole").counts.dropped == {reason: 1}
 
 
+def test_c09_what_an_agents_sdk_sends_with_every_tool_costs_a_rollout_no_sample(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    sampled(store, "free", tools=[strict, TOOL])
+    sampled(store, "chosen", tools=[strict], tool_choice="auto")
+    sampled(store, "forced", tools=[strict], tool_choice="required")
+    counts = pick(store, "free", "chosen", "forced").counts
+    assert (counts.trained, counts.dropped) == (2, {"tool_choice": 1})
+
+
 def test_settings_at_their_neutral_values_leave_the_support_whole() -> None:
     assert support.cut_by(KEEPING) is None
     assert support.cut_by({"parallel_tool_calls": False}) is None
     strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    assert support.cut_by({"tools": strict}) == "tools"
     assert support.cut_by({"tools": strict, "tool_choice": "none", "parallel_tool_calls": False}) is None
     assert support.cut_by(dict.fromkeys(KEEPING)) is None
 

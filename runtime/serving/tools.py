@@ -1,0 +1,82 @@
+"""What a request's tools ask of the engine: `strict` is dropped in a rollout, and added to a forced call.
+
+vLLM 0.32 keeps the arguments of a `strict` tool to their schema by a grammar, also where the model may answer
+in words: then no answer is one of the policy's own any more (C9). Of a tool that is not strict it takes any
+JSON as the arguments of a forced call, a number or a text too.
+Neighbours: admission.py frees, request_fields.py holds; support.py says what may be trained on. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Body = dict[str, Any]
+
+# What an answer's header of ignored fields says.
+STRICT = "tools.strict"
+_FREE = (None, "auto")
+_UNFORCED = (*_FREE, "none")
+# Where one of them stands beside no `type`, it says what the arguments are.
+_OTHER_SHAPES = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const")
+
+
+class NotAnObjectError(ValueError):
+    """Arguments that are no object: no client could pass them to a function."""
+
+
+def freed(body: Body) -> tuple[Body, tuple[str, ...]]:
+    """The body without the `strict` of tools the model is free to call, and what that ignores.
+
+    Left as it is where a call is forced or forbidden: `strict` costs no sample there.
+    """
+    tools = body.get("tools")
+    if body.get("tool_choice") not in _FREE or not isinstance(tools, list):
+        return body, ()
+    if not any(_function(tool).get("strict") for tool in tools):
+        return body, ()
+    return body | {"tools": [_without_strict(tool) for tool in tools]}, (STRICT,)
+
+
+def held(body: Body) -> Body:
+    """The body with every tool strict where a call is forced. Raises NotAnObjectError, naming the tool."""
+    tools = body.get("tools")
+    if body.get("tool_choice") in _UNFORCED or not isinstance(tools, list):
+        return body
+    return body | {"tools": [_strict(tool) for tool in tools]}
+
+
+def _function(tool: Any) -> Body:
+    """A tool's function; empty where it has none, which the engine refuses in its own words."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function if isinstance(function, dict) else {}
+
+
+def _without_strict(tool: Any) -> Any:
+    function = _function(tool)
+    if not function.get("strict"):
+        return tool
+    return tool | {"function": {name: value for name, value in function.items() if name != "strict"}}
+
+
+def _strict(tool: Any) -> Any:
+    function = _function(tool)
+    if not function:
+        return tool
+    schema = function.get("parameters")
+    if schema is None:
+        schema = {"properties": {}}
+    if isinstance(schema, dict):
+        schema = _of_an_object(schema, function.get("name"))
+    return tool | {"function": function | {"parameters": schema, "strict": True}}
+
+
+def _of_an_object(schema: Body, name: Any) -> Body:
+    kind = schema.get("type")
+    if kind is None and any(word in schema for word in _OTHER_SHAPES):
+        return schema
+    if kind is not None and kind != "object":
+        raise NotAnObjectError(
+            f"the parameters of {str(name)[:80]!r} are no object, and a call passes them by name: "
+            'give them `"type": "object"` and properties'
+        )
+    return schema | {"type": "object"}

@@ -1,0 +1,233 @@
+"""A version that is named: its own weights, loaded again and proven again, or an error that says so (C55).
+
+A real gateway over checkpoints of our making; the engine's answers are made up (pretend_engine.py). A real
+engine brings a version back in test_publication_faults.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from runtime.serving.openai_errors import ApiError
+from runtime.serving.versions import MOST_RECALLED, Versions
+from runtime.training.checkpoint import CheckpointStore, checkpoint_name
+from tests.runtime.gateway_process import Gateway
+from tests.runtime.pretend_engine import PretendEngine
+from tests.support.waiting import wait_until
+
+NEWEST = MOST_RECALLED + 4
+TOKENS, PROMPT = 12, 4
+
+
+def committed(root: Path, version: int) -> None:
+    """The checkpoint of a version, with weights and a probe that no other has."""
+    generator = np.random.default_rng(version)
+    base = np.linspace(-3.0, -1.0, TOKENS, dtype=np.float32)
+
+    def write(partial: Path) -> None:
+        (partial / "adapter").mkdir()
+        weights = {"a": generator.normal(size=8).astype(np.float32)}
+        save_file(weights, partial / "adapter" / "adapter_model.safetensors")
+        probe = {
+            "tokens": np.arange(3, 3 + TOKENS),
+            "offsets": np.array([0, TOKENS]),
+            "sampled": (np.arange(TOKENS) >= PROMPT).astype(np.uint8),
+            "logprobs_policy": base + np.float32(0.1 * version),
+            "logprobs_base": base,
+        }
+        save_file(probe, partial / "probe.safetensors")
+
+    CheckpointStore(root).commit(version, version, {"counts": {}}, write)
+
+
+@dataclass
+class World:
+    """A gateway that serves the newest of many versions."""
+
+    gateway: Gateway
+    engine: PretendEngine
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.gateway.folder / "checkpoints"
+
+    def ask(self, model: str | int) -> httpx.Response:
+        """One answer of a version, or of a name."""
+        name = model if isinstance(model, str) else f"policy@v{model}"
+        return self.gateway.chat(model=name, messages=[{"role": "user", "content": name}])
+
+    def answered(self, version: int) -> None:
+        """It answers, by its own name, and the engine has its own weights under it."""
+        answer = self.ask(version)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-slipway-policy-version"] == str(version)
+        assert answer.json()["model"] == f"policy@v{version}"
+
+    def refused(self, version: int, status: int = 404) -> dict[str, Any]:
+        """It does not answer, and nobody else does in its place."""
+        before = self.engine.asked.total()
+        answer = self.ask(version)
+        assert answer.status_code == status, answer.text
+        assert self.engine.asked.total() == before
+        assert f"policy@v{version}" in answer.json()["error"]["message"]
+        return answer.json()["error"]
+
+    def names(self) -> set[str]:
+        return {model["id"] for model in self.gateway.http.get("/v1/models").json()["data"]}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    for version in range(1, NEWEST + 1):
+        committed(tmp_path / "checkpoints", version)
+    other = {"version": 4, "outcome": "published", "sha256": "0" * 64}
+    (tmp_path / "publications.jsonl").write_text(json.dumps(other) + "\n")
+    sockets = Path(tempfile.mkdtemp(prefix="slip-"))
+    engine = PretendEngine(sockets / "e.sock")
+    gateway = Gateway(tmp_path, engine.socket, tmp_path).until_ready()
+    try:
+        wait_until(lambda: gateway.status()["version"] == NEWEST, what="the newest is served")
+        yield World(gateway, engine)
+    finally:
+        gateway.stop()
+        engine.close()
+        shutil.rmtree(sockets)
+
+
+def test_c55_a_version_that_is_named_answers_with_its_own_weights_however_many_are_newer(
+    world: World,
+) -> None:
+    for version in (1, 7, NEWEST - 1, 1):
+        world.answered(version)
+        folder = world.checkpoints / checkpoint_name(version) / "adapter"
+        assert world.engine.adapters[f"policy@v{version}"].samefile(folder)
+    world.answered(NEWEST)
+    assert world.ask("policy").headers["x-slipway-policy-version"] == str(NEWEST)
+    assert world.ask("base").headers["x-slipway-policy-version"] == "0"
+    lines = (world.gateway.folder / "publications.jsonl").read_text().splitlines()
+    recalled = [line for line in map(json.loads, lines) if line["outcome"] == "recalled"]
+    assert [line["version"] for line in recalled] == [1, 7, NEWEST - 1]
+    assert all(line["probe_tokens"] == TOKENS - PROMPT and line["max_error"] < 1e-6 for line in recalled)
+
+
+def test_c55_a_version_whose_weights_are_gone_is_refused_by_name_with_those_that_answer(world: World) -> None:
+    assert {f"policy@v{version}" for version in range(NEWEST + 1)} | {"policy", "base"} == world.names()
+    shutil.rmtree(world.checkpoints / checkpoint_name(2))
+    error = world.refused(2)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "no longer kept" in error["message"] and "policy@v3" in error["message"]
+    assert "pin" in error["message"] and "`base` is the model before training" in error["message"]
+    assert "policy@v2" not in world.names()
+    assert world.gateway.http.get("/v1/models/policy@v2").status_code == 404
+    assert "does not exist" in world.refused(NEWEST + 1)["message"]
+
+
+def test_c55_weights_that_are_not_what_was_served_never_answer_under_its_name(world: World) -> None:
+    said = world.refused(4)["message"]
+    assert "are other weights" in said and said.count("policy@v4") == 1, "it is not among those that answer"
+    damaged = world.checkpoints / checkpoint_name(3) / "adapter" / "adapter_model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    assert "not whole" in world.refused(3)["message"]
+    assert not {"policy@v3", "policy@v4"} & world.engine.adapters.keys()
+
+
+def test_c55_a_version_is_proven_again_before_it_answers(world: World) -> None:
+    world.engine.off = 0.01
+    error = world.refused(5, 503)
+    assert error["code"] == "version_not_proven" and "logprobs differ" in error["message"]
+    assert "policy@v5" not in world.engine.adapters
+    world.engine.off = 0.0
+    world.answered(5)
+
+
+def test_c55_versions_that_are_named_are_bounded_in_number_and_come_back_whenever_they_are(
+    world: World,
+) -> None:
+    named = [version for version in range(1, NEWEST) if version != 4]
+    assert len(named) > MOST_RECALLED
+    for version in (*named, *named):
+        world.answered(version)
+        assert len(world.engine.adapters) <= MOST_RECALLED + 1, "and the newest"
+    log = (world.gateway.folder / "gateway.log").read_text()
+    assert "policy@v1 is unloaded to make room" in log
+
+
+def test_c55_versions_that_many_name_at_once_are_each_their_own(world: World) -> None:
+    named = [version for version in range(1, NEWEST) if version != 4] * 4
+
+    def until_answered(version: int) -> httpx.Response:
+        def answer() -> httpx.Response | None:
+            said = world.ask(version)  # 503: the others are all in use, ask again
+            assert said.status_code == 200 or int(said.headers["retry-after"]) > 0, said.text
+            return said if said.status_code == 200 else None
+
+        return wait_until(answer)
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(until_answered, named))
+    assert [int(answer.headers["x-slipway-policy-version"]) for answer in answers] == named
+    assert [answer.json()["model"] for answer in answers] == [f"policy@v{version}" for version in named]
+
+
+def test_c55_an_engine_that_forgot_a_version_is_given_it_again(world: World) -> None:
+    world.answered(1)
+    world.engine.adapters.clear()
+    world.answered(1)
+    world.answered(NEWEST)
+
+
+def test_a_version_is_pinned_by_its_own_name(world: World) -> None:
+    pinned = world.gateway.http.post("/slipway/checkpoints/policy@v3/pin")
+    assert (pinned.status_code, pinned.json()["name"], pinned.json()["pinned"]) == (200, "step-000003", True)
+    assert world.gateway.http.post("/slipway/checkpoints/policy@v99/pin").status_code == 404
+
+
+def test_a_version_was_created_when_it_was_committed(world: World) -> None:
+    found = world.gateway.http.get("/v1/models/policy@v3").json()
+    folder = world.checkpoints / checkpoint_name(3)
+    assert found["created"] == int(folder.stat().st_mtime)
+
+
+# ------------------------------------------------------------------ which goes
+
+
+def test_c35_a_version_that_came_back_stays_while_training_goes_on_until_others_need_its_place(
+    tmp_path: Path,
+) -> None:
+    many = range(1, 100)
+    versions = Versions(tmp_path / "serving.json", "policy", keep=2, kept=lambda: dict.fromkeys(many, 0))
+    versions.move(60, 60)
+    for version in many[:MOST_RECALLED]:
+        assert not versions.is_loaded(version) and versions.make_room() is None
+        versions.recalled(version)
+    versions.move(61, 61)
+    assert not any(versions.retire(version) for version in many[:MOST_RECALLED])
+    versions.resolve("policy@v1")  # named again: it is the last to go now
+    versions.acquire(2)
+    assert versions.make_room() == 3
+    versions.recalled(50)
+    assert versions.is_loaded(2) and not versions.is_loaded(3) and versions.is_loaded(1)
+
+
+def test_when_every_older_version_is_in_use_another_is_told_to_come_back(tmp_path: Path) -> None:
+    versions = Versions(tmp_path / "serving.json", "policy", keep=2)
+    for version in range(1, MOST_RECALLED + 1):
+        versions.acquire(version)
+        versions.recalled(version)
+    with pytest.raises(ApiError) as caught:
+        versions.make_room()
+    assert (caught.value.status, caught.value.retry_after_seconds) == (503, 1)
