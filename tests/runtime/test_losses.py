@@ -152,7 +152,7 @@ RULES = {
         "grpo", normaliser="sequence", scale_rewards=True, clip_high=0.2, kl_beta=0.04, overlong="keep"
     ),
     "grpo by a constant": settings_of("grpo", normaliser="constant", constant_tokens=33),
-    "dr_grpo": settings_of("dr_grpo", overlong="keep"),
+    "dr_grpo": settings_of("dr_grpo", overlong="keep", constant_tokens=256),
     "dr_grpo per token": settings_of("dr_grpo", normaliser="token"),
     "dapo": settings_of("dapo"),
     "dapo with a soft penalty": settings_of("dapo", overlong="soft", overlong_tokens=19, overlong_buffer=8),
