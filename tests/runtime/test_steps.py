@@ -212,6 +212,17 @@ def test_a_sample_that_came_after_its_step_was_taken_in_is_trained_once_as_well(
     drive(work, tmp_path)
 
 
+def test_of_two_steps_that_name_one_sample_at_the_same_time_one_gets_it(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        queue = run.queue()
+        first = run.request("k1", "a", "b")
+        second = first.model_copy(update={"key": "k2"})
+        ends = await asyncio.gather(queue.submit(first), queue.submit(second), return_exceptions=True)
+        assert sorted(type(end).__name__ for end in ends) == ["NothingToTrainError", "StepStatus"]
+
+    drive(work, tmp_path)
+
+
 def test_a_step_that_could_train_nothing_is_refused_and_says_why(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         queue = run.queue()
