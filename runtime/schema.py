@@ -38,6 +38,8 @@ IGNORED_HEADER = "x-slipway-ignored"
 
 # A request has at most this, unpacked: both doors, the relay and the gateway, refuse more.
 BODY_BYTES = 32 * 2**20
+# Sampled tokens of a sequence by which a publication is proved: enough to tell, few enough to be quick.
+PROBE_TOKENS = 256
 
 CLIENT_STATE_MAX_BYTES = 64 * 1024
 STATE_DEEPEST = 64
@@ -81,7 +83,10 @@ class LossDefaults:
 
 # By `train.loss`. DeepSeekMath's own grpo (arXiv 2402.03300) is normaliser=sequence, scale_rewards=true,
 # clip_high=0.2; here it starts from what became of it. Then Dr. GRPO (2503.20783), DAPO (2503.14476),
-# CISPO of MiniMax-M1 (2506.13585; no lower bound, ratios up to 5) and GSPO (2507.18071).
+# CISPO of MiniMax-M1 (2506.13585; no lower bound, ratios up to 5) and GSPO (2507.18071). Common to all are
+# `dual_clip`, 3 as in Ye et al. (1912.09729, equation 5), and `mismatch_cap`, 2 as in truncated importance
+# sampling between engine and trainer (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+# Off-Policy RL Training").
 LOSSES = {
     "grpo": LossDefaults("token", scale_rewards=False, clip_low=0.2, clip_high=0.28),
     "dr_grpo": LossDefaults("constant", scale_rewards=False, clip_low=0.2, clip_high=0.2),
@@ -101,6 +106,9 @@ class TrainConfig(Body):
     step's answers x its answer's tokens), or 1 / (the step's answers x `constant_tokens`). `overlong`: an
     answer cut off at its limit is left out (mask), kept as it is (keep), or kept while each answer is
     charged up to 1 over its last `overlong_buffer` of `overlong_tokens` tokens (soft; DAPO, equation 13).
+    `dual_clip`: a ratio above it teaches nothing where the advantage is negative, and counts for no more in
+    the KL term. `mismatch_cap`: a token weighs at most so many times more for being likelier to the trainer
+    than the engine said.
     """
 
     lora: LoraConfig = LoraConfig()
@@ -113,12 +121,15 @@ class TrainConfig(Body):
     scale_rewards: bool | None = None
     clip_low: float | None = Field(default=None, gt=0)
     clip_high: float | None = Field(default=None, gt=0)
+    dual_clip: float = Field(default=3.0, gt=1)
+    mismatch_cap: float = Field(default=2.0, ge=1)
     kl_beta: float = Field(default=0.0, ge=0)
     overlong: Literal["mask", "keep", "soft"] = "mask"
     overlong_tokens: int | None = Field(default=None, ge=2)
     overlong_buffer: int | None = Field(default=None, ge=1)
     pack_tokens: int = Field(default=4096, ge=16)
     seed: int = 0
+    # More than `max_staleness`, so that the adapter that sampled a stale answer is there to be asked.
     keep_checkpoints: int = Field(default=4, ge=2)
 
     def resolved(self) -> Self:
@@ -151,6 +162,9 @@ class TrainConfig(Body):
             yield "constant_tokens", f"nothing is divided by it with normaliser={normaliser}"
         if self.clip_low is not None and self.clip_low >= 1 and self.loss != "cispo":
             yield "clip_low", f"a ratio is never below 0, so {self.loss} would clip nothing: less than 1"
+        high = LOSSES[self.loss].clip_high if self.clip_high is None else self.clip_high
+        if self.dual_clip <= 1 + high and self.loss != "cispo":
+            yield "dual_clip", f"it lies inside the clip, which ends at {1 + high:g}: more than that"
         if self.overlong == "soft" and self.overlong_tokens is None:
             yield "overlong", "soft charges answers near a length: say which with train.overlong_tokens"
         for key in ("overlong_tokens", "overlong_buffer"):
@@ -173,6 +187,8 @@ class EngineConfig(Body):
     """One vLLM server per inference GPU group (one, on the CPU)."""
 
     max_model_len: int | None = Field(default=None, ge=64)
+    # The most tokens of a chat answer whose request names no limit of its own.
+    answer_tokens: int = Field(default=4096, ge=1)
     max_loras: int = Field(default=4, ge=3)
     max_num_seqs: int = Field(default=64, ge=1)
     memory_fraction: float | None = Field(default=None, gt=0, le=0.95)

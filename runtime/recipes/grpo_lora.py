@@ -31,8 +31,10 @@ from runtime.metrics import MetricsLog, WandbLog, line_of
 from runtime.training import policy as policies
 from runtime.training import resume
 from runtime.training.batch import Batch, BatchError, read_batch, restored_from, step_folder
-from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore
-from runtime.training.ranks import Ranks
+from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
+from runtime.training.older import Past
+from runtime.training.ranks import RankLostError, Ranks
+from runtime.training.tries import TriedOutError, Tries
 from runtime.training.update import SettingsError, Trained, UpdateSettings, probe, update
 
 _LOOK_SECONDS = 0.02
@@ -45,8 +47,12 @@ _ROOM_SECONDS = 300.0
 _ROOM_LOOK_SECONDS = 1.0
 _PROBE = "probe.safetensors"
 # What a batch is refused with, before anything is computed.
-_REFUSALS = (BatchError, CheckpointError, policies.PolicyError)
+_REFUSALS = (BatchError, CheckpointError, policies.PolicyError, TriedOutError)
 _log = logging.getLogger(__name__)
+
+
+class _RefusedElsewhereError(BatchError):
+    """Another process of the trainer refused the batch, and says why."""
 
 
 class GRPOLoRARecipe(FTRecipeInterface):
@@ -59,6 +65,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.steps = Path(cfg.steps_dir)
         self.store = CheckpointStore(Path(cfg.checkpoints_dir))
         self.metrics = MetricsLog(self.output / "metrics.jsonl")
+        self.tries = Tries(self.output / "tries.json", self.ranks)
         self.settings = UpdateSettings.of(cfg)
         self.stopping = False
         # A run has its pins; a replay has none, and knows what its steps will go back to.
@@ -116,19 +123,14 @@ class GRPOLoRARecipe(FTRecipeInterface):
                 batch = self._read(step)
             except _REFUSALS as error:
                 self._fail(step, error)
+                self.ranks.any(True)  # no process looks for the next step before the reason is written
                 continue
-            try:
-                failpoints.passing("trainer.read")
-                trained, evidence = self._restore(batch) if batch.kind == "restore" else self._update(batch)
-            except Exception as error:
-                self._fail(step, error)
-                if not self.sound or self.ranks.size > 1:
-                    self._say("failed", step=step, error=str(error))
-                    raise
-                self.optimizer.zero_grad()  # of the packs that went well
+            done = self._try(batch)
+            if done is None:
+                self._let_go()
                 continue
             if self.ranks.first:
-                self._commit(batch, trained, evidence)
+                self._commit(batch, *done)
             self.sound = True
             self.step = step
             self._say("ready")
@@ -182,14 +184,51 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.ranks.any(True)
             raise
         if self.ranks.any(False):
-            raise BatchError(f"step {step}: another process of the trainer refused it")
+            raise _RefusedElsewhereError(f"step {step}: another process of the trainer refused it")
+        if batch.kind == "train":
+            self.tries.begin(step)
         return batch
 
     # ------------------------------------------------------------------ the step
 
+    def _try(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]] | None:
+        """Do the step; None when it failed and the policy is still as committed, else it raises."""
+        try:
+            failpoints.passing("trainer.read")
+            return self._restore(batch) if batch.kind == "restore" else self._update(batch)
+        except RankLostError as error:  # who is lost says why, or what is tried again is counted
+            self._say("failed", step=batch.step, error=str(error))
+            raise
+        except Exception as error:
+            self._fail(batch.step, error)
+            if not self.sound or self.ranks.size > 1:
+                self._say("failed", step=batch.step, error=str(error))
+                raise
+        return None
+
+    def _let_go(self) -> None:
+        """Give back what a failed step held: its error, whose frames held it, is gone by now."""
+        self.policy.zero_grad()
+        if self.ranks.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
     def _update(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
-        trained = update(self.policy, self.optimizer, batch, self.settings, self.ranks)
-        return trained, probe(self.policy, batch)
+        if not self.ranks.first:
+            failpoints.passing("rank.training")
+        past = Past(self.step, self._adapter_of)
+        trained = update(self.policy, self.optimizer, batch, self.settings, self.ranks, past)
+        return trained, probe(self.policy, batch) if self.ranks.first else {}
+
+    def _adapter_of(self, version: int) -> Path | None:
+        """Where a version's adapter is, of those kept by number alone: a replay knows no pins."""
+        name, names = checkpoint_name(version), self.store.names()
+        if name not in names or len(names) - names.index(name) > self.cfg.keep_checkpoints:
+            return None
+        try:
+            return self.store.load(name).adapter
+        except CheckpointError as error:
+            _log.warning("the adapter of version %d is not there to compare with: %s", version, error)
+            return None
 
     def _restore(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
         """Go back to a kept checkpoint, as a new version."""
@@ -205,6 +244,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _begin_change(self, *_: Any) -> None:
         """Called by the optimizer as its step begins: gradients are whole, masters about to change."""
         self.sound = False
+        self.tries.forgive()
         failpoints.passing("trainer.backward")
 
     # ------------------------------------------------------------------ the commit
@@ -272,11 +312,12 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _stop(self, *_: object) -> None:
         """SIGTERM ends between steps: a step is committed or it never was."""
         self.stopping = True
+        self.tries.forgive()  # who is then killed has not died of this step
 
     def _fail(self, step: int, error: Exception) -> None:
-        """Say so where the gateway looks, and never take this step again."""
+        """Say so where the gateway looks, and never take this step again. Any process may know why."""
         _log.error("step %d failed", step, exc_info=error)
-        if self.ranks.first:
+        if not isinstance(error, _RefusedElsewhereError):
             write_json(
                 step_folder(self.steps, step) / "failed.json",
                 {"error": f"{type(error).__name__}: {error}"},

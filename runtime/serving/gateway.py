@@ -31,6 +31,7 @@ from runtime.keeper import read_token
 from runtime.schema import RuntimeConfig
 from runtime.serving import request_fields
 from runtime.serving.admission import Kind
+from runtime.serving.answer_limit import limit_answer
 from runtime.serving.auth import BearerAuth
 from runtime.serving.bodies import WholeBodies
 from runtime.serving.engine_client import EngineClient
@@ -87,6 +88,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
     fleet = promotion.fleet
 
     def check(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        limit_answer(kind, body, config.engine.answer_tokens)
         try:
             return request_fields.check(kind, body, config.device)
         except request_fields.BadField as error:

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from runtime.schema import PROBE_TOKENS
 from runtime.serving.engine import BASE_NAME
 from runtime.serving.engine_client import EngineClient
 
 Floats = NDArray[np.float64]
 
-# Sampled tokens of a sequence that are scored: enough to tell, few enough to be quick.
-_SCORED_TOKENS = 256
 # The adapter's effect says something where rounding leaves its slope this sure (one standard error).
 _SLOPE_ERROR = 0.1
 
@@ -119,4 +118,4 @@ class Probe:
 def _cut(start: int, end: int, counts: NDArray[np.bool_], context_length: int) -> slice:
     """The part of one sequence that is scored. The engine wants room for one more token after it."""
     first = start + int(counts[start:end].argmax())
-    return slice(start, min(end, first + _SCORED_TOKENS, start + context_length - 1))
+    return slice(start, min(end, first + PROBE_TOKENS, start + context_length - 1))

@@ -101,6 +101,18 @@ class Batch:
                 answer += 1
         return found
 
+    @functools.cached_property
+    def sampled_by(self) -> NDArray[np.int64]:
+        """The policy version that sampled each token [N]; -1 where none did."""
+        listed = self.meta.get("samples") or [{}] * self.samples
+        by_answer = [
+            turn.get("version", int(self.version[row]))
+            for row, one in enumerate(listed)
+            for turn in one.get("turns") or ({},)
+        ]
+        answers = self.answers
+        return np.where(answers >= 0, np.asarray([*by_answer, -1], np.int64)[answers], -1)
+
     def span(self, sample: int) -> slice:
         """Where sample s lies among the N tokens."""
         return slice(int(self.offsets[sample]), int(self.offsets[sample + 1]))

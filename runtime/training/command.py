@@ -39,6 +39,8 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "scale_rewards": train.scale_rewards,
         "clip_low": train.clip_low,
         "clip_high": train.clip_high,
+        "dual_clip": train.dual_clip,
+        "mismatch_cap": train.mismatch_cap,
         "kl_beta": train.kl_beta,
         "overlong": train.overlong,
         "overlong_tokens": train.overlong_tokens,

@@ -8,6 +8,7 @@ Sources: `runtime/schema.py` names the papers beside each loss's defaults.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -97,11 +98,20 @@ def _logprob_chunk(
 
 @dataclass(frozen=True)
 class LossTerms:
-    """`loss` weighted as the step's normaliser wants; the others are plain sums over T sampled tokens."""
+    """`loss` weighted as the step's normaliser wants; the others are plain sums over T sampled tokens.
+
+    `ratio`, `ratio_max` and `kl_behaviour` compare with what the engine said. `masked`: tokens past
+    `dual_clip`, which teach nothing, and `masked_samples`: the samples they stand in; `truncated`: tokens
+    whose mismatch was cut to `mismatch_cap`.
+    """
 
     loss: Tensor
     ratio: Tensor
+    ratio_max: Tensor
     clipped: Tensor
+    masked: Tensor
+    masked_samples: Tensor
+    truncated: Tensor
     kl_behaviour: Tensor
     kl_reference: Tensor
 
@@ -138,44 +148,87 @@ def policy_loss(
     loss: str,
     clip_low: float,
     clip_high: float,
+    dual_clip: float = math.inf,
+    mismatch_cap: float = math.inf,
+    old_T: Tensor | None = None,
     reference_T: Tensor | None = None,
     kl_beta: float = 0.0,
 ) -> LossTerms:
-    """The loss of sampled tokens, with r = exp(logprob - behaviour), each with its weight.
+    """The loss of sampled tokens, with r = exp(logprob - old), each with its weight.
 
     grpo, dr_grpo, dapo: -min(r A, clip(r, 1 - low, 1 + high) A). gspo: the same with one ratio for a whole
     sample, the geometric mean of its tokens' (a sample never lies in two packs). cispo: -clip(r) A logprob,
     where the clipped ratio is a number: no token's gradient is stopped, its weight is bounded.
-    The behaviour logprobs are the engine's own and carry no gradient.
+    Where A is negative nothing bounds r from above but `dual_clip` (Ye et al., equation 5); inside it each
+    loss is what its paper says.
 
-    `kl_beta` adds beta x r x k3 towards the reference (adapter off). As k3's mean over the policy is
-    KL(policy || reference) whatever the policy, the gradient of r k3 under the behaviour is that of this KL;
-    k3 alone would follow KL(reference || policy) of the sampled tokens (DeepSeek-V3.2, section 3.1).
+    `old_T` are the trainer's own logprobs under the policy that sampled, so that a clip sees what was learned
+    since and not the engine's rounding. How far the engine was from them, w = exp(old - behaviour), is a
+    number beside the loss, cut to `mismatch_cap`. Without `old_T` they are the engine's own, and w is 1.
+
+    `kl_beta` adds beta x r w x k3 towards the reference (adapter off). As k3's mean over the policy is
+    KL(policy || reference) whatever the policy, the gradient of r w k3 under the behaviour is that of this
+    KL; k3 alone would follow KL(reference || policy) of the sampled tokens (DeepSeek-V3.2, section 3.1).
     """
-    apart_T = logprob_T - behaviour_T.detach()
-    log_ratio_T = apart_T.clamp(max=_MOST_LOG_RATIO)
-    ratio_T = log_ratio_T.exp()
-    used_T = _sample_means(apart_T, sample_T).clamp(max=_MOST_LOG_RATIO).exp() if loss == "gspo" else ratio_T
-    bounded_T = used_T.clamp(1 - clip_low, 1 + clip_high)
+    behaviour_T = behaviour_T.detach()
+    old_T = behaviour_T if old_T is None else old_T.detach()
+    ratio_T = _ratio(logprob_T - old_T, sample_T, loss)
+    mismatch_T = _ratio(old_T - behaviour_T, sample_T, loss)
+    bounded_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
     if loss == "cispo":
         gain_T = bounded_T.detach() * advantage_T * logprob_T
     else:
-        gain_T = torch.minimum(used_T * advantage_T, bounded_T * advantage_T)
-    loss_T = -gain_T
+        held_T = torch.where(advantage_T < 0, ratio_T.clamp(max=dual_clip), ratio_T)
+        gain_T = torch.minimum(held_T * advantage_T, bounded_T * advantage_T)
+    loss_T = -gain_T * mismatch_T.clamp(max=mismatch_cap)
     kl_reference = logprob_T.new_zeros(())
     if reference_T is not None:
-        towards_T = (reference_T.detach() - logprob_T).clamp(max=_MOST_LOG_RATIO)
-        kl_T = ratio_T * (towards_T.exp() - towards_T - 1)
+        kl_T = _towards(reference_T.detach(), logprob_T, old_T, behaviour_T, dual_clip, mismatch_cap)
         loss_T = loss_T + kl_beta * kl_T
         kl_reference = kl_T.detach().sum()
     with torch.no_grad():
-        clipped_T = torch.where(advantage_T > 0, used_T > 1 + clip_high, used_T < 1 - clip_low)
+        clipped_T = torch.where(advantage_T > 0, ratio_T > 1 + clip_high, ratio_T < 1 - clip_low)
+        masked_T = (ratio_T > dual_clip) & (advantage_T < 0)
         if loss == "cispo":
-            clipped_T = bounded_T != used_T
-        kl_behaviour = (ratio_T - log_ratio_T - 1).sum()
+            clipped_T, masked_T = bounded_T != ratio_T, torch.zeros_like(masked_T)
+        log_engine_T = (logprob_T - behaviour_T).clamp(max=_MOST_LOG_RATIO)
+        engine_T = log_engine_T.exp()
     return LossTerms(
-        (weight_T * loss_T).sum(), ratio_T.detach().sum(), clipped_T.sum(), kl_behaviour, kl_reference
+        loss=(weight_T * loss_T).sum(),
+        ratio=engine_T.sum(),
+        ratio_max=engine_T.max(),
+        clipped=clipped_T.sum(),
+        masked=masked_T.sum(),
+        masked_samples=engine_T.new_tensor(len(sample_T[masked_T].unique())),
+        truncated=(mismatch_T > mismatch_cap).sum(),
+        kl_behaviour=(engine_T - log_engine_T - 1).sum(),
+        kl_reference=kl_reference,
     )
+
+
+def _ratio(apart_T: Tensor, sample_T: Tensor, loss: str) -> Tensor:
+    """How many times as likely each token is [T]; for gspo its sample's geometric mean."""
+    if loss == "gspo":
+        apart_T = _sample_means(apart_T, sample_T)
+    return apart_T.clamp(max=_MOST_LOG_RATIO).exp()
+
+
+def _towards(
+    reference_T: Tensor, logprob_T: Tensor, old_T: Tensor, behaviour_T: Tensor, most: float, cap: float
+) -> Tensor:
+    """r w k3 of each token [T], r w at most `most`, w at most `cap`.
+
+    Its gradient is written down, r w (logprob - reference): the same inside the bounds, and past them it
+    grows with the distance and not with its exponential.
+    """
+    now_T = logprob_T.detach()
+    since_T = (now_T - old_T).clamp(max=_MOST_LOG_RATIO).exp()
+    mismatch_T = (old_T - behaviour_T).clamp(max=_MOST_LOG_RATIO).exp()
+    scale_T = (since_T * mismatch_T.clamp(max=cap)).clamp(max=most)
+    towards_T = (reference_T - now_T).clamp(max=_MOST_LOG_RATIO)
+    value_T = scale_T * (towards_T.exp() - towards_T - 1)
+    slope_T = scale_T * (now_T - reference_T)
+    return value_T + slope_T * (logprob_T - now_T)
 
 
 def _sample_means(value_T: Tensor, sample_T: Tensor) -> Tensor:

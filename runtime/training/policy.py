@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,24 @@ class Policy:
         """Inside, the adapter is off: the base, bit for bit."""
         return adapter_off(self.model)
 
+    @contextmanager
+    def wearing(self, folder: Path) -> Iterator[None]:
+        """Inside, the decoder multiplies with another adapter of this shape; after it every bit is as before.
+
+        For forward passes without gradients. Raises PolicyError for an adapter that this policy cannot hold.
+        """
+        tensors = self._read_adapter(folder)
+        own = {name: working.detach().clone() for name, working in self._working.items()}
+        try:
+            with torch.no_grad():
+                for name, working in self._working.items():
+                    working.copy_(tensors[name].to(working.dtype) * self._scale[name])
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in own.items():
+                    self._working[name].copy_(value)
+
     def check_tokens(self, largest: int, longest: int) -> None:
         """Raises PolicyError for a token id or a sample length that this model has no place for."""
         model: Any = self.model
@@ -113,6 +131,11 @@ class Policy:
                 gradient = working.grad.float() * self._scale[name]
                 master.grad = gradient if master.grad is None else master.grad + gradient
                 working.grad = None
+
+    def zero_grad(self) -> None:
+        """Leave no gradient anywhere: neither in the masters nor in the working copy."""
+        for weight in (*self.masters.values(), *self._working.values()):
+            weight.grad = None
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -149,6 +172,12 @@ class Policy:
     @torch.no_grad()
     def import_adapter(self, folder: Path) -> None:
         """Load an adapter in PEFT form. Raises PolicyError for one that this policy cannot hold exactly."""
+        for name, value in self._read_adapter(folder).items():
+            self.masters[name].copy_(value)
+        self.refresh()
+
+    def _read_adapter(self, folder: Path) -> dict[str, Tensor]:
+        """An adapter's tensors by our names, each of its master's shape, on the CPU. Raises PolicyError."""
         check_adapter_config(json.loads((folder / _CONFIG).read_text()), self.lora)
         tensors = load_file(folder / _WEIGHTS)
         wanted = {_peft_name(name): name for name in self.masters}
@@ -159,9 +188,7 @@ class Policy:
             if tensors[peft_name].shape != self.masters[name].shape:  # `copy_` would broadcast
                 found, own = list(tensors[peft_name].shape), list(self.masters[name].shape)
                 raise PolicyError(f"{peft_name} is {found}, not {own}")
-        for peft_name, name in wanted.items():
-            self.masters[name].copy_(tensors[peft_name])
-        self.refresh()
+        return {name: tensors[peft_name] for peft_name, name in wanted.items()}
 
 
 def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:

@@ -5,8 +5,10 @@ Neighbours: the recipe and `update.py`. Knows nothing of batches or models.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,6 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 _TIMEOUT = timedelta(minutes=10)
+
+
+class RankLostError(Exception):
+    """Another process of the trainer is gone or stands still; why, it says itself, or nobody does."""
+
+
+class RanksDifferError(Exception):
+    """The processes of the trainer hold different weights, so they would train different policies."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +53,23 @@ class Ranks:
         return self.rank == 0
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks."""
+        """Replace each tensor by its sum over all ranks. Raises RankLostError, as all below."""
         if self.size > 1:
             for tensor in tensors:
-                dist.all_reduce(tensor)
+                self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def keep_largest(self, tensor: Tensor) -> None:
+        """Replace each entry by its largest over all ranks."""
+        if self.size > 1:
+            self._reduce(tensor, dist.ReduceOp.MAX)
 
     def agree(self, value: int) -> int:
         """The first rank's value, on every rank."""
         if self.size == 1:
             return value
         box = torch.tensor([value], device=self.device)
-        dist.broadcast(box, src=0)
+        with _together():
+            dist.broadcast(box, src=0)
         return int(box)
 
     def any(self, value: bool) -> bool:
@@ -61,10 +77,38 @@ class Ranks:
         if self.size == 1:
             return value
         box = torch.tensor([int(value)], device=self.device)
-        dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        self.keep_largest(box)
         return bool(box)
+
+    def check_equal(self, tensors: Iterable[Tensor]) -> None:
+        """Raise RanksDifferError, on every rank, unless all hold the same bits (C56)."""
+        if self.size == 1:
+            return
+        hashed = hashlib.sha256()
+        for tensor in tensors:
+            hashed.update(tensor.detach().cpu().numpy().tobytes())
+        own = int.from_bytes(hashed.digest()[:7], "big")
+        box = torch.tensor([own, -own], device=self.device)
+        self.keep_largest(box)
+        if int(box[0]) != -int(box[1]):
+            raise RanksDifferError("the trainer's processes hold different weights after this step")
+
+    def _reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
+        with _together():
+            dist.all_reduce(tensor, op=operation)
 
     def leave(self) -> None:
         """Leave the group."""
         if self.size > 1:
             dist.destroy_process_group()
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Around what all ranks do at once: an error of it is another rank's, by gloo's and nccl's own words."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RankLostError(str(error)) from error

@@ -2,7 +2,7 @@
 
 Neighbours: steps.py asks when a step is taken in and again when it is taken out; samples come from the
 gateway's store; turns.py says which of them are one sequence; the result is a `Batch`. Computes no advantage
-and tokenises nothing (C1).
+and tokenises nothing (C1). All but a Snapshot reads tokens, a minute's work of long rollouts: in a thread.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.schema import Group, Member, StepCounts
+from runtime.serving.journal import Exchange, Sample
 from runtime.serving.samples import SampleRef, SampleStore
 from runtime.training.batch import Batch
 from runtime.training.turns import Turn, join, load_turn
@@ -45,9 +47,45 @@ class Selection:
         return [ref.id for ref, _ in self.samples]
 
 
+class Source(Protocol):
+    """Where names of samples, and the tokens behind them, come from: a SampleStore, or a Snapshot of it."""
+
+    def of_rollout(self, rollout: str) -> list[SampleRef]: ...
+    def of_sample(self, sample: str) -> list[SampleRef]: ...
+    def load(self, ref: SampleRef) -> tuple[Exchange, Sample]: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a store knew of some groups at one moment. Only tokens are read later, as any thread may."""
+
+    store: SampleStore
+    rollouts: dict[str, list[SampleRef]]
+    samples: dict[str, list[SampleRef]]
+
+    @classmethod
+    def of(cls, groups: Iterable[Group], store: SampleStore) -> Snapshot:
+        """Look up every name that the groups' members have."""
+        members = [member for group in groups for member in group.members]
+        samples = {member.sample: store.of_sample(member.sample) for member in members if member.sample}
+        return cls(store, {one.rollout: store.of_rollout(one.rollout) for one in members}, samples)
+
+    def of_rollout(self, rollout: str) -> list[SampleRef]:
+        """As SampleStore's."""
+        return self.rollouts[rollout]
+
+    def of_sample(self, sample: str) -> list[SampleRef]:
+        """As SampleStore's."""
+        return self.samples[sample]
+
+    def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
+        """As SampleStore's."""
+        return self.store.load(ref)
+
+
 def select(
     groups: Iterable[Group],
-    store: SampleStore,
+    store: Source,
     *,
     taken: Callable[[str], bool],
     lag: Callable[[int], int],
@@ -70,7 +108,7 @@ def select(
 class _Sorting:
     """One selection while it is made."""
 
-    store: SampleStore
+    store: Source
     taken: Callable[[str], bool]
     lag: Callable[[int], int]
     max_lag: int
@@ -144,26 +182,32 @@ class _Sorting:
         return fresh
 
 
-def build(selection: Selection, store: SampleStore, meta: dict[str, Any]) -> Batch:
+@dataclass(frozen=True)
+class _Row:
+    """One sequence of the batch: arrays over its tokens, and what is said of it."""
+
+    tokens: NDArray[np.int32]
+    sampled: NDArray[np.uint8]
+    logprobs: NDArray[np.float32]
+    temperature: float
+    version: int
+    cut_off: bool
+    described: dict[str, Any]
+
+
+def build(selection: Selection, store: Source, meta: dict[str, Any]) -> Batch:
     """The batch of a selection: the engine's own ids and logprobs, copied. `meta` is added to its JSON."""
-    rows = [[load_turn(ref, store.load) for ref in turns] for turns, _ in selection.sequences]
-    tokens = [np.asarray(row[-1].prompt + row[-1].completion, np.int32) for row in rows]
-    sampled = [np.zeros(len(ids), np.uint8) for ids in tokens]
-    logprobs = [np.zeros(len(ids), np.float32) for ids in tokens]
-    for row, mask, behaviour in zip(rows, sampled, logprobs, strict=True):
-        for turn in row:
-            mask[len(turn.prompt) : turn.end] = 1
-            behaviour[len(turn.prompt) : turn.end] = np.asarray(turn.logprobs, np.float32)
-    sampled_all = np.concatenate(sampled)
-    counts = selection.counts.model_copy(update={"sampled_tokens": int(sampled_all.sum())})
+    rows = [_row([load_turn(ref, store.load) for ref in turns]) for turns, _ in selection.sequences]
+    sampled = np.concatenate([row.sampled for row in rows])
+    counts = selection.counts.model_copy(update={"sampled_tokens": int(sampled.sum())})
     return Batch(
-        tokens=np.concatenate(tokens),
-        sampled=sampled_all,
-        logprobs=np.concatenate(logprobs),
-        offsets=np.cumsum([0, *(len(ids) for ids in tokens)], dtype=np.int64),
-        temperature=np.asarray([row[-1].temperature for row in rows], np.float32),
-        version=np.asarray([min(turn.ref.version for turn in row) for row in rows], np.int64),
-        truncated=np.asarray([row[-1].cut_off for row in rows], np.uint8),
+        tokens=np.concatenate([row.tokens for row in rows]),
+        sampled=sampled,
+        logprobs=np.concatenate([row.logprobs for row in rows]),
+        offsets=np.cumsum([0, *(len(row.tokens) for row in rows)], dtype=np.int64),
+        temperature=np.asarray([row.temperature for row in rows], np.float32),
+        version=np.asarray([row.version for row in rows], np.int64),
+        truncated=np.asarray([row.cut_off for row in rows], np.uint8),
         member=np.asarray([member for _, member in selection.sequences], np.int64),
         reward=np.asarray([member.reward for _, member in selection.members], np.float32),
         group=np.asarray([group for group, _ in selection.members], np.int64),
@@ -171,23 +215,35 @@ def build(selection: Selection, store: SampleStore, meta: dict[str, Any]) -> Bat
     )
 
 
-def _meta(selection: Selection, rows: list[list[Turn]], counts: StepCounts) -> dict[str, Any]:
+def _row(turns: list[Turn]) -> _Row:
+    """A sequence's turns, laid down in the ids of its last."""
+    last = turns[-1]
+    tokens = np.asarray(last.prompt + last.completion, np.int32)
+    sampled = np.zeros(len(tokens), np.uint8)
+    logprobs = np.zeros(len(tokens), np.float32)
+    for turn in turns:
+        sampled[len(turn.prompt) : turn.end] = 1
+        logprobs[len(turn.prompt) : turn.end] = np.asarray(turn.logprobs, np.float32)
+    tags = turns[0].ref.tags
+    described = {
+        "id": turns[0].ref.id,
+        "rollout": tags.rollout,
+        "predictor": tags.predictor,
+        "call": tags.call,
+        "turns": [_segment(turn) for turn in turns],
+    }
+    oldest = min(turn.ref.version for turn in turns)
+    return _Row(tokens, sampled, logprobs, last.temperature, oldest, last.cut_off, described)
+
+
+def _meta(selection: Selection, rows: list[_Row], counts: StepCounts) -> dict[str, Any]:
     return {
         "groups": [{"id": group.id, "predictor": group.predictor} for group in selection.groups],
         "members": [
             {"rollout": member.rollout, "predictor": member.predictor, "call": member.call, "group": group}
             for group, member in selection.members
         ],
-        "samples": [
-            {
-                "id": row[0].ref.id,
-                "rollout": row[0].ref.tags.rollout,
-                "predictor": row[0].ref.tags.predictor,
-                "call": row[0].ref.tags.call,
-                "turns": [_segment(turn) for turn in row],
-            }
-            for row in rows
-        ],
+        "samples": [row.described for row in rows],
         "counts": counts.model_dump(),
     }
 
@@ -203,7 +259,7 @@ def _segment(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _refs(group: Group, member: Member, store: SampleStore) -> list[SampleRef]:
+def _refs(group: Group, member: Member, store: Source) -> list[SampleRef]:
     """The samples a member's reward is about."""
     if member.sample is not None:
         return store.of_sample(member.sample)

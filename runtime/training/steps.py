@@ -24,7 +24,7 @@ from runtime.serving.samples import SampleStore
 from runtime.training.batch import SCHEMA, empty_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
 from runtime.training.rewind import Rewind
-from runtime.training.selection import Selection, build, select
+from runtime.training.selection import Selection, Snapshot, build, select
 from runtime.training.step_errors import (
     ClientStateTooLargeError,
     KeyReusedError,
@@ -76,6 +76,8 @@ class StepQueue:
         # Sample id → the step that has it; given free when the step fails.
         self._owners: dict[str, int] = {}
         self._committed: set[int] = set()
+        # Held while samples are sorted, so that no two steps find the same ones free.
+        self._selecting = asyncio.Lock()
         self._wake = asyncio.Event()
         self.client_state: dict[str, Any] | None = None
         self.last_metrics: dict[str, float] = {}
@@ -110,14 +112,17 @@ class StepQueue:
             groups = await self._resolve(groups, self._owners.__contains__)
             if known := self._known(request.key, digest):  # taken in while texts were looked up
                 return known.status
-        selection = self._select(groups, None)
-        if not selection.samples:
-            raise NothingToTrainError(selection.counts)
-        step = Step(
-            self._next_id(), request.key, digest, "train", groups, request.client_state,
-            counts=selection.counts, samples=selection.ids,
-        )  # fmt: skip
-        return self._take_in(step)
+        async with self._selecting:
+            if known := self._known(request.key, digest):  # taken in while another step was sorted
+                return known.status
+            selection = await self._select(groups, None)
+            if not selection.samples:
+                raise NothingToTrainError(selection.counts)
+            step = Step(
+                self._next_id(), request.key, digest, "train", groups, request.client_state,
+                counts=selection.counts, samples=selection.ids,
+            )  # fmt: skip
+            return self._take_in(step)
 
     async def restore(self, name: str, key: str, client_state: dict[str, Any] | None = None) -> StepStatus:
         """Take in a step that goes back to a kept checkpoint.
@@ -209,11 +214,13 @@ class StepQueue:
         if step.kind == "restore":
             await asyncio.to_thread(self._folder.give, step.id, empty_batch(meta))
         else:
-            selection = self._select(step.groups, step.id)
+            async with self._selecting:
+                selection = await self._select(step.groups, step.id)
+                self._own(step, selection.ids)
             if not selection.samples:
                 self._fail(step, str(NothingToTrainError(selection.counts)), counts=selection.counts)
                 return False
-            batch = build(selection, self._samples, meta)
+            batch = await asyncio.to_thread(build, selection, self._samples, meta)
             step.counts = StepCounts.model_validate(batch.meta["counts"])
             await asyncio.to_thread(self._folder.give, step.id, batch)
         failpoints.passing("gateway.given")
@@ -292,14 +299,24 @@ class StepQueue:
         self._wake.set()
         return step.status
 
-    def _select(self, groups: list[Group], number: int | None) -> Selection:
-        return select(
+    async def _select(self, groups: list[Group], number: int | None) -> Selection:
+        """In a thread: it reads every token, and the gateway answers meanwhile. `_selecting` is held."""
+        owners, committed = dict(self._owners), frozenset(self._committed)
+        return await asyncio.to_thread(
+            select,
             groups,
-            self._samples,
-            taken=lambda sample: self._owners.get(sample, number) != number,
-            lag=lambda version: sum(committed > version for committed in self._committed),
+            Snapshot.of(groups, self._samples),
+            taken=lambda sample: owners.get(sample, number) != number,
+            lag=lambda version: sum(one > version for one in committed),
             max_lag=self._max_lag,
         )
+
+    def _own(self, step: Step, samples: list[str]) -> None:
+        """Note, before it is trained, what came to a step since it was taken in. Raises OSError."""
+        if late := [sample for sample in samples if self._owners.get(sample) != step.id]:
+            step.samples = [*step.samples, *late]
+            self._folder.queue(step)
+            self._owners.update(dict.fromkeys(late, step.id))
 
     async def _checkpoint(self, name: str) -> CheckpointInfo:
         kept = await asyncio.to_thread(self.checkpoints.list)

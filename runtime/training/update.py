@@ -1,7 +1,7 @@
 """One optimizer step on one batch: advantages, packs, gradients over all ranks, AdamW, and what it measured.
 
-Neighbours: the recipe calls it; `grpo.py` and `packing.py` do the arithmetic. Imports neither torchtune nor
-vLLM: the policy is whatever has `hidden`, `output`, `masters` and `reference`.
+Neighbours: the recipe calls it; `forward.py`, `older.py`, `grpo.py` and `packing.py` do the arithmetic.
+Imports neither torchtune nor vLLM: the policy is whatever has `hidden`, `output`, `masters`, `reference`.
 
 Names carry dimensions: M members, S samples, N tokens of the step, T sampled tokens of a pack.
 """
@@ -19,16 +19,21 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from runtime.schema import TrainConfig, complaint
+from runtime import failpoints
+from runtime.schema import PROBE_TOKENS, TrainConfig, complaint
 from runtime.training import grpo
 from runtime.training.batch import Batch
-from runtime.training.packing import Pack, Sequences, pack
+from runtime.training.forward import pack_logprobs, sequence_logprobs, sequences
+from runtime.training.older import Old, Past, old_logprobs
+from runtime.training.packing import Pack, pack
 from runtime.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from runtime.training.policy import Policy
 
-_SUMS = ("loss", "ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "entropy")
+# Of a step, over all ranks: sums, and what is shown as a mean over the step's tokens.
+_COUNTED = ("loss", "masked_tokens", "masked_sequences", "mismatch_truncated", "unkept_tokens")
+_AVERAGED = ("ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "entropy")
 
 
 class SettingsError(Exception):
@@ -45,6 +50,8 @@ class UpdateSettings:
     scale_rewards: bool
     clip_low: float
     clip_high: float
+    dual_clip: float
+    mismatch_cap: float
     kl_beta: float
     overlong: str
     overlong_tokens: int | None
@@ -171,9 +178,17 @@ def _unusable(batch: Batch, sample: int, settings: UpdateSettings) -> str | None
 
 
 def update(
-    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, settings: UpdateSettings, ranks: Ranks
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    settings: UpdateSettings,
+    ranks: Ranks,
+    past: Past | None = None,
 ) -> Trained:
-    """One step. With nothing to learn from, the optimizer is not touched and `updated` is 0."""
+    """One step. With nothing to learn from, the optimizer is not touched and `updated` is 0.
+
+    `past`: who sampled what; without it, the policy as it is. Raises RanksDifferError.
+    """
     began = time.monotonic()
     selected = select(batch, settings)
     metrics = {
@@ -184,52 +199,74 @@ def update(
     if settings.overlong == "soft":
         metrics["overlong_penalty"] = float(selected.penalty_M.mean())
     if selected.samples:
-        metrics |= gradients(policy, batch, selected, settings, ranks)
+        policy.zero_grad()  # of a step that failed half way (C49)
+        metrics |= gradients(policy, batch, selected, settings, ranks, past)
         masters = list(policy.masters.values())
         norm = torch.nn.utils.clip_grad_norm_(masters, settings.max_grad_norm, error_if_nonfinite=True)
         optimizer.step()
-        optimizer.zero_grad()
+        policy.zero_grad()
         policy.refresh()
+        ranks.check_equal(masters)
         metrics["grad_norm"] = float(norm)
     metrics["train_seconds"] = time.monotonic() - began
     return Trained(metrics, _counts(batch, selected))
 
 
 def gradients(
-    policy: Policy, batch: Batch, selected: Selected, settings: UpdateSettings, ranks: Ranks
+    policy: Policy,
+    batch: Batch,
+    selected: Selected,
+    settings: UpdateSettings,
+    ranks: Ranks,
+    past: Past | None = None,
+    old: Old | None = None,
 ) -> dict[str, float]:
-    """Fill the masters' gradients with the loss's, and return it with the means over the step's tokens.
+    """Fill the masters' gradients with the loss's, and return what was measured over the step's tokens.
 
     Every rank packs the same samples the same way and takes every size-th pack. A token's weight was settled
-    for the whole step, so ranks, packs and their order change nothing but rounding.
+    for the whole step, so ranks, packs and their order change nothing but rounding. `old` is found out from
+    `past` where nobody gives it.
     """
-    packs = pack(_sequences(batch), selected.samples, settings.pack_tokens)
-    sums = torch.zeros(len(_SUMS), device=policy.device, dtype=torch.float64)
-    for one in packs[ranks.rank :: ranks.size]:
-        terms, entropy = _pack_loss(policy, batch, one, selected, settings)
+    packs = pack(sequences(batch), selected.samples, settings.pack_tokens)[ranks.rank :: ranks.size]
+    old = old or old_logprobs(policy, batch, packs, past)
+    sums = torch.zeros(len(_COUNTED + _AVERAGED), device=policy.device, dtype=torch.float64)
+    ratio_max = torch.zeros((), device=policy.device)
+    for one in packs:
+        terms, entropy = _pack_loss(policy, batch, one, selected, settings, old)
         terms.loss.backward()
+        failpoints.passing("trainer.pack")
         policy.collect_gradients()
-        found = (terms.loss, terms.ratio, terms.clipped, terms.kl_behaviour, terms.kl_reference, entropy)
-        sums += torch.stack([value.detach().double() for value in found])
+        sums += _summed(terms, entropy)
+        ratio_max = torch.maximum(ratio_max, terms.ratio_max.detach().float())
+    sums[_COUNTED.index("unkept_tokens")] += old.unkept
     for master in policy.masters.values():
         if master.grad is None:  # this rank had no pack
             master.grad = torch.zeros_like(master)
     ranks.add_up([sums, *(master.grad for master in policy.masters.values() if master.grad is not None)])
-    sums[1:] /= selected.tokens
-    return dict(zip(_SUMS, sums.tolist(), strict=True))
+    ranks.keep_largest(ratio_max)
+    sums[len(_COUNTED) :] /= selected.tokens
+    found = dict(zip(_COUNTED + _AVERAGED, sums.tolist(), strict=True))
+    return found | {"ratio_max": float(ratio_max)}
+
+
+def _summed(terms: grpo.LossTerms, entropy: Tensor) -> Tensor:
+    """One pack's part of the step's sums, in their order."""
+    counted = (terms.loss, terms.masked, terms.masked_samples, terms.truncated, torch.zeros_like(terms.loss))
+    averaged = (terms.ratio, terms.clipped, terms.kl_behaviour, terms.kl_reference, entropy)
+    return torch.stack([value.detach().double() for value in (*counted, *averaged)])
 
 
 def _pack_loss(
-    policy: Policy, batch: Batch, one: Pack, selected: Selected, settings: UpdateSettings
+    policy: Policy, batch: Batch, one: Pack, selected: Selected, settings: UpdateSettings, old: Old
 ) -> tuple[grpo.LossTerms, Tensor]:
     device = policy.device
-    behaviour_N, temperature_S = torch.from_numpy(batch.logprobs), torch.from_numpy(batch.temperature)
+    behaviour_N = torch.from_numpy(batch.logprobs)
     answer_T = torch.from_numpy(batch.answers)[one.source_T]
-    found = _forward(policy, one, temperature_S[one.sample_T].to(device))
+    found = pack_logprobs(policy, one, batch)
     reference_T = None
     if settings.kl_beta > 0:
         with torch.no_grad(), policy.reference():
-            reference_T = _forward(policy, one, temperature_S[one.sample_T].to(device)).logprob_T
+            reference_T = pack_logprobs(policy, one, batch).logprob_T
     terms = grpo.policy_loss(
         found.logprob_T,
         behaviour_N[one.source_T].to(device),
@@ -239,36 +276,32 @@ def _pack_loss(
         loss=settings.loss,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
+        dual_clip=settings.dual_clip,
+        mismatch_cap=settings.mismatch_cap,
+        old_T=old.beside(one, found.logprob_T.detach()),
         reference_T=reference_T,
         kl_beta=settings.kl_beta,
     )
     return terms, found.entropy_T.sum()
 
 
-def _forward(policy: Policy, one: Pack, temperature_T: Tensor) -> grpo.TokenLogprobs:
-    device = policy.device
-    hidden = policy.hidden(one.tokens_BL.to(device), one.positions_BL.to(device), one.mask_BLL().to(device))
-    rows, places = one.row_T.to(device), one.place_T.to(device)
-    return grpo.token_logprobs(hidden[rows, places], policy.output, one.target_T.to(device), temperature_T)
-
-
 @torch.no_grad()
 def probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
-    """What proves a publication: whole sampled sequences and every token's logprob in them.
+    """What proves a publication: sampled sequences, up to what is compared, and each token's logprob there.
 
     `tokens` and `sampled` [P], `offsets` [Q+1]; `logprobs_policy` and `logprobs_base` [P] at temperature 1
     over the whole vocabulary, in fp32, 0 at the first token of a sequence.
     """
     # The longest sampled sequences say the most; ties go to the first.
     order = sorted(range(batch.samples), key=lambda sample: -int(batch.sampled[batch.span(sample)].sum()))
-    spans = [batch.span(sample) for sample in order[:count]]
-    sequences = [torch.from_numpy(batch.tokens[span]).long() for span in spans]
-    with_adapter = [_sequence_logprobs(policy, tokens) for tokens in sequences]
+    spans = [_compared(batch, sample) for sample in order[:count]]
+    tokens = [torch.from_numpy(batch.tokens[span]).long() for span in spans]
+    with_adapter = [sequence_logprobs(policy, ids) for ids in tokens]
     with policy.reference():
-        without = [_sequence_logprobs(policy, tokens) for tokens in sequences]
-    lengths = [0, *(len(tokens) for tokens in sequences)]
+        without = [sequence_logprobs(policy, ids) for ids in tokens]
+    lengths = [0, *(len(ids) for ids in tokens)]
     return {
-        "tokens": torch.cat(sequences),
+        "tokens": torch.cat(tokens),
         "sampled": torch.cat([torch.from_numpy(batch.sampled[span]) for span in spans]),
         "offsets": torch.tensor(lengths).cumsum(0),
         "logprobs_policy": torch.cat(with_adapter),
@@ -276,24 +309,11 @@ def probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
     }
 
 
-def _sequence_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
-    size = len(tokens)
-    ids = tokens[None].to(policy.device)
-    places = torch.arange(size, device=policy.device)
-    hidden = policy.hidden(
-        ids, places[None], torch.ones(1, size, size, dtype=torch.bool, device=policy.device).tril()
-    )
-    ones = torch.ones(size - 1, device=policy.device)
-    found = grpo.token_logprobs(hidden[0, :-1], policy.output, ids[0, 1:], ones)
-    return torch.cat([torch.zeros(1), found.logprob_T.cpu()])
-
-
-def _sequences(batch: Batch) -> Sequences:
-    tokens, sampled = torch.from_numpy(batch.tokens).long(), torch.from_numpy(batch.sampled)
-    spans = [batch.span(sample) for sample in range(batch.samples)]
-    return Sequences(
-        [tokens[span] for span in spans], [sampled[span] for span in spans], [span.start for span in spans]
-    )
+def _compared(batch: Batch, sample: int) -> slice:
+    """A sequence up to the last token that an engine is asked about."""
+    span = batch.span(sample)
+    first = span.start + int(batch.sampled[span].argmax())
+    return slice(span.start, min(span.stop, first + PROBE_TOKENS))
 
 
 def _rewards(batch: Batch) -> dict[str, float]:

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.training.batch import empty_batch, step_folder, write_batch
+from runtime.training.batch import Batch, empty_batch, step_folder, write_batch
 from runtime.training.checkpoint import CheckpointStore
+from runtime.training.forward import sequences
+from runtime.training.packing import Pack, pack
+from runtime.training.tries import MOST_TRIES
 from tests.runtime.failpoints import arm, instants
-from tests.runtime.trainers import Run, Trainers, same_tensors
+from tests.runtime.trainers import Run, Trainers, recorded, same_tensors
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -159,14 +162,42 @@ def test_a_step_that_fails_costs_itself_and_where_the_policy_was_touched_a_resta
     assert run.newest.state["counters"]["steps"] == 2
 
 
-def test_what_failed_left_nothing_behind_in_the_policy(run: Run, trainers: Trainers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("instant", ["trainer.read", "trainer.pack"])
+def test_c49_what_failed_left_nothing_behind_in_the_policy(
+    run: Run, trainers: Trainers, tmp_path: Path, instant: str
+) -> None:
     """A step that failed after some of its gradients were there changes nothing in the next."""
     other = Run(tmp_path / "other", trainers)
     for one in (run, other):
         one.record(1, 3)
     (step_folder(other.folder / "steps", 2) / "failed.json").write_text('{"error": "never tried"}')
-    assert run.live("trainer.read@2:raise") == other.live() == 0
+    before = 1 if instant == "trainer.read" else len(packs_of(recorded(1), run.config.train.pack_tokens))
+    assert run.live(f"{instant}@{before + 1}:raise") == other.live() == 0
+    failed = json.loads((step_folder(run.folder / "steps", 2) / "failed.json").read_text())
+    assert failed["error"] == f"FailpointError: failpoint {instant}"
     assert same_tensors(run.newest, other.newest)
+
+
+def packs_of(batch: Batch, budget: int) -> list[Pack]:
+    return pack(sequences(batch), range(batch.samples), budget)
+
+
+def test_g19_a_step_that_ends_the_trainer_every_time_is_given_up(run: Run) -> None:
+    """Killed while it computes, as for memory: it can say nothing, and the next process tries it again."""
+    run.record(1, 2)
+    for _ in range(MOST_TRIES):
+        assert run.live("trainer.pack:kill9") == -9
+    assert run.live() == 0, run.log
+    failed = json.loads((step_folder(run.folder / "steps", 1) / "failed.json").read_text())
+    assert "ended 3 times" in failed["error"] and "train.pack_tokens" in failed["error"]
+    assert run.logged == [2]
+
+
+def test_g19_kills_after_the_gradients_were_whole_are_no_tries_of_the_step(run: Run, straight: Run) -> None:
+    run.record(1, 2)
+    for _ in range(MOST_TRIES + 1):
+        assert run.live("trainer.stepped:kill9") == -9
+    assert_ends_like(run, straight)
 
 
 def test_retention_keeps_the_latest_and_the_pinned_and_each_can_be_restored(run: Run, straight: Run) -> None:

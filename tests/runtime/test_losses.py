@@ -13,7 +13,6 @@ from torch import Tensor
 
 from runtime.schema import LOSSES, TrainConfig
 from runtime.training import grpo
-from runtime.training.batch import Batch
 from runtime.training.update import SettingsError, UpdateSettings, select, update
 from tests.runtime import loss_oracles as oracles
 from tests.runtime.trainer_fixtures import (
@@ -26,17 +25,16 @@ from tests.runtime.trainer_fixtures import (
     assert_same_gradient,
     make_batch,
     measure,
+    of_engine,
     random_samples,
     settings_of,
+    stale_batch,
+    table,
     trained_policy,
 )
 
 OWN = {"loss": "grpo", "clip_low": 0.2, "clip_high": 0.28}
 UNIFORM = TablePolicy(torch.zeros(64, VOCABULARY))
-
-
-def table(seed: int = 0, rows: int = 64) -> torch.Tensor:
-    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed))
 
 
 def loss_of(logprob: Tensor, behaviour: Tensor, advantage: Tensor, **changes: Any) -> grpo.LossTerms:
@@ -147,14 +145,6 @@ def test_c11_chunked_is_dense_in_value_and_gradient() -> None:
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def stale_batch(seed: int) -> Batch:
-    """Ratios on both sides of every bound, answers of all lengths, two cut off, a group without variance."""
-    samples = [replace(sample, logprob=-4.6) for sample in random_samples(seed, members=4, turns=2)]
-    samples[1], samples[6] = replace(samples[1], truncated=True), replace(samples[6], truncated=True)
-    flat = [replace(sample, group=3, reward=0.3) for sample in samples[8:10]]
-    return make_batch([*samples, *flat])
-
-
 RULES = {
     "grpo": settings_of("grpo"),
     "grpo with a KL term": settings_of("grpo", kl_beta=0.3, overlong="keep"),
@@ -162,7 +152,7 @@ RULES = {
         "grpo", normaliser="sequence", scale_rewards=True, clip_high=0.2, kl_beta=0.04, overlong="keep"
     ),
     "grpo by a constant": settings_of("grpo", normaliser="constant", constant_tokens=33),
-    "dr_grpo": settings_of("dr_grpo", overlong="keep"),
+    "dr_grpo": settings_of("dr_grpo", overlong="keep", constant_tokens=256),
     "dr_grpo per token": settings_of("dr_grpo", normaliser="token"),
     "dapo": settings_of("dapo"),
     "dapo with a soft penalty": settings_of("dapo", overlong="soft", overlong_tokens=19, overlong_buffer=8),
@@ -179,7 +169,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_c16_loss_and_gradient_are_those_of_a_numpy_oracle(rule: UpdateSettings) -> None:
     logits, batch = table(16), stale_batch(16)
-    found = measure(TablePolicy(logits), batch, rule)
+    found = measure(TablePolicy(logits), batch, rule, old=of_engine(batch))
     exact = logits.double().numpy()
     assert found.metrics["loss"] == pytest.approx(oracles.loss(exact, exact, batch, rule), rel=1e-5, abs=1e-6)
     assert 0.02 < found.metrics["clip_fraction"] < 0.95 or rule.loss == "cispo"
@@ -208,6 +198,8 @@ def test_c16_what_a_token_counts_is_settled_for_the_whole_step() -> None:
         ({"loss": "dr_grpo", "normaliser": "sequence"}, "normaliser"),
         ({"loss": "dapo", "constant_tokens": 9}, "constant_tokens"),
         ({"loss": "grpo", "clip_low": 1.5}, "clip_low"),
+        ({"loss": "grpo", "clip_high": 2.5}, "dual_clip=3.0 does not fit: it lies inside the clip"),
+        ({"loss": "gspo", "dual_clip": 1.0001}, "which ends at 1.0004"),
         ({"overlong": "soft"}, "overlong_tokens"),
         ({"overlong_tokens": 90}, "overlong=soft"),
         ({"overlong": "soft", "overlong_tokens": 9, "overlong_buffer": 9}, "must be less"),

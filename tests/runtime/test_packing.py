@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from runtime.training.batch import Batch
 from runtime.training.packing import Pack, Sequences, pack
 from runtime.training.ranks import Ranks
 from runtime.training.update import UpdateSettings, select
+from tests.runtime.rank_processes import run_ranks
 from tests.runtime.trainer_fixtures import (
     VOCABULARY,
     Measured,
@@ -30,7 +29,6 @@ from tests.runtime.trainer_fixtures import (
     random_samples,
     reordered,
     settings_of,
-    tiny_model,
     trained_policy,
 )
 
@@ -188,7 +186,7 @@ CUTS = [("grpo", budget) for budget in BUDGETS] + [(name, 64) for name in RULES 
 @pytest.mark.parametrize("size", [2, 4])
 def test_c15_ranks_change_no_gradient(size: int, tmp_path: Path) -> None:
     policy, batch = trained_policy(), big_batch()
-    run_ranks(size, tmp_path)
+    run_ranks(size, functools.partial(one_rank, tmp_path))
     for place, (name, _) in enumerate(CUTS):
         whole = measure(policy, batch, ruled(name, 100_000))
         for rank in range(size):
@@ -218,40 +216,10 @@ def test_c19_no_answer_is_left_out_for_being_long() -> None:
         assert torch.equal(trained, torch.from_numpy(np.flatnonzero(batch.sampled)))
 
 
-def run_ranks(size: int, folder: Path) -> None:
-    """Real processes that join over gloo as torchrun's would: by the environment."""
-    tiny_model()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    context = multiprocessing.get_context("fork")  # torch is imported already, with one thread
-    children = [context.Process(target=one_rank, args=(rank, size, port, folder)) for rank in range(size)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(60)
-    alive = [child for child in children if child.is_alive()]
-    for child in alive:
-        child.kill()
-    assert not alive and [child.exitcode for child in children] == [0] * size
-
-
-def one_rank(rank: int, size: int, port: int, folder: Path) -> None:
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    ranks = Ranks.join("cpu")
-    assert (ranks.rank, ranks.size, ranks.first) == (rank, size, rank == 0)
-    assert ranks.agree(7 + rank) == 7
+def one_rank(folder: Path, ranks: Ranks) -> None:
     for place, (name, budget) in enumerate(CUTS):
         found = measure(trained_policy(), big_batch(), ruled(name, budget), ranks)
-        save_measured(folder / f"{place}-{rank}.safetensors", found)
-    ranks.leave()
+        save_measured(folder / f"{place}-{ranks.rank}.safetensors", found)
 
 
 def save_measured(path: Path, found: Measured) -> None:

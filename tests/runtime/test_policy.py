@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torchtune.models.qwen2 import qwen2, qwen2_hf_to_tune
 
+from runtime.serving.probe import Probe
 from runtime.training import resume
 from runtime.training.policy import Lora, Policy, PolicyError, build
 from runtime.training.update import probe, update
@@ -208,6 +209,23 @@ def test_the_probe_holds_whole_sequences_and_logprobs_of_both_policies() -> None
         torch.testing.assert_close(found["logprobs_policy"][start + 1 : end], expected)
         assert found["logprobs_policy"][start] == found["logprobs_base"][start] == 0
     assert float((found["logprobs_policy"] - found["logprobs_base"]).abs().max()) > 0.1
+
+
+def test_the_probe_ends_where_an_engine_is_asked_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, batch = trained_policy(), make_batch(random_samples(9, groups=1, completion=300))
+    cut = probe(policy, batch)
+    monkeypatch.setattr("runtime.training.update.PROBE_TOKENS", 10_000)
+    whole = probe(policy, batch)
+    assert len(cut["tokens"]) < len(whole["tokens"]) - 50
+    read = []
+    for name, found in (("cut", cut), ("whole", whole)):
+        save_file(found, tmp_path / name)
+        read.append(Probe.read(tmp_path / name, context_length=512))
+    assert read[0].sequences == read[1].sequences
+    assert read[0].counts.tolist() == read[1].counts.tolist()
+    assert read[0].policy == pytest.approx(read[1].policy, abs=1e-5)
 
 
 @pytest.mark.parametrize(

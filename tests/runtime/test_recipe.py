@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from runtime import failpoints
 from runtime.schema import LoraConfig, RuntimeConfig, TrainConfig
 from runtime.training.batch import Batch, empty_batch, step_folder, write_batch
 from runtime.training.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
@@ -48,8 +49,9 @@ def recorded(first: int, last: int) -> list[Batch]:
 
 
 @contextmanager
-def started(config: RuntimeConfig, *, follow: bool) -> Iterator[subprocess.Popen[bytes]]:
+def started(config: RuntimeConfig, *, follow: bool, failpoint: str = "") -> Iterator[subprocess.Popen[bytes]]:
     environ = {
+        failpoints.VARIABLE: failpoint,
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
@@ -69,8 +71,8 @@ def started(config: RuntimeConfig, *, follow: bool) -> Iterator[subprocess.Popen
             process.wait()
 
 
-def run(config: RuntimeConfig) -> int:
-    with started(config, follow=False) as process:
+def run(config: RuntimeConfig, failpoint: str = "") -> int:
+    with started(config, follow=False, failpoint=failpoint) as process:
         return process.wait(_SECONDS)
 
 
@@ -139,6 +141,16 @@ def test_c15_two_processes_commit_the_adapter_of_one(straight: Path, tmp_path: P
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert float((found[name] - value).abs().max()) <= 1e-5, name
+
+
+def test_g19_a_step_that_fails_in_another_process_than_the_first_is_not_tried_again(tmp_path: Path) -> None:
+    record(tmp_path, recorded(1, 3))
+    config = configured(tmp_path, processes=2)
+    assert run(config, "rank.training@2:raise") != 0
+    failed = json.loads((step_folder(tmp_path / "steps", 2) / "failed.json").read_text())
+    assert failed["error"] == "FailpointError: failpoint rank.training"
+    assert run(config) == 0, (tmp_path / "trainer.log").read_text()[-3000:]
+    assert metric_steps(tmp_path) == [1, 3]
 
 
 def test_keys_that_make_no_loss_end_the_recipe_before_a_model_is_read(tmp_path: Path) -> None:

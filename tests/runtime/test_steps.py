@@ -195,6 +195,34 @@ def test_a_sample_is_trained_once(tmp_path: Path) -> None:
     drive(work, tmp_path)
 
 
+def test_a_sample_that_came_after_its_step_was_taken_in_is_trained_once_as_well(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        queue = run.queue()
+        taken_in = await queue.submit(run.request("k1", "a", "b"))
+        sampled(run.samples, "a")
+        async with Running(queue):
+            await run.commit(1)
+            done = await queue.wait(1, 60)
+            assert (taken_in.counts.trained, done.counts.trained) == (2, 3)
+        again = StepRequest(key="k2", groups=[Group(id="g", members=[Member(rollout="a", reward=1.0)])])
+        for later in (queue, run.queue()):  # the same process of the gateway, and the next one
+            with pytest.raises(NothingToTrainError, match="2 already trained"):
+                await later.submit(again)
+
+    drive(work, tmp_path)
+
+
+def test_of_two_steps_that_name_one_sample_at_the_same_time_one_gets_it(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        queue = run.queue()
+        first = run.request("k1", "a", "b")
+        second = first.model_copy(update={"key": "k2"})
+        ends = await asyncio.gather(queue.submit(first), queue.submit(second), return_exceptions=True)
+        assert sorted(type(end).__name__ for end in ends) == ["NothingToTrainError", "StepStatus"]
+
+    drive(work, tmp_path)
+
+
 def test_a_step_that_could_train_nothing_is_refused_and_says_why(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         queue = run.queue()

@@ -24,6 +24,7 @@ from torch import Tensor
 from runtime.schema import TrainConfig
 from runtime.training import policy as policies
 from runtime.training.batch import Batch
+from runtime.training.older import Old, Past
 from runtime.training.policy import Lora, Policy
 from runtime.training.ranks import Ranks
 from runtime.training.update import UpdateSettings, gradients, select
@@ -233,6 +234,14 @@ def random_samples(
     return found
 
 
+def stale_batch(seed: int) -> Batch:
+    """Ratios on both sides of every bound, answers of all lengths, two cut off, a group without variance."""
+    samples = [replace(sample, logprob=-4.6) for sample in random_samples(seed, members=4, turns=2)]
+    samples[1], samples[6] = replace(samples[1], truncated=True), replace(samples[6], truncated=True)
+    flat = [replace(sample, group=3, reward=0.3) for sample in samples[8:10]]
+    return make_batch([*samples, *flat])
+
+
 def reordered(batch: Batch, order: Sequence[int]) -> Batch:
     """The same samples in another order."""
     spans = [batch.span(sample) for sample in order]
@@ -262,16 +271,26 @@ class Measured:
 
 
 def measure(
-    policy: Policy | TablePolicy, batch: Batch, settings: UpdateSettings = SETTINGS, ranks: Ranks = ALONE
+    policy: Policy | TablePolicy,
+    batch: Batch,
+    settings: UpdateSettings = SETTINGS,
+    ranks: Ranks = ALONE,
+    past: Past | None = None,
+    old: Old | None = None,
 ) -> Measured:
     """The step's gradient, without taking the step."""
     selected = select(batch, settings)
     for master in policy.masters.values():
         master.grad = None
-    metrics = gradients(policy, batch, selected, settings, ranks)  # pyright: ignore[reportArgumentType]
+    metrics = gradients(policy, batch, selected, settings, ranks, past, old)  # pyright: ignore[reportArgumentType]
     found = {name: master.grad.clone() for name, master in policy.masters.items() if master.grad is not None}
     assert found.keys() == policy.masters.keys()
     return Measured(found, metrics)
+
+
+def of_engine(batch: Batch) -> Old:
+    """The engine's own logprobs in place of the trainer's: a loss as its paper has it, with one sampler."""
+    return Old(torch.from_numpy(batch.logprobs), 0)
 
 
 def assert_same_gradient(found: dict[str, Tensor], expected: dict[str, Tensor], within: float = 1e-5) -> None:
@@ -280,6 +299,11 @@ def assert_same_gradient(found: dict[str, Tensor], expected: dict[str, Tensor], 
     assert scale > 1e-4, "the expected gradient is nothing"
     for name, value in expected.items():
         assert float((found[name] - value).abs().max()) <= within * scale, name
+
+
+def table(seed: int = 0, rows: int = 64) -> Tensor:
+    """Logits for a TablePolicy."""
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed))
 
 
 class TablePolicy:

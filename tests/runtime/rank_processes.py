@@ -1,0 +1,47 @@
+"""Real processes that join over gloo as torchrun's would: by the environment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+
+from runtime.training.ranks import Ranks
+from tests.runtime.trainer_fixtures import tiny_model
+
+_LIFE_SECONDS = 120
+
+
+def run_ranks(size: int, work: Callable[[Ranks], None]) -> None:
+    """Do `work` in `size` processes at once; each must end well."""
+    tiny_model()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    context = multiprocessing.get_context("fork")  # torch is imported already, with one thread
+    children = [context.Process(target=_one, args=(rank, size, port, work)) for rank in range(size)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(_LIFE_SECONDS)
+    alive = [child for child in children if child.is_alive()]
+    for child in alive:
+        child.kill()
+    assert not alive and [child.exitcode for child in children] == [0] * size
+
+
+def _one(rank: int, size: int, port: int, work: Callable[[Ranks], None]) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    ranks = Ranks.join("cpu")
+    assert (ranks.rank, ranks.size, ranks.first) == (rank, size, rank == 0)
+    assert ranks.agree(7 + rank) == 7
+    work(ranks)
+    ranks.leave()

@@ -1,0 +1,47 @@
+"""An answer has a limit although its request names none, and what is judged by a limit knows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.schema import EngineConfig, RuntimeConfig
+from runtime.serving.answer_limit import limit_answer
+from runtime.serving.gateway import build_parts
+from tests.runtime.recorded import asked
+
+
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [
+        ({}, 100),
+        ({"max_tokens": None, "max_completion_tokens": None}, 100),
+        ({"max_tokens": 7}, 7),
+        ({"max_tokens": 700}, 700),
+        ({"min_tokens": 200}, 200),
+        ({"min_tokens": "x"}, 100),
+        ({"max_completion_tokens": 7}, None),
+    ],
+)
+def test_a_chat_that_names_no_limit_gets_one(body: dict[str, Any], limit: int | None) -> None:
+    limit_answer("chat", body, 100)
+    assert body.get("max_tokens") == limit
+
+
+def test_a_completion_keeps_openais_own() -> None:
+    body: dict[str, Any] = {}
+    limit_answer("completion", body, 100)
+    assert body == {}
+
+
+def test_the_engine_and_the_record_have_the_limit(tmp_path: Path) -> None:
+    config = RuntimeConfig(
+        run_id="t", model_path="m", state_dir=str(tmp_path), socket_dir=str(tmp_path),
+        engine=EngineConfig(answer_tokens=123),
+    )  # fmt: skip
+    request = asked(rollout="r")
+    sent = json.loads(request.for_engine("policy@v1", build_parts(config).completions._check))
+    assert sent["max_tokens"] == request.settings["max_tokens"] == 123

@@ -1,0 +1,53 @@
+"""Several processes that train one policy: they must hold the same one, and know who failed."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.training.ranks import RankLostError, Ranks, RanksDifferError
+from runtime.training.update import update
+from tests.runtime.rank_processes import run_ranks
+from tests.runtime.trainer_fixtures import SETTINGS, make_batch, random_samples, trained_policy
+
+pytestmark = pytest.mark.slow
+
+
+def test_c56_ranks_that_hold_different_masters_are_found_at_the_step(tmp_path: Path) -> None:
+    run_ranks(2, functools.partial(step_twice, tmp_path))
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["equal, differ"] * 2
+
+
+def step_twice(folder: Path, ranks: Ranks) -> None:
+    """The second time one entry of one rank is another."""
+    policy, said = trained_policy(), []
+    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-4)
+    for step in (1, 2):
+        try:
+            update(policy, optimizer, make_batch(random_samples(56), step=step), SETTINGS, ranks)
+            said.append("equal")
+        except RanksDifferError:
+            said.append("differ")
+        if not ranks.first:
+            with torch.no_grad():
+                list(policy.masters.values())[-1][0, 0] += 1e-3
+    (folder / str(ranks.rank)).write_text(", ".join(said))
+
+
+def test_g19_a_rank_that_is_gone_is_told_from_a_step_that_fails(tmp_path: Path) -> None:
+    run_ranks(2, functools.partial(lose_one, tmp_path))
+    assert (tmp_path / "said").read_text() == "lost"
+
+
+def lose_one(folder: Path, ranks: Ranks) -> None:
+    if not ranks.first:
+        os._exit(0)
+    try:
+        ranks.add_up([torch.ones(3)])
+    except RankLostError:
+        (folder / "said").write_text("lost")
+    os._exit(0)
