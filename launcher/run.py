@@ -206,7 +206,9 @@ class Run:
         self._say_ready(endpoint)
         program = None
         if command:
-            program = minder.start(command, endpoint.environ(os.environ), self._request.folder)
+            after_step = self._request.resumed.step if self._request.resumed else 0
+            environ = endpoint.environ(os.environ, after_step)
+            program = minder.start(command, environ, self._request.folder)
             self._update(minder=program.process)
         passing("cli.started")
         ending = "ending the program, " if command else ""
