@@ -154,7 +154,7 @@ def test_a_stream_listener_reads_the_field_as_it_comes(
     found = asyncio.run(heard())
     pieces = [it.chunk for it in found if isinstance(it, StreamResponse)]
     assert len(pieces) > 3
-    assert "".join(pieces).strip('"') == "l'été est là, enfin"
+    assert "".join(pieces).strip(' "') == "l'été est là, enfin"
     (prediction,) = [it for it in found if isinstance(it, dspy.Prediction)]
     assert prediction.french == "l'été est là, enfin"
 
