@@ -145,7 +145,7 @@ class Place:
         """This place moved on to where `state` says, or None: only what an earlier life of it has left."""
         if not _is_a_place(state) or not _is_earlier(state["life"], self.life):
             return None
-        if self.work.digest in state["earlier"][self.compile : self.compile + 1]:
+        if self._had_finished(state):
             return replace(self, superseded=True)
         if state["compile"] != self.compile or self.work.differences(state["work"]):
             return None
@@ -155,6 +155,8 @@ class Place:
         """This place moved on to where `state` says, whoever left it. Raises ValueError."""
         if not _is_a_place(state):
             raise ValueError("the run's last step was not made by an optimizer")
+        if self._had_finished(state):
+            return replace(self, superseded=True)
         whoever = replace(self.work, program=state["work"].get("program", ""))
         if different := whoever.differences(state["work"]):
             raise ValueError(f"the run's last step is other work: {', '.join(different)}")
@@ -176,6 +178,9 @@ class Place:
             if different
             else None
         )
+
+    def _had_finished(self, state: dict[str, Any]) -> bool:
+        return self.work.digest in state["earlier"][self.compile : self.compile + 1]
 
     def _at(self, state: dict[str, Any]) -> Place:
         at = replace(self, id=state["id"], step=state["step"], restored=state["restored"])

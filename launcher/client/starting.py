@@ -42,18 +42,22 @@ def begin(start: Start, session: Session, journal: Journal) -> Place:
     _compiles[session.endpoint.root].append(start.work.digest)
     status = session.settle()
     place = _taken_up(start, fresh, status.client_state)
-    if place is None and status.step:
+    if place is not None:
+        journal.note(_where(place, start.steps))
+    elif status.step:
         why = fresh.why_not(status.client_state)
         words = f"starting at step 0 on the policy as it is now (v{status.version})"
         journal.note(f"{words}: {why}" if why else words)
-    elif place is not None and (place.superseded or place.step >= start.steps):
-        journal.note(
-            "this optimizer had finished before the program was restarted: nothing is left to train "
-            "(a larger num_train_steps trains on)"
-        )
-    elif place is not None:
-        journal.note(f"resuming after {place.step} of {start.steps} steps")
     return place or fresh
+
+
+def _where(place: Place, steps: int) -> str:
+    finished = "this optimizer had finished before the program was restarted: nothing is left to train"
+    if place.superseded:
+        return finished
+    if place.step >= steps:
+        return f"{finished} ({place.step} steps are done; a larger num_train_steps trains on)"
+    return f"resuming after {place.step} of {steps} steps"
 
 
 def _fresh(start: Start, compiled: Sequence[str]) -> Place:
@@ -75,7 +79,7 @@ def _taken_up(start: Start, fresh: Place, state: dict[str, Any] | None) -> Place
         place = fresh.taken_up(state)
     except ValueError as error:
         raise TrainingFailed("There is nothing to resume", str(error), _WITHOUT_RESUME) from error
-    if place.step >= start.steps:
+    if place.step >= start.steps and not place.superseded:
         raise TrainingFailed(
             "There is nothing left to train",
             f"the run has done {place.step} steps of this work, {start.steps} are asked for",

@@ -105,6 +105,16 @@ def test_g21_what_was_left_is_taken_up_where_it_is_asked_for(
     assert "resuming after 2 of 5 steps" in capfd.readouterr().err
 
 
+def test_g21_of_two_optimizers_the_one_that_was_under_way_is_taken_up(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_another_process(monkeypatch)
+    train(1), train(1, seed=1)
+    be_another_process(monkeypatch)
+    train(1, resume=True), train(3, seed=1, resume=True)
+    assert len(run.requests) == 1 + 3
+
+
 @pytest.mark.parametrize(
     ("steps", "size", "says"),
     [
