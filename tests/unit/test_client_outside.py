@@ -145,13 +145,10 @@ def test_an_attempt_that_an_adapter_repeats_with_success_is_no_failure(
     run: SmallRun, outside: SmallRun
 ) -> None:
     """A judge whose answer parses at the second try, as JSON."""
-    texts = {"english": '{"english": "hi"}'}
-    outside.answer = lambda asked: (
-        '{"verdict": "yes"}' if "JSON" in str(asked.body["messages"]) else texts["english"]
-    )
+    outside.answer = lambda asked: '{"verdict": "yes"}' if "JSON" in str(asked.body["messages"]) else "yes"
     grpo = optimizer(judged_by(other_lm(outside)))
     grpo.compile(a.predict(), trainset=examples())
-    assert len(outside.asked) == 16
+    assert len(outside.posted) == 16
     assert grpo.report.outcomes == {"scored": 8}
 
 
