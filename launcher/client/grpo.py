@@ -266,7 +266,7 @@ class GRPO(Teleprompter):
         version = training.session.version if training.version is None else training.version
         self.summary["version"] = version
         for policy in trained.policies:
-            policy.model = f"{training.session.model}@v{version}"
+            policy.name(f"{training.session.model}@v{version}")
         training.journal.note(
             f"the program asks {training.session.model}@v{version} from here on; the model before any "
             "training answers as PolicyLM(model='base')"

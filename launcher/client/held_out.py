@@ -91,7 +91,7 @@ class HeldOut:
         evaluation = self.evaluate(self.examples)
         if math.isnan(evaluation.score):
             raise TrainingFailed(
-                f"The metric gave no score for any of the {len(self.examples)} validation examples",
+                f"The metric scored none of the {len(self.examples)} validation examples",
                 why=next((it.reason for it in evaluation.finished if it.reason), None),
                 hint="run the program and the metric once by hand on an example of the valset",
             )

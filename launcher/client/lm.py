@@ -46,7 +46,7 @@ class PolicyLM(dspy.LM):
         **kwargs: Any,
     ) -> None:
         self.session = session or connect()
-        self.stands_in = False
+        self.compiled = self.stands_in = False
         is_newest = model is None
         if model is None:
             model = f"{self.session.model}@v{self.session.version}" if cache else self.session.model
@@ -80,11 +80,15 @@ class PolicyLM(dspy.LM):
             raise TypeError(f"this PolicyLM was given another engine: {type(engine).__name__}")
         return engine
 
-    def naming(self, model: str) -> PolicyLM:
-        """A copy with its own model name, over the same engine."""
+    def fresh(self) -> PolicyLM:
+        """A copy over the same engine that no compile has named."""
         copied = self.copy()
-        copied.model, copied.stands_in = model, False
+        copied.compiled = copied.stands_in = False
         return copied
+
+    def name(self, model: str) -> None:
+        """Ask this version from here on: what a program was compiled to."""
+        self.model, self.compiled = model, True
 
     def finetune(self, *words: Any, **named: Any) -> Any:
         """Refused: DSPy's BootstrapFinetune trains text that was rendered again."""

@@ -82,14 +82,22 @@ def attach(program: dspy.Module, session: Session, may_be_base: bool = False) ->
 
 
 def with_own_lms(program: dspy.Module, trained: Trained, model: str) -> Trained:
-    """Give each trained predictor an LM of this training's own, which asks `model`.
+    """Have each trained predictor ask `model`, by an LM that will take the name of what is trained here.
 
-    The LM it had stays as it was: another program may hold it, or the user ask it.
+    An LM that an earlier compile has named stays with the program of that compile, and the configured one
+    with all that asks it: then it is a copy that is named here.
     """
-    own = {id(policy): policy.naming(model) for policy in trained.policies}
+    own = {id(policy): _own(policy, trained) for policy in trained.policies}
+    for policy in own.values():
+        policy.model = model
     for _, predictor in program.named_predictors():
         predictor.lm = own.get(id(predictor.lm), predictor.lm)
     return replace(trained, policies=tuple(own.values()))
+
+
+def _own(policy: PolicyLM, trained: Trained) -> PolicyLM:
+    is_shared = policy.compiled or policy is trained.lm or policy is dspy.settings.lm
+    return policy.fresh() if is_shared else policy
 
 
 def sampling_notes(policies: Sequence[PolicyLM], temperature: float) -> list[str]:

@@ -43,7 +43,15 @@ def test_c55_a_compiled_program_names_its_version_whatever_is_trained_after_it(r
     assert first(english="hi").french == "policy@v2"
     found = evaluate(first, examples(), a.length)
     assert (found.version, {it.body["model"] for it in run.asked[-2:]}) == (2, {"policy@v2"})
-    assert lm.model == "policy", "the LM of the user's own is left as it was"
+
+
+def test_c55_the_configured_lm_asks_the_newest_whatever_is_compiled_with_it(run: SmallRun) -> None:
+    """Other programs ask it too."""
+    lm = PolicyLM(run.session())
+    with dspy.context(lm=lm):
+        program = dspy.Predict("english -> french")
+        GRPO(a.length, num_train_steps=1).compile(program, trainset=examples())
+    assert (program.lm.model, lm.model) == ("policy@v1", "policy")
 
 
 def test_c55_a_training_goes_on_from_the_newest_whatever_the_program_names(run: SmallRun) -> None:
