@@ -18,7 +18,7 @@ from dspy.utils.exceptions import LMUnsupportedFeatureError
 from launcher.client import GRPO, PolicyLM, TrainingFailed, evaluate, standing_in
 from launcher.client.rollouts import MOST_AT_ONCE, Limits
 from tests.support import abuses as a
-from tests.support.small_run import CUT_OFF, Asked, SmallRun
+from tests.support.small_run import CUT_OFF, Asked, SmallRun, answering
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -50,8 +50,8 @@ def with_lm(run: SmallRun, **settings: Any) -> Any:
     return program
 
 
-def few_shot() -> dspy.BootstrapFewShot:
-    return dspy.BootstrapFewShot(metric=a.length, max_bootstrapped_demos=1, max_labeled_demos=1)
+def few_shot(**settings: Any) -> dspy.BootstrapFewShot:
+    return dspy.BootstrapFewShot(metric=a.length, max_bootstrapped_demos=1, max_labeled_demos=1, **settings)
 
 
 # ----------------------------------------------------------------- the LM that was lost
@@ -99,7 +99,7 @@ def test_a_policy_of_a_run_that_is_over_stands_in_no_longer(run: SmallRun) -> No
 
 @pytest.mark.slow
 def test_better_together_goes_from_prompts_to_weights(run: SmallRun) -> None:
-    together = dspy.BetterTogether(metric=a.length, p=few_shot(), w=optimizer())
+    together = dspy.BetterTogether(metric=a.length, p=few_shot(max_errors=1), w=optimizer())
     data = examples(4)
     program = together.compile(with_lm(run, max_tokens=17), trainset=data, valset=data, strategy="p -> w")
     assert len(run.requests) == 1
@@ -122,6 +122,17 @@ def test_dspys_own_finetuning_is_refused_with_the_way_out(run: SmallRun) -> None
         LMUnsupportedFeatureError, match=r"PolicyLM takes no fine-tuning(.|\n)*launcher\.client\.GRPO"
     ):
         dspy.BootstrapFinetune(metric=a.length).compile(with_lm(run), trainset=examples())
+
+
+@pytest.mark.slow
+def test_mipro_finds_instructions_with_the_policy_alone(run: SmallRun) -> None:
+    fields = ("observations", "summary", "program_description", "module_description", "proposed_instruction")
+    run.answer = answering(french="mot", **dict.fromkeys(fields, "Translate."))
+    student = with_lm(run, max_tokens=17)
+    mipro = dspy.MIPROv2(metric=a.length, auto=None, num_candidates=2, num_threads=1, verbose=False)
+    program = mipro.compile(student, trainset=examples(4), valset=examples(4), num_trials=1, minibatch=False)
+    assert {it.body["max_tokens"] for it in run.asked} == {17}
+    assert program.signature.instructions
 
 
 def test_the_extra_brings_what_mipro_needs() -> None:
