@@ -18,8 +18,9 @@ BUSY = (429, {"error": {"message": "slow down", "type": "t", "param": None, "cod
 
 
 @pytest.fixture
-def outside() -> Iterator[SmallRun]:
+def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallRun]:
     """Somebody else's endpoint, which is busy where the answer it is asked about is the shortest."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "true")  # no prices from the network
     other = SmallRun(answer=lambda asked: BUSY if _about_the_shortest(asked) else good(asked))
     yield other
     other.close()
