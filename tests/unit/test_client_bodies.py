@@ -111,7 +111,7 @@ def test_groups_of_the_runtimes_own_form_can_still_be_sent(run: SmallRun) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside", ["runtime.py", "runtime/__init__.py", "sky.py"])
+@pytest.mark.parametrize("beside", ["runtime.py", "runtime/__init__.py"])
 def test_a_users_file_beside_the_program_hides_nothing_of_the_client(tmp_path: Path, beside: str) -> None:
     (tmp_path / beside).parent.mkdir(exist_ok=True)
     (tmp_path / beside).write_text("raise SystemExit('this is the file of the user')\n")
