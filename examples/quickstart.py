@@ -67,7 +67,7 @@ def main() -> None:
         "model_path": status.model,
         "before": before.to_dict(),
         "after": after.to_dict(),
-        "rise": after.score - before.score,
+        "rise": after.difference(before),
         "rise_standard_error": after.difference_error(before),
         "seconds": round(time.monotonic() - began, 1),
         "training": optimizer.summary,
@@ -89,7 +89,7 @@ def show(before, after, test) -> None:
     for example, *pair in list(zip(test, *answers, strict=True))[:8]:
         was, now = (" ".join(answer.split()) for answer in pair)
         print(f"{example.english:<32.31}{was:<40.39}{now:.60}")
-    rise, error = after.score - before.score, after.difference_error(before)
+    rise, error = after.difference(before), after.difference_error(before)
     print(f"\nscore on {len(test)} held-out phrases: {before.score:.2f} -> {after.score:.2f}")
     print(
         f"rise {rise:+.2f} ±{error:.2f}; answers that parse {before.parse_rate:.0%} -> {after.parse_rate:.0%}"

@@ -28,6 +28,7 @@ _NOT_SETTINGS = frozenset(
         "LAUNCH_API_KEY",
         "LAUNCH_RUN_DIR",
         "LAUNCH_RUN_ID",
+        "LAUNCH_PROGRAM",
     }
 )
 # A foreign LAUNCH_X in the environment is nobody's mistake; one this close to a setting's name is.

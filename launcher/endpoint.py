@@ -22,6 +22,8 @@ RESULTS = "results"
 # Arbor's; the relay takes the next free one when it is taken.
 DEFAULT_PORT = 7453
 SERVED_NAME = "policy"
+# Of the program that `launch` itself starts; `launch env` does not give it.
+PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
 _PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
 
 
@@ -53,9 +55,14 @@ class Endpoint:
             variables |= {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.token}
         return variables
 
-    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The program's whole environment: the user's, the variables, and no proxy before 127.0.0.1."""
+    def environ(self, environ: Mapping[str, str], after_step: int = 0) -> dict[str, str]:
+        """The program's whole environment: the user's, the variables, and no proxy before 127.0.0.1.
+
+        `after_step`: the step the run was resumed after, 0 in its first life. By it a program that is started
+        again knows what an earlier life of its own has left (client/place.py); nobody else's has it.
+        """
         mixed = {**environ, **self.variables(), RUN_VARIABLE: self.run_id}
+        mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}"
         if any(environ.get(name) for name in _PROXIES):
             for name in ("no_proxy", "NO_PROXY"):
                 mixed[name] = ",".join(filter(None, [environ.get(name), "127.0.0.1"]))

@@ -197,7 +197,9 @@ class Run:
         program = None
         try:
             if command:
-                program = minder.start(command, endpoint.environ(os.environ), self._request.folder)
+                after_step = self._request.resumed.step if self._request.resumed else 0
+                environ = endpoint.environ(os.environ, after_step)
+                program = minder.start(command, environ, self._request.folder)
                 self._update(minder=program.process)
             passing("cli.started")
             ending = "ending the program, " if command else ""

@@ -29,6 +29,8 @@ class Thresholds:
     entropy: float = 0.1
     # Share of runs with an answer that ended at its length limit.
     truncation: float = 0.25
+    # Share of runs that another model or a judge failed, so that they are left out.
+    outside: float = 0.05
     # Nats a token between the policy that sampled and the one that is trained.
     kl_behaviour: float = 0.05
     # Nats a token between the policy and the model before training (measured when train.kl_beta > 0).
@@ -68,6 +70,7 @@ class Observed:
     length: float | None = None
     repetition: float | None = None
     truncation: float | None = None
+    outside: float | None = None
     entropy: float | None = None
     kl_behaviour: float | None = None
     kl_reference: float | None = None
@@ -117,6 +120,7 @@ class Alarms:
         yield "repetition", self._repetition
         yield "entropy", self._entropy
         yield "truncation", self._truncation
+        yield "outside", self._outside
         yield "kl_behaviour", lambda: self._kl("kl_behaviour", "the policy that sampled")
         yield "kl_reference", lambda: self._kl("kl_reference", "the model before training")
 
@@ -156,6 +160,12 @@ class Alarms:
         if now is None or now < self.thresholds.truncation:
             return None
         return f"{now:.0%} of the runs have an answer cut off at its length limit"
+
+    def _outside(self) -> str | None:
+        now = self._now("outside")
+        if now is None or now < self.thresholds.outside:
+            return None
+        return f"another model or a judge failed {now:.0%} of the runs: they are left out, not scored"
 
     def _kl(self, name: str, other: str) -> str | None:
         now, limit = self._now(name), getattr(self.thresholds, name)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +21,11 @@ import httpx
 from dspy import lm15
 
 from launcher.client.alarms import repeated_share
+from launcher.client.bodies import REQUEST_HEADER, VERSION_HEADER
 from launcher.client.errors import EndpointLost
 from launcher.client.session import Session
-from launcher.client.tagging import Answered, Call, RolloutOver, astray, begin_call
+from launcher.client.tagging import Answered, Call, RolloutOver, astray, begin_call, current_rollout
 from launcher.client.wire import AsyncWire, new_request_id
-from runtime.schema import REQUEST_HEADER, VERSION_HEADER
 
 _PATH = "/v1/chat/completions"
 # What makes the sampled distribution another than the policy's: dropped where a rollout fixes the sampling
@@ -33,6 +34,10 @@ _SUPPORT = ("top_p", "top_k", "frequency_penalty", "presence_penalty")
 SUPPORT_EXTRAS = frozenset({*_SUPPORT, "min_p", "repetition_penalty", "logit_bias", "typical_p"})
 # The model before training, on every run: what is asked of it is no sample of the policy.
 BASE_MODEL = "base"
+# A version's own name: those weights or an error (C55).
+_NAMED = re.compile(r"@v(\d+)$")
+# What DSPy's listeners are given at a time: they find a field by reading on, as from a model that streams.
+_PIECES = re.compile(r"\s*(?:\w+|[^\w\s]+)|\s+")
 # A program that swallows even RolloutOver and asks on should not do so at full speed.
 _PAUSE_SECONDS = 0.5
 
@@ -57,7 +62,8 @@ class _Dialect:
         self.astray = 0
 
     def send(self, request: lm15.Request) -> _Sent:
-        of_policy = request.model != BASE_MODEL
+        rollout = current_rollout()
+        of_policy = request.model != BASE_MODEL or (rollout is not None and rollout.of_base)
         call = begin_call() if of_policy else None
         if of_policy and astray():
             with self._lock:
@@ -85,10 +91,26 @@ class _Dialect:
         except (ValueError, lm15.LM15Error) as error:
             _note_lost(sent.call, f"unreadable answer: {error}")
             raise lm15.ServerError(f"the endpoint's answer is not a chat completion: {error}") from error
+        version = response.headers.get(VERSION_HEADER, "")
+        named = _NAMED.search(request.model)
+        if named and version.isdecimal() and version != named[1]:
+            _note_lost(sent.call, f"{request.model} was asked, version {version} answered")
+            raise lm15.ServerError(f"{request.model} was asked, and version {version} of the policy answered")
         if sent.call is not None:
-            version = response.headers.get(VERSION_HEADER, "")
             sent.call.rollout.note_answer(sent.call, _answered(answer, version))
         return answer
+
+
+def _in_pieces(events: Iterable[Any]) -> Iterator[Any]:
+    """The same events with each text in pieces; what else rides on a text stays with its first."""
+    for event in events:
+        if event.type != "delta" or event.delta.type != "text":
+            yield event
+            continue
+        first, *others = _PIECES.findall(event.delta.text) or [""]
+        yield replace(event, delta=replace(event.delta, text=first))
+        for piece in others:
+            yield replace(event, delta=replace(event.delta, text=piece, logprobs=(), logprobs_complete=True))
 
 
 def _shaped(request: lm15.Request, sampling: dict[str, Any]) -> lm15.Request:
@@ -147,8 +169,8 @@ class PolicyEngine:
         return self._dialect.receive(request, sent, response)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
-        """The whole answer as events: rollouts need it whole, and DSPy's listeners need events."""
-        return lm15.response_to_events(self.complete(request))
+        """The whole answer as events, word by word: rollouts need it whole, DSPy's listeners read along."""
+        return _in_pieces(lm15.response_to_events(self.complete(request)))
 
     def asynchronous(self) -> AsyncPolicyEngine:
         """Its counterpart for `acall`."""
@@ -180,7 +202,7 @@ class AsyncPolicyEngine:
 
     async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:
         """See `PolicyEngine.stream`."""
-        for event in lm15.response_to_events(await self.complete(request)):
+        for event in _in_pieces(lm15.response_to_events(await self.complete(request))):
             yield event
 
     async def aclose(self) -> None:

@@ -1,6 +1,6 @@
 """Finished rollouts as the groups of one step: one for each example and each predictor that asked the policy.
 
-Neighbours: `rollouts.py` finishes them, `grpo.py` sends the groups, `runtime/schema.py` has their form.
+Neighbours: `rollouts.py` finishes them, `grpo.py` sends the groups, `bodies.py` has their form.
 A reward goes to what was sampled, by rollout, predictor and call; text is never rendered or parsed here.
 Knows nothing of DSPy's objects, the wire or the optimizer's loop.
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launcher.client.bodies import Group, Member
 from launcher.client.rollouts import Finished
-from runtime.schema import Group, Member
 
 _REASON_LENGTH = 80
 _TEXT_LENGTH = 300
@@ -46,7 +46,7 @@ class Rules:
         return finished.score.of(predictor)
 
 
-EXCLUDED = frozenset({"unscored", "lost", "overdue"})
+EXCLUDED = frozenset({"unscored", "lost", "outside", "overdue"})
 """Outcomes that say nothing about the policy: sent without a reward, so that they are counted (C22)."""
 
 
@@ -59,6 +59,8 @@ class Grouped:
     outcomes: Counter[str] = field(default_factory=Counter)
     # Trouble by its kind, the first of each kind in full: said once, then only counted.
     notes: dict[str, str] = field(default_factory=dict)
+    # Failures of other models and of judges, by the model's name.
+    outside: Counter[str] = field(default_factory=Counter)
     # Runs that asked the policy nothing: there is no sample to reward, so they are counted here alone.
     without_calls: int = 0
     # Calls left out because not every run of the example made as many.
@@ -71,6 +73,7 @@ def build_groups(finished: Sequence[Finished], rules: Rules, prefix: str) -> Gro
     by_example: dict[int, list[Finished]] = defaultdict(list)
     for it in finished:
         by_example[it.run.index].append(it)
+        grouped.outside += it.run.rollout.outside
         _note(grouped, it)
     for index, runs in by_example.items():
         grouped.without_calls += sum(not it.run.rollout.calls for it in runs)

@@ -6,13 +6,14 @@
 
 Its parameters are those of dspy.GRPO and ArborGRPO, each with its meaning or refused by name; the loop is
 our own, because theirs trains re-rendered text and throws rollouts away. Neighbours: `parameters.py` says
-what may be asked for, `training.py` is the loop. Knows nothing of HTTP.
+what may be asked for, `starting.py` where it begins, `training.py` is the loop. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dspy
@@ -21,21 +22,19 @@ from dspy.teleprompt import Teleprompter
 from launcher.client.alarms import Thresholds
 from launcher.client.examples import checked, oddities
 from launcher.client.grouping import Grouping, Rules
+from launcher.client.held_out import Keep
 from launcher.client.parameters import check_sampling, check_train_kwargs, check_values
-from launcher.client.place import Place, fingerprint
-from launcher.client.programs import Trained, attach, sampling_notes, strict_adapter
+from launcher.client.place import Work
+from launcher.client.programs import Trained, attach, sampling_notes, strict_adapter, with_own_lms
 from launcher.client.report import Journal, Report
 from launcher.client.rollouts import Limits
 from launcher.client.sampler import EpochSampler
 from launcher.client.scoring import Metric, positional
 from launcher.client.session import Session, connect
-from launcher.client.training import Keep, OnAlarm, Plan, Training
+from launcher.client.starting import Start, begin
+from launcher.client.training import OnAlarm, Plan, Training
 
 _LEAST_METRIC_PATIENCE = 16
-
-# How many optimizers this process has compiled on each run: their order tells their places apart after a
-# restart.
-_compiles: Counter[str] = Counter()
 
 
 class GRPO(Teleprompter):
@@ -54,7 +53,13 @@ class GRPO(Teleprompter):
     improvement and serve the best at the end; "none" neither. `staleness=1` rolls out the next step while one
     trains. A run that takes longer than `rollout_seconds`, the metric's time included, is left behind and
     excluded; one that asks the policy more than `rollout_calls` times is stopped and gets the failure score.
+    A run that another model or a judge failed is excluded, and counted by that model. `num_threads` runs are
+    under way at once; None is all of a step, up to 64.
     Learning rate, LoRA and the loss belong to the run: `launch --set train.learning_rate=1e-5 …`.
+
+    `resume` None goes on where a killed life of this program stopped, when `launch --resume` has started it
+    again; any other program begins at step 0, on the policy as it is. True goes on where the run's last step
+    was left, whoever made it; False never does.
 
     Alarms (see `alarms.Thresholds`, changed by `alarms={"length": 3.0}`) are said once each;
     `on_alarm="stop"` ends the training at the first, with the best policy served.
@@ -76,7 +81,7 @@ class GRPO(Teleprompter):
         adapter: dspy.Adapter | None = None,
         exclude_demos: bool = False,
         multitask: bool = True,
-        num_threads: int = 16,
+        num_threads: int | None = None,
         num_train_steps: int = 100,
         seed: int = 0,
         num_dspy_examples_per_grpo_step: int = 4,
@@ -94,6 +99,7 @@ class GRPO(Teleprompter):
         rollout_calls: int = Limits.run_calls,
         alarms: Mapping[str, float] | None = None,
         on_alarm: OnAlarm = "note",
+        resume: bool | None = None,
         session: Session | None = None,
     ) -> None:
         super().__init__()
@@ -120,6 +126,7 @@ class GRPO(Teleprompter):
         self.rollout_calls = rollout_calls
         self.alarms = alarms
         self.on_alarm: OnAlarm = on_alarm
+        self.resume = resume
         self.session = session
         self.report = Report()
         self.history: list[dict[str, Any]] = []
@@ -137,10 +144,11 @@ class GRPO(Teleprompter):
         valset: Sequence[dspy.Example] | None = None,
         **kwargs: Any,
     ) -> dspy.Module:
-        """Train; the student itself is returned, its predictors asking the policy as trained.
+        """Train; the student itself is returned, its predictors asking the trained version by its name.
 
-        Resumes where a killed run of the same program stopped. Raises TypeError and ValueError for what
-        cannot be trained, EndpointLost, StepFailed and TrainingFailed when training cannot go on.
+        What is compared with it asks `PolicyLM(model="base")`: a copy made before asks the newest. Raises
+        TypeError and ValueError for what cannot be trained, EndpointLost, StepFailed and TrainingFailed when
+        training cannot go on.
         """
         if kwargs:
             raise TypeError(f"GRPO.compile() does not take {', '.join(sorted(kwargs))}")
@@ -155,16 +163,15 @@ class GRPO(Teleprompter):
         session = self.session or connect()
         trained = attach(student, session)
         check_sampling(self.train_kwargs, trained.policies)
+        # The newest version, whichever an earlier compile left here.
+        trained = with_own_lms(student, trained, session.model)
         training = self._training(student, trained, session, examples, held_out)
         try:
             if not training.place.superseded:
                 training.run()
         finally:
             self._take_over(training)
-        version = session.version
-        self.summary["version"] = version
-        for policy in trained.policies:
-            policy.model = f"{session.model}@v{version}"
+        self._name_version(training, trained)
         student._compiled = True
         return student
 
@@ -176,10 +183,10 @@ class GRPO(Teleprompter):
         trainset: list[dspy.Example],
         valset: list[dspy.Example],
     ) -> Training:
-        for policy in trained.policies:
-            policy.model = session.model  # the newest version, whichever an earlier compile left here
         journal = Journal(session.run_dir, self.num_train_steps)
-        place = self._place(trained, len(trainset), session, journal)
+        held_out = trainset if self.use_train_as_val else valset
+        start = Start(self._work(trained, len(trainset)), held_out, self.num_train_steps, self.resume)
+        place = begin(start, session, journal)
         journal.note(
             f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
             f"{self.num_train_steps} steps of {self.num_dspy_examples_per_grpo_step} examples × "
@@ -199,7 +206,7 @@ class GRPO(Teleprompter):
             program=student,
             policies=trained.policies,
             trainset=trainset,
-            valset=trainset if self.use_train_as_val else valset,
+            valset=held_out,
             metric=Metric(self.metric, patience),
             adapter=strict_adapter(self.adapter),
             session=session,
@@ -225,23 +232,16 @@ class GRPO(Teleprompter):
             predictor.demos = []
         return [f"exclude_demos: the student's {count} demos were taken out, for good"]
 
-    def _place(self, trained: Trained, examples: int, session: Session, journal: Journal) -> Place:
-        """Where to begin: at the first step, or where the run says a killed program of this kind was."""
-        ordinal = _compiles[session.endpoint.root]
-        _compiles[session.endpoint.root] += 1
-        per_step, rollouts = self.num_dspy_examples_per_grpo_step, self.num_rollouts_per_grpo_step
-        fresh = Place(fingerprint(trained.names, examples, self.seed, per_step, rollouts), self.seed, ordinal)
-        status = session.settle()
-        place = fresh.resumed(status.client_state)
-        if place is not None and place.superseded:
-            journal.note(
-                "this optimizer had finished before the program was restarted: nothing left to train"
-            )
-        elif place is not None:
-            journal.note(f"resuming after {place.step} of {self.num_train_steps} steps")
-        elif status.step:
-            journal.note(f"starting at step 0 on the policy as it is now (v{status.version})")
-        return place or fresh
+    def _work(self, trained: Trained, examples: int) -> Work:
+        return Work(
+            program=Path(sys.argv[0]).name if sys.argv else "",
+            metric=getattr(self.metric, "__qualname__", type(self.metric).__qualname__),
+            predictors=trained.names,
+            examples=examples,
+            seed=self.seed,
+            examples_per_step=self.num_dspy_examples_per_grpo_step,
+            rollouts=self.num_rollouts_per_grpo_step,
+        )
 
     def _plan(self) -> Plan:
         return Plan(
@@ -259,6 +259,17 @@ class GRPO(Teleprompter):
             report_train_scores=self.report_train_scores,
             thresholds=self._thresholds,
             on_alarm=self.on_alarm,
+        )
+
+    def _name_version(self, training: Training, trained: Trained) -> None:
+        """The program asks the version it was compiled to by its name, whatever is trained after it (C55)."""
+        version = training.session.version if training.version is None else training.version
+        self.summary["version"] = version
+        for policy in trained.policies:
+            policy.name(f"{training.session.model}@v{version}")
+        training.journal.note(
+            f"the program asks {training.session.model}@v{version} from here on; the model before any "
+            "training answers as PolicyLM(model='base')"
         )
 
     def _take_over(self, training: Training) -> None:

@@ -1,6 +1,7 @@
 """The run's policy as a DSPy LM.
 
-Neighbours: `engine.py` sends its requests, `grpo.py` trains the predictors that hold one, `tagging.py` tags.
+Neighbours: `engine.py` sends its requests, `grpo.py` trains the predictors that hold one, `tagging.py` tags,
+`standing_in.py` has one answer what DSPy's optimizers have left without an LM.
 Works with every adapter, `n`, `temperature`, `max_tokens`, `stop` and `tools`, in threads and async.
 Knows nothing of rewards or steps.
 """
@@ -11,7 +12,9 @@ from typing import Any
 
 import dspy
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
+from dspy.utils.exceptions import LMUnsupportedFeatureError
 
+from launcher.client import standing_in
 from launcher.client.engine import PolicyEngine
 from launcher.client.session import Session, connect
 from launcher.client.tagging import current_rollout
@@ -23,9 +26,11 @@ _NOT_RESTORED = (LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "cach
 class PolicyLM(dspy.LM):
     """The policy being trained, on the run this program was started in.
 
-    `model` is the run's base name, which means the newest version; `base` is the model before training. With
-    `cache=True` the name is today's version (`policy@v12`), as the name is the cache's key; a rollout is
-    never answered from a cache. `extra_body` goes into each request as it is: `chat_template_kwargs`,
+    `model` is the run's base name, which means the newest version, also for a copy made long ago. A program
+    that was compiled asks the version it was compiled to, by name (`policy@v12`): those weights or an error.
+    What is compared with before the training asks `PolicyLM(run, model="base")`, the model itself. With
+    `cache=True` the name is today's version, as the name is the cache's key; a rollout is never answered from
+    a cache. `extra_body` goes into each request as it is: `chat_template_kwargs`,
     `min_p`, … Other keyword arguments are dspy.LM's. Raises NotConnected outside a run.
     """
 
@@ -41,6 +46,8 @@ class PolicyLM(dspy.LM):
         **kwargs: Any,
     ) -> None:
         self.session = session or connect()
+        self.compiled = self.stands_in = False
+        is_newest = model is None
         if model is None:
             model = f"{self.session.model}@v{self.session.version}" if cache else self.session.model
         engine = PolicyEngine(self.session, dict(extra_body or {}))
@@ -54,6 +61,8 @@ class PolicyLM(dspy.LM):
             async_engine=engine.asynchronous(),
             **kwargs,
         )
+        if is_newest:
+            standing_in.offer(self)
 
     @classmethod
     def like(cls, lm: dspy.LM, session: Session) -> PolicyLM:
@@ -71,11 +80,44 @@ class PolicyLM(dspy.LM):
             raise TypeError(f"this PolicyLM was given another engine: {type(engine).__name__}")
         return engine
 
+    def fresh(self) -> PolicyLM:
+        """A copy over the same engine that no compile has named."""
+        copied = self.copy()
+        copied.compiled = copied.stands_in = False
+        return copied
+
+    def name(self, model: str) -> None:
+        """Ask this version from here on: what a program was compiled to."""
+        self.model, self.compiled = model, True
+
+    def finetune(self, *words: Any, **named: Any) -> Any:
+        """Refused: DSPy's BootstrapFinetune trains text that was rendered again."""
+        raise self._not_so("fine-tuning", "dspy.BootstrapFinetune")
+
+    def reinforce(self, *words: Any, **named: Any) -> Any:
+        """Refused: DSPy's own GRPO trains text that was rendered again."""
+        raise self._not_so("reinforcement learning", "dspy.teleprompt.GRPO")
+
+    def _not_so(self, what: str, whose: str) -> LMUnsupportedFeatureError:
+        return LMUnsupportedFeatureError(
+            f"PolicyLM takes no {what} through DSPy's own providers ({whose}): this run trains what was "
+            "sampled. Hint: launcher.client.GRPO(metric, …).compile(program, trainset=…)",
+            model=self.model,
+            provider="slipway",
+            features=[what],
+        )
+
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        self._say_that_it_stands_in()
         return super().__call__(prompt, messages=messages, **_sampled_anew(kwargs))
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        self._say_that_it_stands_in()
         return await super().acall(prompt, messages=messages, **_sampled_anew(kwargs))
+
+    def _say_that_it_stands_in(self) -> None:
+        if self.stands_in and current_rollout() is None:
+            standing_in.say_once(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PolicyLM:
         return self.copy()  # locks and the session's pool are shared, as in copy()

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from launcher.client.alarms import Observed
+from launcher.client.bodies import StepStatus
 from launcher.client.grouping import Grouped
 from launcher.client.rollouts import Finished
-from runtime.schema import StepStatus
 
 
 def observe(
@@ -25,6 +25,7 @@ def observe(
         rewards=[reward for rewards in grouped.rewards.values() for reward in rewards],
         flat_groups=counts.groups_without_variance / counts.groups if counts.groups else None,
         length=_mean(tokens for it in rollouts for tokens in it.lengths),
+        outside=_mean(it.outcome == "outside" for it in finished),
         repetition=_mean(share for it in rollouts for share in it.repeated),
         truncation=cut_off_rate,
         entropy=metrics.get("entropy"),

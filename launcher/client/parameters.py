@@ -13,12 +13,12 @@ from typing import Any, Protocol, get_args
 import dspy
 
 from launcher.client.grouping import Grouping
+from launcher.client.held_out import Keep
 from launcher.client.lm import PolicyLM
 from launcher.client.programs import NEUTRAL, is_neutral
-from launcher.client.training import Keep, OnAlarm
+from launcher.client.training import OnAlarm
 
 _COUNTS = {
-    "num_threads": 1,
     "num_train_steps": 1,
     "num_dspy_examples_per_grpo_step": 1,
     "num_rollouts_per_grpo_step": 2,
@@ -31,6 +31,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "checkpoint": get_args(Keep),
     "on_alarm": get_args(OnAlarm),
     "staleness": (0, 1),
+    "resume": (None, True, False),
     "variably_invoked_predictor_grouping_mode": get_args(Grouping),
 }
 _WHY = {
@@ -49,6 +50,7 @@ class Asked(Protocol):
     failure_score: float
     format_failure_score: float
     multitask: bool
+    num_threads: int | None
     rollout_seconds: float
     seed: int
     variably_invoked_predictor_fill_strategy: None
@@ -58,6 +60,8 @@ def check_values(asked: Asked) -> None:
     """Raise ValueError for the first parameter that cannot be meant."""
     for name, least in _COUNTS.items():
         _check_count(name, getattr(asked, name), least)
+    if asked.num_threads is not None:
+        _check_count("num_threads", asked.num_threads, 1)
     for name in _NUMBERS:
         value = getattr(asked, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ import dspy
 from launcher.client.engine import BASE_MODEL
 from launcher.client.lm import PolicyLM
 from launcher.client.session import Session
+from launcher.client.standing_in import is_stand_in
 from launcher.client.tagging import frozen_predictors, header_safe
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -28,21 +29,24 @@ class Trained:
     """The predictors that ask the policy, and what was decided about the others, in words.
 
     `lm` is put in force while the program runs, for what asks without an LM of its own; None: leave what is.
+    `of_base`: it asks the model before training in the policy's place.
     """
 
     names: tuple[str, ...]
     policies: tuple[PolicyLM, ...]
     notes: tuple[str, ...]
     lm: PolicyLM | None = None
+    of_base: bool = False
 
 
-def attach(program: dspy.Module, session: Session) -> Trained:
+def attach(program: dspy.Module, session: Session, may_be_base: bool = False) -> Trained:
     """Give the policy to each predictor that should have it, in place.
 
     A predictor asks the policy when its LM (or the configured one) is a PolicyLM, is a plain LM that points
-    at this run, or is missing altogether. Others keep their LM and are not trained, nor are those of a part
-    that is compiled already. Raises TypeError for what is no program, ValueError when nothing of it would be
-    trained or when it asks another run.
+    at this run, or is missing altogether (then it is said whose settings it gets). Others keep their LM and
+    are not trained, nor are those of a part that is compiled already. Raises TypeError for what is no
+    program, ValueError when nothing of it would be trained or when it asks another run. `may_be_base`: a
+    program that asks the model before training alone is none of these, as it is only evaluated.
     """
     if not isinstance(program, dspy.Module):
         raise TypeError(f"the program must be a dspy.Module, not {type(program).__name__}")
@@ -50,8 +54,10 @@ def attach(program: dspy.Module, session: Session) -> Trained:
     if not named:
         raise ValueError("the program has no predictor, so there is nothing to train")
     configured = dspy.settings.lm
-    default = _default(configured, session)
+    default, whose = _default(configured, session)
     names, policies, notes = [], [], []
+    if whose and (without := [name for name, predictor in named if predictor.lm is None]):
+        notes.append(f"{', '.join(without)}: no LM of its own, so it asks the policy {whose}")
     for name, predictor in named:
         lm, note = _policy(predictor.lm or default or configured, session)
         if note:
@@ -60,7 +66,8 @@ def attach(program: dspy.Module, session: Session) -> Trained:
             predictor.lm = lm
             names.append(header_safe(name))
             policies.append(lm)
-    if not names:
+    of_base = may_be_base and not names and any(_is_base(it.lm or configured) for _, it in named)
+    if not names and not of_base:
         raise ValueError(
             "no predictor of the program asks this run's policy, so nothing would be trained; "
             "call program.set_lm(PolicyLM()) or dspy.configure(lm=PolicyLM())"
@@ -71,7 +78,26 @@ def attach(program: dspy.Module, session: Session) -> Trained:
             f"{', '.join(frozen)}: inside a part that is compiled already, which DSPy keeps as it is: not "
             "trained (set its _compiled to False to train it)"
         )
-    return Trained(tuple(names), tuple(dict.fromkeys(policies)), tuple(notes), default)
+    return Trained(tuple(names), tuple(dict.fromkeys(policies)), tuple(notes), default, of_base)
+
+
+def with_own_lms(program: dspy.Module, trained: Trained, model: str) -> Trained:
+    """Have each trained predictor ask `model`, by an LM that will take the name of what is trained here.
+
+    An LM that an earlier compile has named stays with the program of that compile, and the configured one
+    with all that asks it: then it is a copy that is named here.
+    """
+    own = {id(policy): _own(policy, trained) for policy in trained.policies}
+    for policy in own.values():
+        policy.model = model
+    for _, predictor in program.named_predictors():
+        predictor.lm = own.get(id(predictor.lm), predictor.lm)
+    return replace(trained, policies=tuple(own.values()))
+
+
+def _own(policy: PolicyLM, trained: Trained) -> PolicyLM:
+    is_shared = policy.compiled or policy is trained.lm or policy is dspy.settings.lm
+    return policy.fresh() if is_shared else policy
 
 
 def sampling_notes(policies: Sequence[PolicyLM], temperature: float) -> list[str]:
@@ -106,13 +132,24 @@ def is_neutral(name: str, value: Any) -> bool:
     return value in NEUTRAL[name]
 
 
-def _default(configured: Any, session: Session) -> PolicyLM | None:
-    """The LM for what has none: of our own where none is configured, or where a plain one means this run."""
-    if configured is None:
-        return PolicyLM(session)
+def _default(configured: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
+    """The LM for what has none, and in words whose settings it has, where the user did not configure it.
+
+    DSPy's prompt optimizers return programs without the LM they were given: its settings are kept.
+    """
+    if is_stand_in(configured) and configured.session.endpoint.root == session.endpoint.root:
+        return configured, f"as the first PolicyLM of this program does ({_settings(configured)})"
+    if configured is None or is_stand_in(configured):
+        return PolicyLM(session), "with default settings (program.set_lm(PolicyLM(max_tokens=…)) sets others)"
     if _is_plain(configured) and _points_at(configured, session):
-        return PolicyLM.like(configured, session)
-    return None
+        return PolicyLM.like(configured, session), None
+    return None, None
+
+
+def _settings(lm: PolicyLM) -> str:
+    asked = {name: value for name, value in lm.kwargs.items() if value is not None}
+    asked |= lm.policy.extra_body
+    return ", ".join(f"{name}={value}" for name, value in asked.items()) or "default settings"
 
 
 def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
@@ -126,9 +163,13 @@ def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
             f"the program asks the run at {lm.session.endpoint.root}, but the optimizer trains the one at "
             f"{session.endpoint.root}"
         )
-    if lm.model == BASE_MODEL:
+    if _is_base(lm):
         return None, f" asks {BASE_MODEL!r}, the model before training: it is not trained"
     return lm, None
+
+
+def _is_base(lm: Any) -> bool:
+    return isinstance(lm, PolicyLM) and lm.model == BASE_MODEL
 
 
 def _is_plain(lm: Any) -> bool:

@@ -17,9 +17,9 @@ from statistics import fmean, pstdev
 from typing import Any, TextIO
 
 from launcher.client.alarms import Alarm
+from launcher.client.bodies import StepCounts, StepStatus
 from launcher.client.grouping import Grouped
 from launcher.client.place import Validated
-from runtime.schema import StepCounts, StepStatus
 
 
 @dataclass
@@ -43,12 +43,15 @@ class Report:
     calls_truncated: int = 0
     rewinds: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    # Failures of other models and of judges, by the model's name.
+    outside: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     alarms: list[str] = field(default_factory=list)
 
     def add_rollouts(self, grouped: Grouped) -> None:
         self.rollouts += grouped.outcomes.total()
         self.outcomes += grouped.outcomes
+        self.outside += grouped.outside
         self.rollouts_without_calls += grouped.without_calls
         self.calls_truncated += grouped.calls_truncated
 
@@ -70,7 +73,8 @@ class Report:
         self.dropped += Counter(counts.dropped)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"outcomes": dict(self.outcomes), "dropped": dict(self.dropped)}
+        counts = {"outcomes": self.outcomes, "outside": self.outside, "dropped": self.dropped}
+        return asdict(self) | {name: dict(it) for name, it in counts.items()}
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,8 @@ def _plain(value: Any) -> Any:
 
 def _left_out(outcomes: dict[str, int]) -> list[str]:
     """The runs of a validation that say nothing about the policy."""
-    found = [f"{outcomes[name]} {name}" for name in ("unscored", "lost", "overdue") if outcomes.get(name)]
+    excluded = ("unscored", "lost", "outside", "overdue")
+    found = [f"{outcomes[name]} {name}" for name in excluded if outcomes.get(name)]
     return [f"left out: {', '.join(found)}"] if found else []
 
 

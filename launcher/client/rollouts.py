@@ -1,7 +1,7 @@
 """Running a program on examples, many at a time: each run ends with its score or the reason for none.
 
 Neighbours: `workers.py` runs them side by side, `scoring.py` judges, `tagging.py` tags, `parsing.py` watches
-what parses, `grouping.py` turns what is finished into groups.
+what parses, `outside.py` which other models fail, `grouping.py` turns what is finished into groups.
 `training.py` and `validation.py` ask for runs: one code, so that what they find can be compared.
 Knows nothing of steps, the wire or what a reward is used for.
 """
@@ -23,16 +23,19 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from launcher.client.lm import PolicyLM
+from launcher.client.outside import OUTSIDE, judging
 from launcher.client.parsing import WATCH
 from launcher.client.scoring import Metric, Score, Unscored
-from launcher.client.tagging import Rollout, RolloutOver, in_rollout, outside_rollouts
+from launcher.client.tagging import Rollout, RolloutOver, in_rollout
 from launcher.client.workers import Late, work_off
 
-Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "overdue"]
+Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "outside", "overdue"]
 """How a run ended: with a score; without one; with an answer that did not parse; with the program's own
-exception; without an answer from the endpoint; not within its time."""
+exception; without an answer from the endpoint; failed by another model or a judge; not within its time."""
 
 DEFAULT_CALLS = 256
+# Runs at once where nobody says: as many as an engine takes by default, and no more than judges often allow.
+MOST_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,18 @@ class Finished:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many runs at once; how long one may take before the batch goes on without it; how much it asks."""
+    """How many runs at once; how long one may take before the batch goes on without it; how much it asks.
 
-    threads: int = 16
+    `threads` None: all of a batch, up to `MOST_AT_ONCE`.
+    """
+
+    threads: int | None = None
     run_seconds: float = 1200.0
     run_calls: int = DEFAULT_CALLS
+
+    def at_once(self, runs: int) -> int:
+        """How many of so many runs are under way at a time."""
+        return self.threads or min(runs, MOST_AT_ONCE)
 
 
 def run_all(
@@ -95,7 +105,7 @@ def run_all(
         with _quiet_dspy():
             found = work_off(
                 [_job(program, run, metric, settings) for run in runs],
-                limits.threads,
+                limits.at_once(len(runs)),
                 limits.run_seconds,
                 hopeless=lambda finished: finished.outcome == "lost" and finished.run.rollout.gone,
                 left_behind=lambda index: runs[index].rollout.end(),
@@ -133,7 +143,7 @@ def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, 
     The example is a copy: a program or a metric that writes into it changes no other run's.
     """
     rollout, example = run.rollout, _own(run.example)
-    callbacks = [*(dspy.settings.callbacks or []), WATCH]
+    callbacks = [*(dspy.settings.callbacks or []), WATCH, OUTSIDE]
     prediction, error = None, None
     with in_rollout(rollout, callbacks=callbacks, trace=[], **settings):
         try:
@@ -142,6 +152,8 @@ def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, 
             error = caught
     if rollout.lost:
         return Finished(run, "lost", reason=rollout.lost[0])
+    if rollout.outside:
+        return Finished(run, "outside", reason=rollout.outside_reason)
     if rollout.unparsed and (isinstance(error, AdapterParseError) or _is(error, rollout.parse_error)):
         return Finished(run, "unparsed", reason=str(error))
     if isinstance(error, LMError) and not isinstance(error, ContextWindowExceededError):
@@ -150,12 +162,20 @@ def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, 
         return Finished(run, "lost", reason=f"dspy.Parallel stumbled over its own progress bars: {error}")
     if error is not None:
         return Finished(run, "crashed", reason=_described(error))
-    rollout.judging = True
-    try:
-        with outside_rollouts():
-            return Finished(run, "scored", metric.score(example, prediction), prediction=prediction)
-    except Unscored as unscored:
-        return Finished(run, "unscored", reason=str(unscored), prediction=prediction)
+    return _judged(run, metric, example, prediction)
+
+
+def _judged(run: Run, metric: Metric, example: dspy.Example, prediction: Any) -> Finished:
+    """The score of a run that came to a result; what a failed judge said is none."""
+    score, reason = None, None
+    with judging(run.rollout):
+        try:
+            score = metric.score(example, prediction)
+        except Unscored as unscored:
+            reason = str(unscored)
+    if run.rollout.outside:
+        return Finished(run, "outside", reason=run.rollout.outside_reason, prediction=prediction)
+    return Finished(run, "scored" if score else "unscored", score, reason, prediction)
 
 
 def _call(program: dspy.Module, example: dspy.Example) -> Any:

@@ -29,22 +29,26 @@ def load(
 ) -> dspy.Module:
     """Load what `program.save(path)` wrote into `program` (in place), prompts, demos and all.
 
-    A predictor that asked the policy asks it on the run this program is in, with the settings it was saved
-    with; with `lm` it asks that instead: the trained weights served elsewhere, for one. A predictor that
-    asked another model is left without an LM unless `lm` is given, as a saved state has no address: set one
-    with `set_lm`. Raises NotConnected outside a run when no `lm` is given, ValueError for another kind of
-    file.
+    A predictor that asked the policy asks the newest version on the run this program is in, with the settings
+    it was saved with; with `lm` it asks that instead: the trained weights served elsewhere, for one. A
+    predictor that asked another model is left without an LM unless `lm` is given, as a saved state has no
+    address: set one with `set_lm`. Raises NotConnected outside a run when no `lm` is given, ValueError for
+    another kind of file.
     """
     path = Path(path)
     if path.suffix != ".json":
         raise ValueError(f"{path.name}: save the program's state with program.save('program.json')")
     state = json.loads(path.read_text())
-    settings = {name: _take_lm(state, name) for name, _ in program.named_parameters()}
+    state.pop("metadata", None)
+    if isinstance(program, dspy.Predict) and "signature" in state:  # saved by itself it has no name
+        settings = {"self": _take_lm({"self": state}, "self")}
+    else:
+        settings = {name: _take_lm(state, name) for name, _ in program.named_parameters()}
     if lm is None and any(map(_asked_policy, settings.values())):
         session = session or connect()
     program.load_state(state)
     for name, predictor in program.named_predictors():
-        saved = settings[name]
+        saved = settings.get(name)
         if lm is not None:
             predictor.lm = lm
         elif saved is not None and _asked_policy(saved):

@@ -1,6 +1,6 @@
 """A program's hold on its run: where it answers, its state, its training steps and checkpoints.
 
-Neighbours: `wire.py` carries the requests, `grpo.py` trains through `Session.step`; `runtime/schema.py` has
+Neighbours: `wire.py` carries the requests, `grpo.py` trains through `Session.step`; `bodies.py` has
 the bodies. Knows nothing of DSPy: any program in any SDK can roll out against `rollout_url` and reward here.
 
     session = connect()
@@ -27,9 +27,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel
 
-from launcher.client.errors import EndpointLost, NotConnected, Refused, Rewound, StepFailed
-from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
-from runtime.schema import (
+from launcher.client.bodies import (
     CLIENT_STATE_MAX_BYTES,
     REQUEST_HEADER,
     CheckpointInfo,
@@ -40,6 +38,8 @@ from runtime.schema import (
     StepRequest,
     StepStatus,
 )
+from launcher.client.errors import EndpointLost, NotConnected, Refused, Rewound, StepFailed
+from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
 
 _LONG_POLL_SECONDS = 30
 _STEP_SECONDS = 3600.0
@@ -165,7 +165,8 @@ class Session:
         """
         if client_state is not None:
             _check_size(client_state)
-        request = StepRequest(key=key or uuid.uuid4().hex, groups=list(groups), client_state=client_state)
+        sent = [Group.model_validate(it, from_attributes=True) for it in groups]
+        request = StepRequest(key=key or uuid.uuid4().hex, groups=sent, client_state=client_state)
         status = self._post("/slipway/steps", request, StepStatus)
         return self.wait(status.id, timeout_seconds) if wait else status
 

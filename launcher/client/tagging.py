@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import dspy
 
-from runtime.schema import CALL_HEADER, PREDICTOR_HEADER, PURPOSE_HEADER, ROLLOUT_HEADER
+from launcher.client.bodies import CALL_HEADER, PREDICTOR_HEADER, PURPOSE_HEADER, ROLLOUT_HEADER
 
 _SETTING = "slipway_rollout"
 
@@ -59,12 +59,17 @@ class Rollout:
     # Takes the place of what the program or its LM asks for: training and evaluation sample alike everywhere.
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: str | None = None
+    # The model before training is evaluated in the policy's place.
+    of_base: bool = False
     # Requests after which a program is taken to ask for ever.
     most_calls: int | None = None
     calls: Counter[str] = field(default_factory=Counter)
     answers: dict[tuple[str, int], Answered] = field(default_factory=dict)
     unparsed: set[tuple[str, int]] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
+    # Other models that failed in it, by name, each as often as it did; and why the first of them.
+    outside: Counter[str] = field(default_factory=Counter)
+    outside_reason: str | None = None
     # The endpoint stayed away for as long as patience lasted.
     gone: bool = False
     # What an adapter's parse() raised last: a program that lets it through has an answer that did not parse.
@@ -101,6 +106,13 @@ class Rollout:
             if not self._ended:
                 self.lost.append(reason)
                 self.gone = self.gone or gone
+
+    def note_outside(self, model: str, reason: str) -> None:
+        """Remember that another model failed, or a judge: the program or the metric may swallow it."""
+        with self._lock:
+            if not self._ended:
+                self.outside[model] += 1
+                self.outside_reason = self.outside_reason or f"{model} failed: {reason}"
 
     def note_unparsed(self, call: Call) -> None:
         with self._lock:

@@ -1,13 +1,13 @@
 """The loop of one `GRPO.compile`: roll out, send the groups, train, validate, keep the best.
 
 Neighbours: `grpo.py` checks what it was asked and builds it; `rollouts.py` and `grouping.py` make a step's
-groups; `session.py` trains them; `place.py` is where it stands, `report.py` what it says.
+groups; `session.py` trains them; `held_out.py` validates; `place.py` is where it stands, `report.py` what it
+says, `vain.py` when it gives up.
 Advantages and losses are the runtime's; here are only rollouts and their rewards.
 """
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Sequence
@@ -17,26 +17,25 @@ from typing import Any, Literal
 import dspy
 
 from launcher.client.alarms import Alarm, Alarms, Thresholds
+from launcher.client.bodies import StepCounts
 from launcher.client.errors import Refused, Rewound, TrainingFailed
 from launcher.client.grouping import Grouped, Rules, build_groups
+from launcher.client.held_out import HeldOut, Keep
 from launcher.client.lm import PolicyLM
 from launcher.client.observing import observe
-from launcher.client.place import Place, Validated
-from launcher.client.report import Journal, Report, StepLine, counted, listed
+from launcher.client.place import Place
+from launcher.client.report import Journal, Report, StepLine, listed
 from launcher.client.rollouts import Finished, Limits, Run, run_all
 from launcher.client.sampler import EpochSampler
 from launcher.client.scoring import Metric
 from launcher.client.session import Session
 from launcher.client.tagging import Predictors, Rollout
+from launcher.client.vain import Vain, unparsed
 from launcher.client.validation import Evaluation, check_answered, evaluate
-from runtime.schema import StepCounts
 
-# Steps that teach nothing, one after the other, before the training gives up.
-_VAIN_STEPS_IN_A_ROW = 3
-# Losses of the machine without a finished step between them, likewise.
+# Losses of the machine without a finished step between them, before the training gives up.
 _REWINDS_IN_A_ROW = 3
 
-Keep = Literal["single-best", "improvements", "none"]
 OnAlarm = Literal["note", "stop"]
 
 
@@ -91,17 +90,21 @@ class Training:
     history: list[dict[str, Any]] = field(default_factory=list)
     _predictors: Predictors = field(init=False)
     _token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    _empty_in_a_row: int = 0
-    _crashed_in_a_row: int = 0
+    _vain: Vain = field(init=False)
     _rewinds_in_a_row: int = 0
     _said: set[str] = field(default_factory=set)
     alarms: Alarms = field(init=False)
+    held_out: HeldOut = field(init=False)
     # The version served after the last step that was waited for.
     version: int | None = None
 
     def __post_init__(self) -> None:
         self._predictors = Predictors(self.program)
         self.alarms = Alarms(self.plan.thresholds)
+        self._vain = Vain(self.report)
+        train = self.trainset if self.plan.report_train_scores else ()
+        keep, session = self.plan.keep, self.session
+        self.held_out = HeldOut(self.valset, train, self._evaluate, session, self.journal, keep)
 
     def run(self) -> None:
         """All steps from the place on. Raises what the session raises, and TrainingFailed.
@@ -116,7 +119,7 @@ class Training:
             except Rewound as rewound:
                 self._go_back(rewound)
         if not resumed:
-            self._check_taught()
+            self._vain.ended(self.plan.steps)
 
     def _run_on(self) -> None:
         self._validate_if_due(self.place.step)
@@ -135,6 +138,9 @@ class Training:
                 self._stop(under_way)
         self._restore_best()
 
+    def _restore_best(self) -> None:
+        self.version = self.held_out.restore_best(self.place) or self.version
+
     def _stop(self, under_way: tuple[_Rolled, int, float] | None) -> None:
         """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
         if under_way is not None:
@@ -145,16 +151,6 @@ class Training:
             f"Training stopped after {self.place.step} of {self.plan.steps} steps on an alarm",
             why="; ".join(f"{it.name}: {it.text}" for it in self.alarms.raised),
             hint='on_alarm="note" trains on; alarms={"length": 3.0, …} moves a threshold',
-        )
-
-    def _check_taught(self) -> None:
-        """Silence is never success: a training in which no step changed anything has failed."""
-        if self.report.trained or not self.plan.steps:
-            return
-        raise TrainingFailed(
-            f"Nothing was trained in {counted(self.plan.steps, 'step')}",
-            why=f"rollouts: {listed(self.report.outcomes)}; samples left out: {listed(self.report.dropped)}",
-            hint="run the program once by hand: does it ask the policy, does the metric tell answers apart?",
         )
 
     def _go_back(self, rewound: Rewound) -> None:
@@ -170,6 +166,7 @@ class Training:
         was = self.place.step
         # The status is newer than the error: another step may have been committed since.
         self.place = self.place.rewound(self.session.settle().client_state)
+        self.held_out.last = None
         # New ids: a rollout that began on the lost machine must not be mixed with one made here.
         self._token = uuid.uuid4().hex[:12]
         self.version = None
@@ -219,20 +216,20 @@ class Training:
 
     def _say_notes(self, grouped: Grouped) -> None:
         """Each kind of trouble once, in full; from then on it is only counted."""
-        for kind in [kind for kind in grouped.notes if kind not in self._said]:
+        for kind, text in grouped.notes.items():
+            self._say(kind, text)
+
+    def _say(self, kind: str, text: str) -> None:
+        if kind not in self._said:
             self._said.add(kind)
-            self.journal.note(grouped.notes[kind])
+            self.journal.note(text)
+
+    def _say_unparsed(self, cut_off_rate: float) -> None:
+        self._say("unparsed", f"in none of the runs did the answers parse; try {unparsed(cut_off_rate)}")
 
     def _check(self, finished: Sequence[Finished], astray: int) -> None:
         check_answered(finished, "step")
-        all_crashed = all(it.outcome == "crashed" for it in finished)
-        self._crashed_in_a_row = self._crashed_in_a_row + 1 if all_crashed else 0
-        if self._crashed_in_a_row >= _VAIN_STEPS_IN_A_ROW:
-            raise TrainingFailed(
-                f"The program raised in every rollout of {self._crashed_in_a_row} steps in a row",
-                why=finished[0].reason,
-                hint="run the program once by hand on an example of the trainset",
-            )
+        self._vain.crashed(finished)
         if astray:
             if not self.report.calls_outside_rollouts:
                 self.journal.note(
@@ -242,7 +239,8 @@ class Training:
             self.report.calls_outside_rollouts += astray
 
     def _astray(self) -> int:
-        return sum(policy.policy.astray for policy in self.policies)
+        engines = {id(policy.policy): policy.policy for policy in self.policies}
+        return sum(engine.astray for engine in engines.values())
 
     def _send(self, rolled: _Rolled) -> tuple[_Rolled, int, float] | None:
         """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
@@ -260,28 +258,22 @@ class Training:
                 why = refused.why or refused.message
                 self.report.add_dropped(StepCounts.model_validate(refused.error.get("counts") or {}))
             else:
-                self._empty_in_a_row = 0
                 return rolled, status.id, began
         self._note_empty(rolled, why)
         return None
 
     def _note_empty(self, rolled: _Rolled, why: str) -> None:
         self.report.empty_steps += 1
-        self._empty_in_a_row += 1
         self.place.step = rolled.step + 1
         outcomes = listed(rolled.grouped.outcomes)
         self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
-        if self._empty_in_a_row >= _VAIN_STEPS_IN_A_ROW:
-            raise TrainingFailed(
-                f"{self._empty_in_a_row} steps in a row had nothing to train on",
-                why=f"{why}; the last rollouts ended so: {outcomes}",
-                hint="run the program once by hand: does it ask the policy, does the metric score it?",
-            )
+        self._vain.empty(why, outcomes)
 
     def _finish(self, rolled: _Rolled, step_id: int, began: float) -> None:
         status = self.session.wait(step_id)
         self.version = status.version
         self.place.step = rolled.step + 1
+        self.place.restored = None  # this step was trained after it
         self._rewinds_in_a_row = 0
         self.report.add_step(status.counts)
         seconds = (rolled.seconds, time.monotonic() - began)
@@ -291,9 +283,12 @@ class Training:
         self.journal.step(line)
         if not status.counts.trained:
             self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
+        if not rolled.parse_rate:
+            self._say_unparsed(rolled.cut_off_rate)
         self.history.append({"kind": "step", **asdict(line)})
         seen = observe(rolled.step + 1, rolled.finished, rolled.grouped, rolled.cut_off_rate, status)
         self._ring(self.alarms.observe(seen))
+        self._vain.trained(rolled.finished, *rates, status.counts.trained)
 
     def _ring(self, alarms: Sequence[Alarm]) -> None:
         for alarm in alarms:
@@ -312,27 +307,14 @@ class Training:
             self._validate(step)
 
     def _validate(self, step: int) -> None:
-        if not self.valset or self.place.validated(step):
+        entry = self.held_out.validate(self.place, step)
+        if entry is None:
             return
-        began = time.monotonic()
-        evaluation = self._evaluate(self.valset)
-        if math.isnan(evaluation.score):
-            raise TrainingFailed(
-                f"The metric scored none of the {len(self.valset)} validation examples",
-                why=next((it.reason for it in evaluation.finished if it.reason), None),
-                hint="run the program and the metric once by hand on an example of the valset",
-            )
-        figures = evaluation.to_dict()
-        if self.plan.report_train_scores:
-            figures["train_score"] = self._evaluate(self.trainset).score
-        checkpoint = self._checkpoint_of(evaluation.version)
-        validated = Validated(step, evaluation.score, evaluation.parse_rate, checkpoint)
-        best = self.place.add(validated)
-        if best and checkpoint is not None and self.plan.keep != "none":
-            self.session.pin(checkpoint)
-        self.journal.validation(validated, figures, best, time.monotonic() - began)
-        self.history.append({"kind": "validation", **asdict(validated), **figures, "best": best})
-        self._ring(self.alarms.validated(step, evaluation.score))
+        self.history.append(entry)
+        if not entry["parse_rate"]:
+            self._say_unparsed(entry["cut_off_rate"])
+        score = entry["score"] if self.held_out.comparable() else float("nan")
+        self._ring(self.alarms.validated(step, score))
 
     def _evaluate(self, examples: Sequence[dspy.Example]) -> Evaluation:
         return evaluate(
@@ -346,23 +328,3 @@ class Training:
             rollout_calls=self.plan.limits.run_calls,
             failure_score=self.plan.rules.failure_score,
         )
-
-    def _checkpoint_of(self, version: int | None) -> str | None:
-        return next((it.name for it in self.session.checkpoints() if it.version == version), None)
-
-    def _restore_best(self) -> None:
-        """Serve the best validated policy, when it is better than the last one."""
-        best, last = self.place.best, self.place.scores[-1] if self.place.scores else None
-        if self.plan.keep == "none" or best is None or last is None or best.score <= last.score:
-            return
-        if self.place.restored is not None:
-            return  # before the program was restarted
-        words = f"validation was best after {best.step} steps ({best.score:.3f}, at the end {last.score:.3f})"
-        if best.checkpoint is None:
-            self.journal.note(
-                f"{words}: that is the model itself, still served as 'base'; no step improved on it"
-            )
-            return
-        self.place.restored = best.checkpoint
-        self.session.restore(best.checkpoint, client_state=self.place.client_state(self.plan.steps))
-        self.journal.note(f"{words}: {best.checkpoint} is served again")

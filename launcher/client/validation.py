@@ -45,14 +45,23 @@ class Evaluation:
     finished: tuple[Finished, ...]
     failure_score: float = 0.0
 
+    @property
+    def scores(self) -> list[float | None]:
+        """The score of each example, in their order; None where it has none."""
+        return [_score(it, self.failure_score) if it.outcome in _JUDGED else None for it in self.finished]
+
+    def difference(self, other: Evaluation) -> float:
+        """How far this one is above another, on the examples that both have scored; NaN without any."""
+        differences = self._differences(other)
+        return statistics.fmean(differences) if differences else math.nan
+
     def difference_error(self, other: Evaluation) -> float:
-        """The standard error of the difference of two evaluations on the same examples, pair by pair."""
-        pairs = [
-            (_score(it, self.failure_score), _score(its, other.failure_score))
-            for it, its in zip(self.finished, other.finished, strict=True)
-            if it.outcome in _JUDGED and its.outcome in _JUDGED
-        ]
-        return _error([here - there for here, there in pairs])
+        """The standard error of `difference`, pair by pair."""
+        return _error(self._differences(other))
+
+    def _differences(self, other: Evaluation) -> list[float]:
+        pairs = zip(self.scores, other.scores, strict=True)
+        return [here - there for here, there in pairs if here is not None and there is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, as JSON has them."""
@@ -75,24 +84,29 @@ def evaluate(
     *,
     session: Session | None = None,
     adapter: dspy.Adapter | None = None,
-    num_threads: int = 16,
+    num_threads: int | None = None,
     failure_score: float = 0.0,
     rollout_seconds: float = Limits.run_seconds,
     rollout_calls: int = Limits.run_calls,
 ) -> Evaluation:
-    """The program's score at temperature 0 on `examples`, with the policy served now.
+    """The program's score at temperature 0 on `examples`, with the version its LM names, or the newest.
 
-    Raises EndpointLost when no run got an answer, TrainingFailed when the metric never scores or no run ends
-    in time, ValueError for a program without a predictor that asks the policy.
+    With `PolicyLM(model="base")` it is the model before training. `num_threads`: runs at once; None is all of
+    them, up to 64. Raises EndpointLost when no run got an answer, TrainingFailed when the metric never scores
+    or no run ends in time, ValueError for a program without a predictor that asks the policy.
     """
     examples = checked("examples", examples)
     if not examples:
         raise ValueError("there is no example to evaluate on")
-    trained = attach(program, session or connect())
+    trained = attach(program, session or connect(), may_be_base=True)
     predictors = Predictors(program)
     batch = uuid.uuid4().hex[:12]
     runs = [
-        Run(example, index, Rollout(f"eval-{batch}-{index}", predictors, "eval", sampling=GREEDY))
+        Run(
+            example,
+            index,
+            Rollout(f"eval-{batch}-{index}", predictors, "eval", GREEDY, of_base=trained.of_base),
+        )
         for index, example in enumerate(examples)
     ]
     if not isinstance(metric, Metric):

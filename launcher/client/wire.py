@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import httpx
 
+from launcher.client.bodies import REQUEST_HEADER
 from launcher.client.errors import EndpointLost
-from runtime.schema import REQUEST_HEADER
 
 # Answers that say "not now": the link or an engine is away (502, 503, 504), the queue is full (429).
 _NOT_NOW = frozenset({429, 502, 503, 504})

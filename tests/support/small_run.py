@@ -8,6 +8,7 @@ it for good in the middle of whatever is asked.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -73,6 +74,8 @@ class SmallRun:
     # As the trainer does: samples of a group whose rewards are all the same teach nothing.
     drop_flat: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    # Which version it claims to have answered with, whatever was asked; None: the one that was named.
+    claims: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -121,7 +124,7 @@ class SmallRun:
             known = next((it for it in self.asked if it.tag("request") == asked.tag("request")), None)
             if known is None:
                 self.asked.append(asked)
-            version = self.version
+            version = self.version_of(asked.body["model"])
         answer = self.answer(asked)
         if not isinstance(answer, str):
             return answer[0], answer[1], {}
@@ -141,6 +144,13 @@ class SmallRun:
             },
         }
         return 200, body, {"x-slipway-policy-version": str(version)}
+
+    def version_of(self, model: str) -> int:
+        """The version that answers to a name: `policy` is the newest, `base` the model before training."""
+        if self.claims is not None:
+            return self.claims
+        named = re.search(r"@v(\d+)$", model)
+        return int(named[1]) if named else 0 if model == "base" else self.version
 
     def step(self, request: StepRequest) -> tuple[int, dict[str, Any]]:
         for number, known in self.requests.items():
@@ -233,6 +243,7 @@ def _error(status: int, message: str, code: str | None = None) -> tuple[int, dic
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 256  # as many clients at once as a step has rollouts
     gone = False
 
 

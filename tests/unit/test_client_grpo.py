@@ -12,8 +12,8 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, EndpointLost, PolicyLM, TrainingFailed, evaluate
-from launcher.client.grpo import _compiles
 from runtime.schema import Group, Member
+from tests.support.lives import begin_life
 from tests.support.small_run import CUT_OFF, TOKEN, Asked, SmallRun, answering
 
 GOOD = "[[ ## french ## ]]\nbonjour\n\n[[ ## completed ## ]]"
@@ -418,14 +418,17 @@ def test_c48_validation_is_greedy_and_marked_as_evaluation(run: SmallRun) -> Non
     assert not rewarded & {it.tag("rollout") for it in evaluations}
 
 
-def test_the_best_validated_checkpoint_is_pinned_and_served_at_the_end(run: SmallRun) -> None:
+def test_the_best_validated_checkpoint_is_pinned_and_served_at_the_end(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_life(monkeypatch)
     run.answer = scores_by_version({0: "a", 1: "aaa", 2: "aa", 3: "a"})(run)
     grpo = optimizer(num_train_steps=3, num_steps_for_val=1, checkpoint="single-best")
     grpo.compile(program(), trainset=examples(4), valset=examples(3))
     assert (run.pinned, run.restored) == (["step-000001"], ["step-000001"])
     assert (grpo.summary["before"], grpo.summary["best"], grpo.summary["after"]) == (1.0, 3.0, 1.0)
     assert (grpo.summary["restored"], grpo.summary["version"]) == ("step-000001", 4)
-    _compiles.clear()  # a program started again after that does neither train nor go back once more
+    begin_life(monkeypatch, 4)  # a program started again after that neither trains nor goes back once more
     again = optimizer(num_train_steps=3, num_steps_for_val=1, checkpoint="single-best")
     again.compile(program(), trainset=examples(4), valset=examples(3))
     assert (len(run.requests), len(run.restored)) == (3, 1)
@@ -468,18 +471,21 @@ def test_each_epoch_takes_every_example_once_and_the_seed_decides_the_order(run:
     assert Counter(first[:4]) == Counter(first[4:]) == Counter(f"word {i}" for i in range(4))
 
 
-def test_a_killed_program_resumes_at_its_step_with_the_examples_it_would_have_had(run: SmallRun) -> None:
+def test_a_killed_program_resumes_at_its_step_with_the_examples_it_would_have_had(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def groups() -> list[list[str]]:
         return [[it.id.partition("/")[2] for it in request.groups] for request in run.requests.values()]
 
     trainset, valset = examples(6), examples(2)
     settings: dict[str, Any] = {"num_train_steps": 5, "num_steps_for_val": 2, "seed": 4}
+    begin_life(monkeypatch)
     optimizer(**settings).compile(program(), trainset=trainset, valset=valset)
     whole, asked = groups(), [it.body["seed"] for it in run.asked if "seed" in it.body]
 
     run.steps.clear(), run.requests.clear(), run.asked.clear()
     run.client_state, run.version = None, 0
-    _compiles.clear()
+    begin_life(monkeypatch)
     killed = optimizer(**settings)
     run.answer = lambda asked: _stop_after(run, 3)
     with pytest.raises(EndpointLost):
@@ -487,7 +493,7 @@ def test_a_killed_program_resumes_at_its_step_with_the_examples_it_would_have_ha
     assert run.client_state is not None and run.client_state["step"] == 3
 
     run.answer = lambda asked: GOOD
-    _compiles.clear()  # the program is started again
+    begin_life(monkeypatch, 3)
     resumed = optimizer(**settings)
     resumed.compile(program(), trainset=trainset, valset=valset)
     assert groups() == whole
@@ -503,11 +509,14 @@ def _stop_after(run: SmallRun, steps: int) -> Any:
     return (500, error) if len(run.requests) >= steps else GOOD
 
 
-def test_a_finished_optimizer_of_a_restarted_program_trains_nothing_again(run: SmallRun) -> None:
+def test_a_finished_optimizer_of_a_restarted_program_trains_nothing_again(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_life(monkeypatch)
     optimizer(num_train_steps=2).compile(program(), trainset=examples(2))
     optimizer(num_train_steps=2, seed=1).compile(program(), trainset=examples(2))
     assert len(run.requests) == 4
-    _compiles.clear()  # the program is started again, and runs both
+    begin_life(monkeypatch, 4)  # it runs both again
     optimizer(num_train_steps=2).compile(program(), trainset=examples(2))
     optimizer(num_train_steps=2, seed=1).compile(program(), trainset=examples(2))
     assert len(run.requests) == 4

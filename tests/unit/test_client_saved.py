@@ -50,6 +50,22 @@ def test_a_predictor_of_another_model_is_left_without_one(run: SmallRun, tmp_pat
         program.second(french="bonjour")
 
 
+def test_a_bare_predictor_is_loaded_as_it_was_saved(run: SmallRun, tmp_path: Path) -> None:
+    """It is saved without a name, as the program of the README is."""
+    program = dspy.Predict("english -> french")
+    program.set_lm(PolicyLM(run.session(), max_tokens=9))
+    program.demos = [dspy.Example(english="cat", french="chat")]
+    program.save(tmp_path / "program.json")
+    loaded = load(a.predict(), tmp_path / "program.json")
+    loaded(english="hello")
+    body = run.asked[0].body
+    assert (body["model"], body["max_tokens"], len(body["messages"])) == ("policy", 9, 4)
+    elsewhere = dspy.utils.DummyLM([{"french": "bonjour"}])
+    assert load(a.predict(), tmp_path / "program.json", lm=elsewhere)(english="hi").french == "bonjour"
+    with pytest.raises(ValueError, match="has no predictor 'first'"):
+        load(a.Two(), tmp_path / "program.json")
+
+
 def test_with_an_lm_of_its_own_it_needs_no_run(
     run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

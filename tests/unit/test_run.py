@@ -51,6 +51,13 @@ def test_a_run_goes_through_its_phases_in_order_and_ends_verified(live) -> None:
     assert (lived.end["step"], lived.end["version"]) == (3, 3)
 
 
+def test_g21_the_program_is_told_which_life_of_its_run_it_is(live, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    text = f"import os; open({str(seen)!r}, 'w').write(os.environ['LAUNCH_PROGRAM'])"
+    lived = live((sys.executable, "-c", text))
+    assert seen.read_text() == f"{lived.record.id}@0"
+
+
 EVENT_KEYS = {
     "run": {"run_id", "name", "plan", "folder", "log"},
     "phase": {"phase", "state"},

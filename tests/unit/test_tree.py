@@ -77,6 +77,19 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
                 assert modules & shared, (path, node.module)
 
 
+def test_the_client_imports_nothing_outside_launcher() -> None:
+    """A user's program imports it beside files of any name: `runtime.py` is a common one."""
+    for path in [path for path in _sources() if path.is_relative_to(ROOT / "launcher" / "client")]:
+        own = {"launcher.errors", "launcher.client"}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                assert node.module.split(".")[0] not in {"runtime", "sky", "examples", "tests"}, path
+                is_launcher = node.module.split(".")[0] == "launcher"
+                assert not is_launcher or ".".join(node.module.split(".")[:2]) in own, (path, node.module)
+            elif isinstance(node, ast.Import):
+                assert not {it.name.split(".")[0] for it in node.names} & {"runtime", "launcher"}, path
+
+
 def test_ruff_is_clean() -> None:
     for arguments in (["check"], ["format", "--check"]):
         done = subprocess.run(

@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 
-from launcher.client import connect
-from runtime.schema import Group, Member
+from launcher.client import connect, group
 
 BASE = os.environ["LAUNCH_BASE_URL"].removesuffix("/v1")
 
@@ -39,8 +38,8 @@ def main(count: int) -> None:
         answers = list(pool.map(roll_out, range(count)))
     print(f"answers={len(answers)} distinct={len(set(answers))}", flush=True)
     print(f"seconds={time.monotonic() - begun:.1f}", flush=True)
-    members = [Member(rollout=f"r{number}", reward=float(number % 2)) for number in range(8)]
-    step = connect().step([Group(id="g", members=members)], client_state={"place": 7})
+    rewards = {f"r{number}": float(number % 2) for number in range(8)}
+    step = connect().step([group("g", rewards)], client_state={"place": 7})
     print(f"trained {step.id}: {step.state}", flush=True)
     time.sleep(600)
 

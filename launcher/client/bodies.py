@@ -1,0 +1,182 @@
+"""The bodies the client sends and reads, its own copy: a user's `runtime.py` beside the program hides none.
+
+Neighbours: `runtime/schema.py` has the runtime's copy, and a test compares the two; `wire.py` and
+`session.py` send these. What is sent has exactly the runtime's keys, what is read at most those.
+Knows nothing of HTTP or of DSPy, and imports nothing but pydantic.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+ROLLOUT_HEADER = "x-slipway-rollout"
+PREDICTOR_HEADER = "x-slipway-predictor"
+CALL_HEADER = "x-slipway-call"
+# "eval": held-out evaluation, recorded apart and refused for training (C48).
+PURPOSE_HEADER = "x-slipway-purpose"
+# The gateway answers a request id it has seen with the stored answer.
+REQUEST_HEADER = "x-slipway-request"
+# On every answer that sampled: the policy version that produced it.
+VERSION_HEADER = "x-slipway-policy-version"
+
+CLIENT_STATE_MAX_BYTES = 64 * 1024
+STATE_DEEPEST = 64
+
+
+class Body(BaseModel):
+    """A request body: an unknown key is an error, not a silent no-op."""
+
+    # A reward that is no number must arrive as one: as null it would be a reward nobody gave.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+class Answer(BaseModel):
+    """A response body: keys are only ever added, so what is not known here is passed over."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+# ------------------------------------------------------------------ what is sent
+
+
+class Member(Body):
+    """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
+
+    What it sampled is named by `rollout`, by `messages` and `completion`, or by `sample`; `predictor` and
+    `call` narrow the reward to those samples. `reward` None excludes the member and counts `failure` (C22).
+    """
+
+    rollout: str = Field(default="", max_length=128)
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    completion: str | None = None
+    sample: str | None = Field(default=None, min_length=1, max_length=256)
+    predictor: str | None = None
+    call: int | None = Field(default=None, ge=0)
+    reward: float | None = None
+    failure: str | None = None
+
+    @model_validator(mode="after")
+    def _is_about_one_thing(self) -> Self:
+        named = [bool(self.rollout), self.messages is not None, self.sample is not None]
+        if sum(named) != 1 or (self.messages is None) != (self.completion is None):
+            raise ValueError("a member names a rollout, or messages and their completion, or a sample")
+        return self
+
+
+class Group(Body):
+    """Rollouts compared with one another: one example, and for DSPy one predictor of the program."""
+
+    id: str = Field(min_length=1, max_length=128)
+    predictor: str | None = None
+    members: Annotated[list[Member], Field(min_length=1)]
+
+
+def _plain_json(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What every reader of the state can read: finite numbers, whole characters, nesting with an end."""
+    level: list[Any] = [state]
+    for _ in range(STATE_DEEPEST):
+        level = [child for node in level for child in _children(node)]
+    if level:
+        raise ValueError(f"nested more than {STATE_DEEPEST} deep")
+    json.dumps(state, allow_nan=False, ensure_ascii=False).encode()
+    return state
+
+
+def _children(node: Any) -> list[Any]:
+    return list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
+
+
+ClientState = Annotated[dict[str, Any] | None, AfterValidator(_plain_json)]
+
+
+class StepRequest(Body):
+    """`POST /slipway/steps`. The same key with the same body is the same step; another body is 409."""
+
+    key: str = Field(min_length=1, max_length=128)
+    groups: Annotated[list[Group], Field(min_length=1)]
+    client_state: ClientState = None
+
+
+class RestoreRequest(Body):
+    """`POST /slipway/checkpoints/{name}/restore`: serve a kept checkpoint as a new version."""
+
+    key: str = Field(min_length=1, max_length=128)
+    client_state: ClientState = None
+
+
+# ------------------------------------------------------------------ what is read
+
+StepState = Literal["queued", "training", "committed", "published", "failed"]
+
+
+class StepCounts(Answer):
+    """What became of everything a step named: trained + the sum of `dropped` = samples + missing."""
+
+    groups: int = 0
+    members: int = 0
+    samples: int = 0
+    trained: int = 0
+    sampled_tokens: int = 0
+    # Given as text that no answer matched: trained on the engine's ids of that text, not on what was sampled.
+    retokenised: int = 0
+    turns_joined: int = 0
+    sealed: int = 0
+    groups_without_variance: int = 0
+    dropped: dict[str, int] = {}
+
+
+class StepStatus(Answer):
+    """`GET /slipway/steps/{id}?wait=30`: answers once published or failed, or when the wait ends."""
+
+    id: int
+    key: str
+    state: StepState
+    version: int | None = None
+    counts: StepCounts = StepCounts()
+    metrics: dict[str, float] = {}
+    publication: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class CheckpointInfo(Answer):
+    """One committed checkpoint."""
+
+    name: str
+    step: int
+    version: int
+    created: float
+    bytes: int
+    pinned: bool = False
+    client_state: dict[str, Any] | None = None
+    metrics: dict[str, float] = {}
+
+
+class ChildState(Answer):
+    """One child of the runtime's supervisor."""
+
+    name: str
+    state: Literal["starting", "ready", "restarting", "failed", "stopped"]
+    pid: int | None = None
+    restarts: int = 0
+    detail: str | None = None
+
+
+class RuntimeStatus(Answer):
+    """`GET /slipway/status`."""
+
+    run_id: str
+    phase: Literal["starting", "ready", "degraded", "failed", "stopping"]
+    model: str
+    served_name: str
+    version: int
+    step: int
+    steps_queued: int = 0
+    children: list[ChildState] = []
+    lease_left_seconds: float | None = None
+    client_state: dict[str, Any] | None = None
+    last_metrics: dict[str, float] = {}
+    samples: int = 0
+    detail: str | None = None
