@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import resource
 import statistics
 import threading
 import time
@@ -29,7 +28,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from launcher import relay_rules
+from launcher import open_files, relay_rules
 from launcher.endpoint import DEFAULT_PORT
 from launcher.errors import PreflightError
 from launcher.failpoints import passing
@@ -50,7 +49,6 @@ _PROBE_SECONDS = 5.0
 _PROBES_KEPT = 15
 _STOP_SECONDS = 2.0
 _RETRY_AFTER_SECONDS = 5
-_DESCRIPTORS = 16384
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Relay:
 
     def start(self) -> int:
         """Open the door; its port. Raises PreflightError when the port is taken."""
-        _allow_many_connections()
+        open_files.raise_limit()
         self._thread.start()
         try:
             return asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(timeout=10)
@@ -327,14 +325,6 @@ class Relay:
                 for attempt in list(self._attempts):
                     attempt.cancel()
             await asyncio.sleep(max(0.0, _PROBE_PERIOD_SECONDS - (now - begun)))
-
-
-def _allow_many_connections() -> None:
-    """Two descriptors for each request under way: the usual 1024 would hold 500 of them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _streams(upstream: aiohttp.ClientResponse) -> bool:
