@@ -206,7 +206,9 @@ class Run:
         self._say_ready(endpoint)
         program = None
         if command:
-            program = minder.start(command, endpoint.environ(os.environ), self._request.folder)
+            environ = endpoint.environ(os.environ)
+            grace = self._request.settings.grace_seconds
+            program = minder.start(command, environ, self._request.folder, grace)
             self._update(minder=program.process)
         passing("cli.started")
         ending = "ending the program, " if command else ""
@@ -220,6 +222,7 @@ class Run:
             machine.ended,
             self._homeward.now,
             rented.patience_seconds(self._request.plan, SILENT_AT_MOST_SECONDS),
+            self._request.settings.grace_seconds,
         )
         Work(watched, program, shlex.join(command), self._output).do()
 

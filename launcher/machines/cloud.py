@@ -239,7 +239,7 @@ class CloudMachine:
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
         """Start the keeper, wait for the gateway through the link; the link's socket here."""
-        from launcher.machines.startup import START_SECONDS, Startup, last_lines
+        from launcher.machines.startup import Startup, last_lines, start_seconds
 
         remote = self._remote()
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
@@ -264,7 +264,9 @@ class CloudMachine:
                 progress(f"{error.message}: {error.why}")
             return remote.exit_code()
 
-        Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, START_SECONDS)
+        size = self._needs.model_bytes if self._needs else None
+        bound_seconds = start_seconds(config.model_path, size)
+        Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, bound_seconds)
         for line in last_lines(remote.here / "logs" / "serve.log"):
             self._warn(line)
         self._token = token

@@ -155,7 +155,7 @@ class LocalMachine:
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
         """Start the keeper and wait for the gateway; its socket."""
-        from launcher.machines.startup import START_SECONDS, Startup
+        from launcher.machines.startup import Startup, start_seconds
 
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         path = self._folder / "runtime.json"
@@ -164,7 +164,8 @@ class LocalMachine:
         path.write_text(config.model_copy(update=place).model_dump_json(indent=1) + "\n")
         keeper = self._start_keeper(path, token)
         gateway = self._sockets / "gateway.sock"
-        Startup(self._run_id, self._folder, gateway, progress).wait(token, keeper.poll, START_SECONDS)
+        bound_seconds = start_seconds(config.model_path)
+        Startup(self._run_id, self._folder, gateway, progress).wait(token, keeper.poll, bound_seconds)
         return gateway
 
     def ended(self) -> str | None:

@@ -117,8 +117,11 @@ class RemoteFolder:
             raise JobFailed(f"{self.host.address}: copying failed", lines[-1], None)
 
     def keep_ssh(self) -> Path:
-        """How ssh gets there, in a file of the folder that is returned, where rsync is to be started. It is
-        told the bare name: what it runs is split at blanks, quoted or not (macOS), and a home may have some."""
+        """How ssh gets there, in a file of the folder that is returned, where rsync is to be started.
+
+        It is told the bare name: what it runs is split at blanks, quoted or not (macOS), and a home may have
+        some.
+        """
         folder = self.host.known_hosts.parent
         ssh_config.keep(folder / _SSH, self.host.own_configuration())
         return folder

@@ -22,8 +22,8 @@ import psutil
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Loaded here and its function looked up here, never first in the child of a process with threads: one of those
-# may hold the loader's lock at the fork.
+# Loaded and looked up here, never first in the child of a process with threads: one of those may hold the
+# loader's lock at the fork.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PRCTL = _LIBC.prctl if sys.platform == "linux" else None
 

@@ -1,0 +1,91 @@
+"""A log of a machine as it grows, shown here: over one ssh after the other, each byte once.
+
+Neighbours: `remote_verbs.py` has `launch logs`, `link.py` says how the machine is reached. Knows nothing of
+runs.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from launcher.errors import JobFailed
+from launcher.machines.link import Host
+
+_LOOK_EVERY_SECONDS = 1.0
+_PAUSE_SECONDS = 1.0
+# A connection that could not be made again for so long is given up: the run goes on without.
+LOST_SECONDS = 60.0
+# What ssh itself ends with when it fails; everything else is the program's there.
+_SSH_FAILED = 255
+_BYTES = 65536
+
+
+class RemoteLog:
+    """The file `path` on `host`, a word for the shell there. `lives` says whether the machine is to be there
+    still; `again` is the command that reads on."""
+
+    def __init__(self, host: Host, path: str, follow: bool, lives: Callable[[], bool], again: str) -> None:
+        self._host = host
+        self._path = path
+        self._follow = follow
+        self._lives = lives
+        self._again = again
+        self._shown_bytes = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def show(self, lost_seconds: float = LOST_SECONDS) -> None:
+        """To its end, or as long as `lives` says. Raises JobFailed when it cannot be read to there."""
+        heard_at = time.monotonic()
+        while True:
+            before = self._shown_bytes
+            code, said = self._read_once()
+            if code == 0 or not self._lives():
+                return
+            if self._shown_bytes > before:
+                heard_at = time.monotonic()
+            given_up = time.monotonic() - heard_at > lost_seconds
+            if code != _SSH_FAILED or given_up:
+                raise JobFailed(f"the log of {self._host.address} cannot be read on", said, self._again)
+            time.sleep(_PAUSE_SECONDS)
+
+    def _read_once(self) -> tuple[int, str]:
+        """Until it ends, the connection breaks or `lives` says no (code 0); the code, and ssh's last line."""
+        following = " -F" if self._follow else ""
+        tail = f"tail -c +{self._shown_bytes + 1}{following} {self._path}"
+        with subprocess.Popen(
+            self._host.command("--", tail),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as reader:
+            try:
+                ended = self._show_all(reader)
+            finally:
+                reader.terminate()
+            assert reader.stderr is not None
+            lines = reader.stderr.read().decode(errors="replace").strip().splitlines()
+            code = reader.wait()
+        return (code if ended else 0), lines[-1] if lines else f"ssh ended with code {code}"
+
+    def _show_all(self, reader: subprocess.Popen[bytes]) -> bool:
+        """What comes; whether it came to its end, rather than `lives` having said no."""
+        assert reader.stdout is not None
+        descriptor = reader.stdout.fileno()
+        while True:
+            if not select.select([descriptor], [], [], _LOOK_EVERY_SECONDS)[0]:
+                if not self._lives():
+                    return False
+                continue
+            piece = os.read(descriptor, _BYTES)
+            if not piece:
+                reader.wait()
+                return True
+            self._shown_bytes += len(piece)
+            sys.stdout.write(self._decoder.decode(piece))
+            sys.stdout.flush()
