@@ -167,16 +167,14 @@ def _price(offer: Offer) -> str:
 
 def _remarks(market: Market) -> list[str]:
     """What should be known of these prices: what has none, and how old they are."""
+    if market.snapshot_of is not None:
+        cloud = market.offers[0].infra.partition("/")[0]
+        needed = "there are no price catalogs on this computer, and a run needs one"
+        return [f"{needed}: launch plan … --infra {cloud} --refresh"]
     missing = [
         f"{cloud} is left out, its prices are not on this computer: launch plan … --infra {cloud} --refresh"
         for cloud in market.without_prices
     ]
     days = 0 if market.as_of is None else int((time.time() - market.as_of) / 86400)
-    if market.snapshot_of is not None and market.offers:
-        cloud = market.offers[0].infra.partition("/")[0]
-        missing.append(
-            "there are no price catalogs on this computer, and a run needs them: "
-            f"launch plan … --infra {cloud} --refresh"
-        )
     old = f"these prices are {days} days old: launch plan … --refresh   (fetches newer ones)"
     return [*missing, *([old] if days > _OLD_DAYS else [])]
