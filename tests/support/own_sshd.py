@@ -1,13 +1,13 @@
 """A machine by ssh without a network: the real ssh, and a real sshd at the other end of its ProxyCommand.
 
-Each connection has an sshd of its own, which ends with it. The "machine" is a folder: the home of whoever logs
-in.
+Each connection has an sshd of its own, which ends with it. The "machine" is a folder, the home there.
 """
 
 from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,23 +19,23 @@ from launcher.safety.records import RecordStore, RunRecord
 
 
 class OwnSshd:
-    """`folder` gets keys and configuration, `home` is the home on the machine."""
+    """`folder` gets keys and configuration, `home` is the home on the machine: a folder in it by default."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, home: Path | None = None) -> None:
         folder.mkdir(parents=True)
-        self.home = folder / "home-there"
+        self.home = home or folder / "home-there"
         self.home.mkdir()
         self.known_hosts = folder / "known_hosts"
         self._folder = folder
         self.key = self._make_key("login")
         (folder / "authorized").write_text(self.key.with_suffix(".pub").read_text())
         said = {
-            "HostKey": self._make_key("host"),
-            "AuthorizedKeysFile": folder / "authorized",
+            "HostKey": f'"{self._make_key("host")}"',
+            "AuthorizedKeysFile": f'"{folder / "authorized"}"',
             "StrictModes": "no",
             "UsePAM": "no",
             "PermitRootLogin": "yes",
-            "SetEnv": f"HOME={self.home}",
+            "SetEnv": f'"HOME={self.home}"',
             "LogLevel": "ERROR",
         }
         self._config = folder / "sshd_config"
@@ -79,7 +79,8 @@ class OwnSshd:
     @property
     def _way(self) -> str:
         """sshd itself; root's asks for a folder of its own, which it gets where nobody else sees it."""
-        sshd = f"{shutil.which('sshd') or '/usr/sbin/sshd'} -i -f {self._config}"
+        sshd = shlex.join([shutil.which("sshd") or "/usr/sbin/sshd", "-i", "-f", str(self._config)])
         if os.getuid() != 0:
             return sshd
-        return f"unshare --mount sh -c 'mount -t tmpfs run /run && mkdir -m 755 /run/sshd && exec {sshd}'"
+        own_folder = "mount -t tmpfs run /run && mkdir -m 755 /run/sshd"
+        return shlex.join(["unshare", "--mount", "sh", "-c", f"{own_folder} && exec {sshd}"])
