@@ -53,7 +53,7 @@ def test_g31_the_limit_of_open_files_is_raised_as_far_as_it_goes(
 def test_g17_the_first_ssh_has_the_raised_limit_of_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process keeps the limit it was started with, and ssh holds a descriptor for each request under way."""
+    """A process keeps the limit it was started with; ssh holds a descriptor for each request under way."""
     said: list[str] = []
     monkeypatch.setattr(open_files, "raise_limit", lambda: said.append("raised"))
     monkeypatch.setattr(Link, "_supervise", lambda self: said.append("ssh"))
