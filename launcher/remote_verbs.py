@@ -19,13 +19,13 @@ from launcher.home import Home
 from launcher.machines import scripts, ssh_config
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.link import run_on
-from launcher.machines.remote_log import RemoteLog
+from launcher.machines.remote_log import RemoteLog, Standing
 from launcher.output import Output
 from launcher.safety.records import RecordStore, RunRecord
 
 _ASK_SECONDS = 20.0
 # In these the machine goes, and a connection to it with it.
-_GOING = ("down", "unverified", "verified")
+_GOING = ("down", "unverified")
 
 
 def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
@@ -92,12 +92,12 @@ def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int 
     except LaunchError:
         return None
 
-    def lives() -> bool:
+    def standing() -> Standing:
         now = store.load(record.id)
-        return now.live and now.state not in _GOING
+        return "gone" if not now.live else "going" if now.state in _GOING else "up"
 
     again = f"launch logs {record.name or record.id} --which {which}"
-    RemoteLog(machine.host, path, follow, lives, again).show()
+    RemoteLog(machine.host, path, follow, standing, again).show()
     return EXIT_OK
 
 

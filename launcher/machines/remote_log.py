@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from launcher.errors import JobFailed
 from launcher.machines.link import Host
@@ -26,26 +27,32 @@ _SSH_FAILED = 255
 _BYTES = 65536
 
 
-class RemoteLog:
-    """The file `path` on `host`, a word for the shell there. `lives` says whether the machine is to be there
-    still; `again` is the command that reads on."""
+# Of the machine: a connection to one that is going may be lost without anything being wrong.
+Standing = Literal["up", "going", "gone"]
 
-    def __init__(self, host: Host, path: str, follow: bool, lives: Callable[[], bool], again: str) -> None:
+
+class RemoteLog:
+    """The file `path` on `host`, a word for the shell there. `standing` says how it is with the machine, by
+    what is known here; `again` is the command that reads on."""
+
+    def __init__(
+        self, host: Host, path: str, follow: bool, standing: Callable[[], Standing], again: str
+    ) -> None:
         self._host = host
         self._path = path
         self._follow = follow
-        self._lives = lives
+        self._standing = standing
         self._again = again
         self._shown_bytes = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def show(self, lost_seconds: float = LOST_SECONDS) -> None:
-        """To its end, or as long as `lives` says. Raises JobFailed when it cannot be read to there."""
+        """To its end, or until the machine is gone. Raises JobFailed when it cannot be read to there."""
         heard_at = time.monotonic()
         while True:
             before = self._shown_bytes
             code, said = self._read_once()
-            if code == 0 or not self._lives():
+            if code == 0 or (self._follow and self._standing() != "up"):
                 return
             if self._shown_bytes > before:
                 heard_at = time.monotonic()
@@ -55,7 +62,7 @@ class RemoteLog:
             time.sleep(_PAUSE_SECONDS)
 
     def _read_once(self) -> tuple[int, str]:
-        """Until it ends, the connection breaks or `lives` says no (code 0); the code, and ssh's last line."""
+        """Until it ends, the connection breaks or the machine is gone (code 0); the code, ssh's last line."""
         following = " -F" if self._follow else ""
         tail = f"tail -c +{self._shown_bytes + 1}{following} {self._path}"
         with subprocess.Popen(
@@ -74,12 +81,12 @@ class RemoteLog:
         return (code if ended else 0), lines[-1] if lines else f"ssh ended with code {code}"
 
     def _show_all(self, reader: subprocess.Popen[bytes]) -> bool:
-        """What comes; whether it came to its end, rather than `lives` having said no."""
+        """What comes; whether it came to its end, rather than the machine being gone before."""
         assert reader.stdout is not None
         descriptor = reader.stdout.fileno()
         while True:
             if not select.select([descriptor], [], [], _LOOK_EVERY_SECONDS)[0]:
-                if not self._lives():
+                if self._standing() == "gone":
                     return False
                 continue
             piece = os.read(descriptor, _BYTES)

@@ -76,9 +76,9 @@ def test_g17_a_connection_that_is_not_to_be_had_again_is_6_and_not_the_end_of_th
     gone = Host("machine", "nobody", tmp_path / "key", tmp_path / "known_hosts", proxy_command="false")
     for follow in (True, False):
         with pytest.raises(JobFailed) as lost:
-            RemoteLog(gone, "trainer.log", follow, lambda: True, "launch logs dev").show(lost_seconds=0)
+            RemoteLog(gone, "trainer.log", follow, lambda: "up", "launch logs dev").show(lost_seconds=0)
         assert lost.value.exit_code == 6 and lost.value.hint == "launch logs dev"
-    RemoteLog(gone, "trainer.log", True, lambda: False, "launch logs dev").show(lost_seconds=0)
+    RemoteLog(gone, "trainer.log", True, lambda: "going", "launch logs dev").show(lost_seconds=0)
 
 
 def test_a_log_that_is_not_followed_is_shown_to_its_end(
