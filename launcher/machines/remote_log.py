@@ -22,6 +22,8 @@ _LOOK_EVERY_SECONDS = 1.0
 _PAUSE_SECONDS = 1.0
 # A connection that could not be made again for so long is given up: the run goes on without.
 LOST_SECONDS = 60.0
+# An ssh that cannot connect gives up sooner (its ConnectTimeout, and some for the login).
+_SURELY_CONNECTED_SECONDS = 20.0
 # What ssh itself ends with when it fails; everything else is the program's there.
 _SSH_FAILED = 255
 _BYTES = 65536
@@ -48,16 +50,16 @@ class RemoteLog:
 
     def show(self, lost_seconds: float = LOST_SECONDS) -> None:
         """To its end, or until the machine is gone. Raises JobFailed when it cannot be read to there."""
-        heard_at = time.monotonic()
+        lost_at: float | None = None
         while True:
-            before = self._shown_bytes
+            begun, before = time.monotonic(), self._shown_bytes
             code, said = self._read_once()
             if code == 0 or (self._follow and self._standing() != "up"):
                 return
-            if self._shown_bytes > before:
-                heard_at = time.monotonic()
-            given_up = time.monotonic() - heard_at > lost_seconds
-            if code != _SSH_FAILED or given_up:
+            now = time.monotonic()
+            connected = self._shown_bytes > before or now - begun > _SURELY_CONNECTED_SECONDS
+            lost_at = now if lost_at is None or connected else lost_at
+            if code != _SSH_FAILED or now - lost_at > lost_seconds:
                 raise JobFailed(f"the log of {self._host.address} cannot be read on", said, self._again)
             time.sleep(_PAUSE_SECONDS)
 
