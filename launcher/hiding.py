@@ -6,6 +6,7 @@ an `__init__.py` hides nothing: Python goes on looking for a package.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ PACKAGES = ("launcher", "runtime")
 # `uv run --with x python my.py`: the program is among the first words, what follows is its own.
 _FIRST_WORDS = 6
 _PYTHON = re.compile(r"python[\d.]*")
-_INSTALLED = Path(__file__).resolve().parents[1]
 
 
 def forms_of(package: str) -> tuple[str, str]:
@@ -63,5 +63,6 @@ def _searched(command: Sequence[str], folder: Path, environ: Mapping[str, str]) 
 
 
 def _is_ours(found: Path, package: str) -> bool:
-    """Whether it is the installed package itself: of a checkout that one works in, too."""
-    return found.resolve() == _INSTALLED / package / "__init__.py"
+    """Whether it is the one that this process has: also that of a checkout that one works in."""
+    ours = importlib.util.find_spec(package)
+    return ours is not None and ours.origin is not None and found.samefile(ours.origin)
