@@ -11,6 +11,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -67,19 +68,20 @@ class RemoteLog:
         """Until it ends, the connection breaks or the machine is gone (code 0); the code, ssh's last line."""
         following = " -F" if self._follow else ""
         tail = f"tail -c +{self._shown_bytes + 1}{following} {self._path}"
-        with subprocess.Popen(
-            self._host.command("--", tail),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as reader:
+        # A file: what ssh started itself, and left behind, would keep a pipe open.
+        with tempfile.TemporaryFile() as said:
+            reader = subprocess.Popen(
+                self._host.command("--", tail), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said
+            )
             try:
                 ended = self._show_all(reader)
             finally:
                 reader.terminate()
-            assert reader.stderr is not None
-            lines = reader.stderr.read().decode(errors="replace").strip().splitlines()
-            code = reader.wait()
+                code = reader.wait()
+                assert reader.stdout is not None  # a pipe, as asked for
+                reader.stdout.close()
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
         return (code if ended else 0), lines[-1] if lines else f"ssh ended with code {code}"
 
     def _show_all(self, reader: subprocess.Popen[bytes]) -> bool:
