@@ -168,7 +168,7 @@ COMMAND_LINE = [
             done=lambda place: place.write("launch.toml", "gpus = '4'")),
     Refused("--set train.lr=1", 2, "--set train.lr: no such", "nearest is train.learning_rate", "launch --set train.learning_rate=1"),
     Refused("--grace 0s", 2, "--grace: '0s' does not fit", "longer than zero", "launch --help"),
-    Refused("--grace 1h", 2, "--grace: '1h' does not fit", "the most is 10m", "launch --help"),
+    Refused("--grace 1h", 2, "--grace: '1h' does not fit", "the most is 2m", "launch --help"),
     Refused("--infra lambda", 2, "--infra goes with --gpus", "on this computer", "launch --gpus H100:4 --infra"),
     Refused("--infra awz --gpus H100:4", 2, "--infra: 'awz' does not fit", "did you mean aws?", "launch --help"),
     Refused("--infra aws,awz", 2, "--infra: 'aws,awz' does not fit", "did you mean aws?", "launch --help"),
