@@ -60,7 +60,8 @@ class RemoteLog:
             now = time.monotonic()
             connected = self._shown_bytes > before or now - begun > _SURELY_CONNECTED_SECONDS
             lost_at = now if lost_at is None or connected else lost_at
-            if code != _SSH_FAILED or now - lost_at > lost_seconds:
+            lost = code == _SSH_FAILED or code < 0  # ssh itself failed, or was killed
+            if not lost or now - lost_at > lost_seconds:
                 raise JobFailed(f"the log of {self._host.address} cannot be read on", said, self._again)
             time.sleep(_PAUSE_SECONDS)
 

@@ -66,7 +66,7 @@ class OwnSshd:
     def cut(pid: int) -> bool:
         """Break the connections that a process and those below it have open; whether there were any."""
         ours = psutil.Process(pid).children(recursive=True)
-        servers = [process for process in ours if "sshd" in " ".join(process.cmdline())]
+        servers = [process for process in ours if process.name().startswith("sshd")]
         for process in servers:
             process.kill()
         return bool(servers)

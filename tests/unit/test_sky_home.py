@@ -256,6 +256,7 @@ def test_g31_skypilots_home_has_no_blank_in_its_name_whatever_ours_has(
     home.remove()
     assert not seen.is_symlink() and not folder.exists()
     plain = _home(tmp_path, "aws")
+    plain.make(user_home)
     assert plain.environ({})["HOME"] == str(plain.folder)
 
 
