@@ -275,8 +275,10 @@ def test_g31_only_its_own_processes_are_asked_for_their_connections(
     with subprocess.Popen(
         [sys.executable, program, "0.14.1", "0.14.1"], cwd=home.folder, stdout=subprocess.PIPE, text=True
     ) as server:
-        assert server.stdout is not None
-        (home.folder / "api-port").write_text(server.stdout.readline().strip())
-        assert home.healthy()
-        server.kill()
+        try:
+            assert server.stdout is not None
+            (home.folder / "api-port").write_text(server.stdout.readline().strip())
+            assert home.healthy()
+        finally:
+            server.kill()
     assert not home.healthy()
