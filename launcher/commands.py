@@ -40,7 +40,7 @@ first, then everything that was started is taken down, and that is checked.
 # The parameters of `root` that are settings of a run; --max is named for what it is, max being Python's.
 _SETTINGS = (
     "model", "name", "resume", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb", "port",
-    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle",
+    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace",
 )  # fmt: skip
 # `launch plan` takes these as well: all but taking up a run.
 _OF_A_PLAN = frozenset({*_SETTINGS, "settings", "env_file", "as_json", "debug"} - {"resume"})
@@ -148,6 +148,7 @@ def root(
     maximum: options.Maximum = None,
     lease: options.Lease = None,
     idle: options.Idle = None,
+    grace: options.Grace = None,
     as_json: Json = False,
     plain: options.Plain = False,
     debug: Debug = False,
@@ -315,11 +316,19 @@ def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) 
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def env(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
+def env(
+    context: typer.Context,
+    name: Name,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until the run has its endpoint, while it starts.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
     """Print what points a program at a run: eval "$(launch env NAME)"."""
     from launcher import verbs
 
-    return verbs.env(context.obj.output, name)
+    return verbs.env(context.obj.output, name, wait)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)

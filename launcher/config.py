@@ -33,6 +33,24 @@ _NOT_SETTINGS = frozenset(
 )
 # A foreign LAUNCH_X in the environment is nobody's mistake; one this close to a setting's name is.
 _TYPO = 0.8
+# Of two keys' last words: `lerning_rate` is `learning_rate`, `init_adapter` is nothing.
+_ALIKE = 0.7
+# What other trainers call our settings.
+_ALIASES = {
+    "lr": "learning_rate",
+    "beta": "kl_beta",
+    "kl_coef": "kl_beta",
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+    "loss_type": "loss",
+    "max_seq_len": "max_model_len",
+    "max_length": "max_model_len",
+    "gpu_memory_utilization": "memory_fraction",
+    "r": "rank",
+    "lora_rank": "rank",
+    "lora_alpha": "alpha",
+    "torch_dtype": "dtype",
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +107,7 @@ def load(
         max_seconds=values["max"].value,
         lease_seconds=values["lease"].value,
         idle_seconds=values["idle"].value,
+        grace_seconds=values["grace"].value,
         budget=values["budget"].value,
         max_price=values["max_price"].value,
         port=values["port"].value,
@@ -212,7 +231,7 @@ def _known_or_raise(key: str, place: str, known: list[str], error: type[LaunchEr
 
     if key in OURS:
         raise error(f"{place}: launch sets this itself", "it follows from the options", "launch config")
-    full = suggestion(key, known) or _by_last_word(key, known)
+    full = _meant(key, known)
     raise error(
         f"{place}: no such setting",
         f"the nearest is {full}" if full else "`launch config` lists every key",
@@ -220,10 +239,13 @@ def _known_or_raise(key: str, place: str, known: list[str], error: type[LaunchEr
     )
 
 
-def _by_last_word(key: str, known: list[str]) -> str | None:
-    """`learning_rat` means `train.learning_rate`: people leave the room out."""
+def _meant(key: str, known: list[str]) -> str | None:
+    """The key somebody meant. Its last word decides, for people leave the room out or take another one, and a
+    long room makes two keys alike that have nothing in common."""
+    last = key.rpartition(".")[2]
+    last = _ALIASES.get(last, last)
     by_word = {name.rpartition(".")[2]: name for name in known}
-    word = suggestion(key.rpartition(".")[2], by_word)
+    word = last if last in by_word else suggestion(last, by_word, _ALIKE)
     return by_word[word] if word else None
 
 

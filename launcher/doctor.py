@@ -1,4 +1,5 @@
-"""`launch doctor`: is this computer ready for a run, each question with its fix. Changes nothing.
+"""`launch doctor`: is this computer ready for a run, here and on rented machines, each question with its fix.
+Changes nothing.
 
 Neighbours: `preflight.py` and `environments.py` know the answers, `safety/reap.py` what is left of runs.
 All questions are asked at once and each has a bound, so a dead network or disk costs seconds, not the answer.
@@ -26,13 +27,16 @@ CHECK_SECONDS = 2.0
 # For one run on the embedded model; larger models need more.
 _LEAST_MEMORY_BYTES = 4 * 10**9
 _LEAST_CORES = 2
+_HERE = "a run on this computer"
+# What a run on rented machines needs of this computer as well, besides SkyPilot, its tools and an account.
+_FOR_BOTH = frozenset({"python", "folders", "settings"})
 
 State = Literal["ok", "warn", "fail", "info"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One answer. `fail`: no run can work here; `warn`: something will not, or not well."""
+    """One answer. `fail`: no run can work on this computer; `warn`: something will not, or not well."""
 
     name: str
     state: State
@@ -44,19 +48,44 @@ class Check:
 
 
 def doctor(output: Output, env_file: Path | None) -> int:
-    """Show every answer; the exit code says whether a run on this computer can work."""
+    """Show every answer and two verdicts. The exit code says whether a run on this computer can work; where
+    none ever can, on a Mac, whether one on rented machines can."""
     home = Home.find()
     checks = ask_all(home, env_file)
-    ready = all(check.state != "fail" for check in checks)
+    here = all(check.state != "fail" for check in checks)
+    lacking = _lacking_to_rent(checks)
     rows = [[check.state.upper(), check.name, check.detail] for check in checks]
     lines = []
     for check, line in zip(checks, columns(rows).splitlines(), strict=True):
         lines.append(line)
         if check.fix and check.state in ("warn", "fail"):
             lines.append(f"      fix: {check.fix}")
-    lines.append("a run on this computer can work" if ready else "a run on this computer cannot work yet")
-    output.result({"ready": ready, "checks": [check.to_dict() for check in checks]}, "\n".join(lines))
+    cannot = f"a run on rented machines cannot work yet: {'; '.join(lacking)}"
+    lines.append(cannot if lacking else "a run on rented machines can work")
+    lines.append(_verdict_here(here))
+    output.result(
+        {"ready": here, "ready_rented": not lacking, "checks": [check.to_dict() for check in checks]},
+        "\n".join(lines),
+    )
+    ready = here if sys.platform == "linux" else not lacking
     return EXIT_OK if ready else PreflightError.exit_code
+
+
+def _verdict_here(works: bool) -> str:
+    if works:
+        return f"{_HERE} can work"
+    return f"{_HERE} cannot work yet" if sys.platform == "linux" else f"{_HERE} cannot work: it is no Linux"
+
+
+def _lacking_to_rent(checks: list[Check]) -> list[str]:
+    """What keeps a run on rented machines from working, as far as this computer knows: a word for each."""
+    lacking = [check.name for check in checks if check.state == "fail" and check.name in _FOR_BOTH]
+    if _installed_skypilot() is None:
+        lacking.append("SkyPilot is not installed")
+    lacking += [f"{tool} is not installed" for tool in preflight.missing_tools()]
+    if not _with_credentials():
+        lacking.append("no account with any cloud")
+    return lacking
 
 
 def ask_all(home: Home, env_file: Path | None, bound_seconds: float = CHECK_SECONDS) -> list[Check]:
@@ -255,29 +284,41 @@ def _left_over(home: Home) -> Check:
 
 def _skypilot() -> Check:
     """Only rented machines need it: nothing here keeps a run on this computer from working."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        installed = f"{version('skypilot')} is installed"
-    except PackageNotFoundError:
-        return Check("skypilot", "info", "not installed; only rented machines need it")
-    missing = [tool for tool in ("ssh", "rsync") if shutil.which(tool) is None]
-    if missing:
-        packages = {"ssh": "openssh-client", "rsync": "rsync"}
-        fix = f"apt-get install {' '.join(packages[tool] for tool in missing)}"
+    found = _installed_skypilot()
+    if found is None:
+        fix = "pip install 'slipway-rl[cloud]'"
+        return Check("skypilot", "info", "not installed; only rented machines need it", fix)
+    installed = f"{found} is installed"
+    if missing := preflight.missing_tools():
+        fix = preflight.how_to_install(missing)
         return Check("skypilot", "warn", f"{installed}, {' and '.join(missing)} not", fix)
     return Check("skypilot", "info", f"{installed}; ssh and rsync are here")
 
 
-def _clouds() -> Check:
-    """With whom there are credentials, by their places, and whose prices are here; nobody is asked."""
+def _installed_skypilot() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("skypilot")
+    except PackageNotFoundError:
+        return None
+
+
+def _with_credentials() -> list[str]:
     from launcher.machines import accounts
 
-    homes = Path.home()
-    known = [cloud for cloud in sorted(accounts.KNOWN) if accounts.has_account(cloud, homes, os.environ)]
+    home = Path.home()
+    return [cloud for cloud in sorted(accounts.KNOWN) if accounts.has_account(cloud, home, os.environ)]
+
+
+def _clouds() -> Check:
+    """With whom there are credentials, by their places, and whose prices are here; nobody is asked."""
+    from launcher.machines import accounts, prices
+
+    known = _with_credentials()
     if not known:
         return Check("clouds", "info", "no account with any; only rented machines need one (sky check)")
-    priced = {path.parent.name for path in homes.glob(".sky/catalogs/*/*/vms.csv")}
+    priced = prices.at_hand(Path.home())
     without = [cloud for cloud in known if cloud not in priced and cloud not in accounts.OWN]
-    prices = f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
-    return Check("clouds", "info", f"credentials for {', '.join(known)}{prices}")
+    said = f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
+    return Check("clouds", "info", f"credentials for {', '.join(known)}{said}")

@@ -27,7 +27,7 @@ def of(model: str, environ: Mapping[str, str], token: str | None = None) -> int 
     """
     folder = preflight.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
     if folder.is_dir():
-        return _of_files(folder)
+        return of_folder(folder)
     return hub.weights_bytes(model, environ, token) or named(model)
 
 
@@ -40,6 +40,7 @@ def named(model: str) -> int | None:
     return round(max(sizes) * _BYTES_PER_PARAMETER * _ROUNDED) if sizes else None
 
 
-def _of_files(folder: Path) -> int | None:
+def of_folder(folder: Path) -> int | None:
+    """What the weights in a folder take; None where there are none, or no such folder."""
     files = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
     return hub.sum_of_weights(files) or None

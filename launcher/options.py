@@ -50,7 +50,7 @@ Gpus = Annotated[
     str | None,
     typer.Option(
         metavar="TYPE:COUNT",
-        help="Rent GPUs, such as H100:4, for the length of the run. Without it the run is here.",
+        help="Rent GPUs, such as H100:4, for the length of the run; H100 is one. Without it the run is here.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -127,7 +127,7 @@ Budget = Annotated[
     str | None,
     typer.Option(
         metavar="DOLLARS",
-        help="End the run when it has cost so much. Here a run costs nothing.",
+        help="End the run when it has cost so much. With --gpus: here a run costs nothing.",
         rich_help_panel=_MONEY,
     ),
 ]
@@ -174,6 +174,15 @@ Idle = Annotated[
     typer.Option(
         metavar="TIME",
         help="A rented machine ends itself so long after nothing keeps it. Default: 10m.",
+        rich_help_panel=_LIFETIME,
+    ),
+]
+
+Grace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="What the program has to save its own work after Ctrl-C, or when the run is ended. Default: 5s.",
         rich_help_panel=_LIFETIME,
     ),
 ]

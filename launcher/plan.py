@@ -20,7 +20,7 @@ RENTED_SECONDS = 4 * 3600.0
 # A machine's own timer looks once a minute, and the provider takes a while to end it.
 TIMER_SECONDS = 90.0
 # What only a rented run has; on the command line they ask for one.
-_RENTED_ONLY = ("infra", "train_gpus", "infer_gpus", "max_price", "idle", "disk")
+_RENTED_ONLY = ("infra", "train_gpus", "infer_gpus", "budget", "max_price", "idle", "disk")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.
 _SYSTEM_GB = 60
 _NO_PRICE = "no price: a cluster of your own"
@@ -49,6 +49,7 @@ class Market:
 
     `types`: every type there and how many of it one machine has; `elsewhere`: other clouds that have
     the type; `without_prices`: clouds asked for without a catalog; `as_of`: its oldest file's time.
+    `snapshot_of`: the prices are those that came with the package, the oldest of them of this day (ISO).
     """
 
     offers: tuple[Offer, ...] = ()
@@ -56,6 +57,7 @@ class Market:
     elsewhere: tuple[str, ...] = ()
     without_prices: tuple[str, ...] = ()
     as_of: float | None = None
+    snapshot_of: str | None = None
 
 
 # By SkyPilot's names. What a machine really has is looked at again before the long install (fitness.py).
@@ -92,7 +94,8 @@ class Rented:
 @dataclass(frozen=True)
 class Plan:
     """Where, for how long, and for how much. Prices in US dollars; that of a rented run is the cheapest
-    candidate's until it is known which one it got. `candidates`: in the order they are tried."""
+    candidate's until it is known which one it got. `candidates`: in the order they are tried. `prices_of`:
+    the day (ISO) of a snapshot that the prices are from; None where they are SkyPilot's catalogs'."""
 
     where: str
     model: str
@@ -102,6 +105,7 @@ class Plan:
     budget: float | None
     rented: Rented | None = None
     candidates: tuple[Offer, ...] = ()
+    prices_of: str | None = None
 
     @property
     def dearest_per_hour(self) -> float:
@@ -207,6 +211,7 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
             dtype=_dtype(settings),
         ),
         candidates=candidates,
+        prices_of=market.snapshot_of,
     )
 
 

@@ -19,13 +19,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import runtime
-from launcher import disk, model_folder
+from launcher import disk, hiding, model_folder
 from launcher.errors import PreflightError
 from launcher.home import Home
 from launcher.settings import TINY_MODEL, Settings
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PYTHON = re.compile(r"python[\d.]*")
+# What reaches a rented machine, each with the package it comes in.
+TOOLS = {"ssh": "openssh-client", "rsync": "rsync"}
+_IN_BREW = {"ssh": "openssh", "rsync": "rsync"}
 # Logs, samples and batches of a run, beside its checkpoints.
 _RUN_BYTES = 200 * 10**6
 
@@ -57,6 +60,33 @@ def check_command(command: Sequence[str], folder: Path | None = None) -> None:
     place = folder or Path.cwd()
     if script.endswith(".py") and not (place / script).is_file():
         raise PreflightError(f"cannot run {script}", f"no such file in {place}", "ls *.py")
+
+
+def check_names(command: Sequence[str], folder: Path | None = None) -> None:
+    """Nothing beside the program is imported in the place of ours."""
+    hiding.refuse(command, folder or Path.cwd(), os.environ)
+
+
+def check_tools(*tools: str) -> None:
+    """The programs that a rented machine is reached with are on this computer: these, or all TOOLS."""
+    if missing := missing_tools(*tools):
+        raise PreflightError(
+            f"a rented machine is reached with {' and '.join(tools or TOOLS)}",
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on this computer",
+            how_to_install(missing),
+        )
+
+
+def missing_tools(*tools: str) -> list[str]:
+    """Those of `tools`, or of all TOOLS, that are not on the PATH."""
+    return [tool for tool in tools or TOOLS if shutil.which(tool) is None]
+
+
+def how_to_install(tools: Sequence[str]) -> str:
+    """A command to paste."""
+    if sys.platform == "darwin":
+        return f"brew install {' '.join(_IN_BREW[tool] for tool in tools)}"
+    return f"apt-get install {' '.join(TOOLS[tool] for tool in tools)}"
 
 
 def _not_runnable(command: Sequence[str]) -> tuple[str, str]:

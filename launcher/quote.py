@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,18 @@ _SHOWN_CANDIDATES = 8
 _OLD_DAYS = 14
 
 
-def make(settings: Settings, say: Callable[[str], None] = lambda line: None) -> Plan:
+def make(
+    settings: Settings, say: Callable[[str], None] = lambda line: None, *, only_shown: bool = False
+) -> Plan:
     """The plan for these settings, with the prices at hand where GPUs are to be rented.
 
-    `say` gets what is going on, and what should be known of the prices. Raises UsageError,
-    CapacityError, PreflightError.
+    `say` gets what is going on, and what should be known of the prices. A plan that is `only_shown` may do
+    with those that came with the package. Raises UsageError, CapacityError, PreflightError.
     """
     gpus = settings.gpus
     if gpus is None:
         return make_plan(settings)
-    from launcher.machines import prices
-
-    say("reading SkyPilot's price catalogs")
-    settings = replace(settings, infra=prices.places(tuple(settings.infra)))
-    market = prices.market(*gpus_of(gpus), settings.infra)
+    settings, market = _look(settings, gpus, say, only_shown)
     token = settings.secrets.get("HF_TOKEN")
     size = model_size.of(settings.model, os.environ, token.value if token else None)
     plan = make_plan(settings, market, size)
@@ -90,12 +89,27 @@ def show(
         output.note(warning)
     if refresh:
         _refresh(output, settings)
-    plan = make(settings, output.note)
+    plan = make(settings, output.note, only_shown=True)
     output.result(plan.to_dict(), f"{plan.describe_cost()}\n{_table(plan)}" if plan.rented else _free(plan))
     return EXIT_OK
 
 
 # ------------------------------------------------------------------ how
+
+
+def _look(
+    settings: Settings, gpus: str, say: Callable[[str], None], only_shown: bool
+) -> tuple[Settings, Market]:
+    """The prices at hand, and the settings with the places they are for."""
+    from launcher.machines import price_snapshot, prices
+
+    asked = tuple(settings.infra)
+    infra = prices.places_to_show(asked) if only_shown else prices.places(asked)
+    if not infra:
+        infra = asked or price_snapshot.clouds()
+        return replace(settings, infra=infra), price_snapshot.market(*gpus_of(gpus), infra)
+    say("reading SkyPilot's price catalogs")
+    return replace(settings, infra=infra), prices.market(*gpus_of(gpus), infra)
 
 
 def _refresh(output: Output, settings: Settings) -> None:
@@ -135,6 +149,9 @@ def _table(plan: Plan) -> str:
         f"  limits  {' · '.join(limits)}",
         f"  disk    {disk}{'' if plan.unpriced else '; it and traffic are billed apart from the machine'}",
     ]
+    if plan.prices_of is not None:
+        days = (date.today() - date.fromisoformat(plan.prices_of)).days
+        lines.append(f"  prices  a snapshot that came with launch, read on {plan.prices_of}, {days} days ago")
     shown = plan.candidates[:_SHOWN_CANDIDATES]
     rows = [["  IN THIS ORDER", "MACHINE", "PRICE"]]
     for offer in shown:
@@ -150,6 +167,10 @@ def _price(offer: Offer) -> str:
 
 def _remarks(market: Market) -> list[str]:
     """What should be known of these prices: what has none, and how old they are."""
+    if market.snapshot_of is not None:
+        cloud = market.offers[0].infra.partition("/")[0]
+        needed = "there are no price catalogs on this computer, and a run needs one"
+        return [f"{needed}: launch plan … --infra {cloud} --refresh"]
     missing = [
         f"{cloud} is left out, its prices are not on this computer: launch plan … --infra {cloud} --refresh"
         for cloud in market.without_prices

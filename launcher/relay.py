@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import resource
 import statistics
 import threading
 import time
@@ -30,7 +29,7 @@ from typing import Any
 import aiohttp
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from launcher import relay_rules
+from launcher import open_files, relay_rules
 from launcher.endpoint import DEFAULT_PORT
 from launcher.errors import PreflightError
 from launcher.failpoints import passing
@@ -50,7 +49,6 @@ _PROBES_KEPT = 15
 _STOP_SECONDS = 2.0
 # The last receipts, when the door closes.
 _LAST_RECEIPTS_SECONDS = 2.0
-_DESCRIPTORS = 16384
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Relay:
 
     def start(self) -> int:
         """Open the door; its port. Raises PreflightError when the port is taken."""
-        _allow_many_connections()
+        open_files.raise_limit()
         self._thread.start()
         try:
             return asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(timeout=10)
@@ -256,14 +254,6 @@ class Relay:
             elif now - self._answered_at > self._replay_seconds:
                 self._forwarder.break_off(self._answered_at)
             await asyncio.sleep(max(0.0, _PROBE_PERIOD_SECONDS - (now - begun)))
-
-
-def _allow_many_connections() -> None:
-    """Two descriptors for each request under way: the usual 1024 would hold 500 of them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _log_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

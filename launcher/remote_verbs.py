@@ -11,17 +11,21 @@ import shlex
 import subprocess
 import sys
 import time
+from pathlib import PurePosixPath
 
+from launcher import hiding, preflight
 from launcher.errors import EXIT_OK, JobFailed, LaunchError, UsageError
 from launcher.home import Home
 from launcher.machines import scripts, ssh_config
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.link import run_on
+from launcher.machines.remote_log import RemoteLog, Standing
 from launcher.output import Output
 from launcher.safety.records import RecordStore, RunRecord
 
-_LOOK_EVERY_SECONDS = 1.0
 _ASK_SECONDS = 20.0
+# In these the machine goes, and a connection to it with it.
+_GOING = ("down", "unverified")
 
 
 def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
@@ -45,6 +49,7 @@ def execute(output: Output, name: str, command: list[str]) -> int:
             "nothing to run", "the program stands behind --", f"launch exec {name} -- nvidia-smi"
         )
     machine = _machine(RecordStore(Home.find()).load(name))
+    _refuse_what_hides(machine, command)
     there = (
         f"cd ~/{scripts.CODE} && export PYTHONPATH=~/{scripts.CODE}"
         f' PATH="$(dirname "$(cat {shlex.quote(machine.state_dir)}/{scripts.PYTHON})"):$PATH"'
@@ -77,7 +82,8 @@ def push(output: Output, name: str) -> int:
 
 def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int | None:
     """A log of the runtime, from the machine to our stdout; None where the machine has none of that name or
-    cannot be asked."""
+    cannot be asked. A connection that breaks is made again. Raises JobFailed when the log cannot be read on.
+    """
     try:
         machine = _machine(record)
         path = shlex.quote(f"{machine.state_dir}/logs/{which}.log")
@@ -85,22 +91,30 @@ def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int 
             return None
     except LaunchError:
         return None
-    following = " -F" if follow else ""
-    sys.stdout.flush()
-    reader = subprocess.Popen(
-        machine.host.command("--", f"tail -n +1{following} {path}"), stdin=subprocess.DEVNULL
+
+    def standing() -> Standing:
+        now = store.load(record.id)
+        return "gone" if not now.live else "going" if now.state in _GOING else "up"
+
+    again = f"launch logs {record.name or record.id} --which {which}"
+    RemoteLog(machine.host, path, follow, standing, again).show()
+    return EXIT_OK
+
+
+def _refuse_what_hides(machine: CloudMachine, command: list[str]) -> None:
+    """A `runtime` of the user's beside the program there hides ours, as it does here."""
+    script = hiding.script_of(command)
+    if script is None:
+        return
+    forms = " ".join(hiding.forms_of("runtime"))
+    said = run_on(
+        machine.host,
+        f'cd ~/{scripts.CODE} && ours=$(pwd -P) && cd "$(dirname {shlex.quote(script)})" &&'
+        f' test "$(pwd -P)" != "$ours" && for form in {forms}; do test -f $form && echo "$(pwd)/$form"; done',
+        bound_seconds=_ASK_SECONDS,
     )
-    try:
-        while True:
-            try:
-                reader.wait(_LOOK_EVERY_SECONDS)
-                return EXIT_OK
-            except subprocess.TimeoutExpired:
-                if not store.load(record.id).live:
-                    return EXIT_OK
-    finally:
-        reader.terminate()
-        reader.wait()
+    if found := said.stdout.decode(errors="replace").splitlines():
+        raise hiding.refusal("runtime", PurePosixPath(found[0]))
 
 
 def _machine(record: RunRecord) -> CloudMachine:
@@ -109,6 +123,7 @@ def _machine(record: RunRecord) -> CloudMachine:
         raise UsageError(
             f"{label} is on no rented machine", "what it runs is on this computer", f"launch status {label}"
         )
+    preflight.check_tools("ssh")
     if not record.live:
         raise UsageError(f"{label} is over", "its machine is gone", f"launch --resume {label}")
     return CloudMachine.described(record.machine)

@@ -53,11 +53,14 @@ def check(
             command, folder = resumed.command, resumed.folder
     quote.refuse_unasked(settings)
     rented = settings.gpus is not None
-    if not rented:
+    if rented:
+        preflight.check_tools()
+    else:
         preflight.check_platform()
     if resumed is None:
         RecordStore(home).check_name(settings.name)
     preflight.check_command(_seen_from(folder, command), folder)
+    preflight.check_names(command, folder)
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets, here=not rented)
     if resumed is not None:

@@ -38,6 +38,7 @@ _KEPT = {
     "infer_gpus": "infer_gpus",
     "disk": "disk_gb",
     "idle": "idle_seconds",
+    "grace": "grace_seconds",
     "max_price": "max_price",
 }
 

@@ -199,7 +199,8 @@ class Run:
             if command:
                 after_step = self._request.resumed.step if self._request.resumed else 0
                 environ = endpoint.environ(os.environ, after_step)
-                program = minder.start(command, environ, self._request.folder)
+                grace = self._request.settings.grace_seconds
+                program = minder.start(command, environ, self._request.folder, grace)
                 self._update(minder=program.process)
             passing("cli.started")
             ending = "ending the program, " if command else ""
@@ -223,6 +224,7 @@ class Run:
             machine.ended,
             self._parts.homeward.now,
             rented.patience_seconds(self._request.plan, SILENT_AT_MOST_SECONDS),
+            self._request.settings.grace_seconds,
         )
 
     def _say_ready(self, endpoint: Endpoint) -> None:

@@ -18,7 +18,9 @@ TINY_MODEL = "tiny"
 WANDB_MODES = ("disabled", "offline", "online")
 # The lease is renewed each quarter of it, and a look at a busy runtime may take 5 s.
 LEAST_LEASE_SECONDS = 15.0
-_GPUS = re.compile(r"([A-Za-z][\w.-]*):(\d{1,4})", re.ASCII)
+# `launch down` waits three minutes for the run's own end, in which the results come home as well.
+_MOST_GRACE_SECONDS = 120.0
+_GPUS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d{1,4}))?", re.ASCII)
 _MOST_GPUS = 1024
 _SIZE = re.compile(r"(\d{1,6})\s*(?:gb?)?", re.IGNORECASE | re.ASCII)
 _LEAST_DISK_GB, _MOST_DISK_GB = 50, 65536
@@ -44,6 +46,14 @@ def _lease(value: Any) -> float:
     return seconds
 
 
+def _grace(value: Any) -> float:
+    seconds = _duration(value)
+    if seconds > _MOST_GRACE_SECONDS:
+        most = format_duration(_MOST_GRACE_SECONDS)
+        raise ValueError(f"the most is {most}: whatever is rented is paid for meanwhile")
+    return seconds
+
+
 def _money(value: Any) -> float:
     return parse_money(str(value))
 
@@ -56,13 +66,14 @@ def _port(value: Any) -> int:
 
 
 def _gpus(value: Any) -> str:
-    """TYPE:COUNT; whether there is such a type, the price catalogs know."""
+    """TYPE:COUNT, or TYPE for one of it; whether there is such a type, the price catalogs know."""
     found = _GPUS.fullmatch(str(value).strip())
     if found is None:
         raise ValueError("expected TYPE:COUNT, such as H100:4")
-    if int(found[2]) == 0:
+    count = int(found[2] or 1)
+    if count == 0:
         raise ValueError("at least one GPU: H100:1")
-    return f"{found[1]}:{int(found[2])}"
+    return f"{found[1]}:{count}"
 
 
 def _infra(value: Any) -> tuple[str, ...]:
@@ -151,6 +162,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("max", _duration, show=format_duration),
         Setting("lease", _lease, 15 * 60.0, format_duration),
         Setting("idle", _idle, 10 * 60.0, format_duration),
+        Setting("grace", _grace, 5.0, format_duration),
         Setting("budget", _money, show=format_money),
         Setting("max_price", _money, show=lambda dollars: f"{format_money(dollars)}/h"),
         Setting("port", _port),
@@ -189,6 +201,7 @@ class Settings:
     max_seconds: float | None
     lease_seconds: float
     idle_seconds: float
+    grace_seconds: float
     budget: float | None
     max_price: float | None
     port: int | None

@@ -12,7 +12,6 @@ already is replaced only by what is whole, so both may be repeated, killed, or r
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import time
@@ -93,14 +92,10 @@ def _receiving(state_dir: Path, into: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _only_pull(into: Path) -> Iterator[None]:
-    descriptor = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        locks.hold(descriptor, into, _PULL_SECONDS)
+    with locks.alone(into, _PULL_SECONDS):
         for debris in into.glob(".incoming-*"):
             shutil.rmtree(debris)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally) -> int | None:

@@ -22,13 +22,15 @@ from launcher.errors import EXIT_OK, UsageError, suggestion
 from launcher.home import Home
 from launcher.output import Output, columns
 from launcher.safety import lives, take_down
-from launcher.safety.records import RecordStore, RunRecord
+from launcher.safety.records import STATES, RecordStore, RunRecord
 from launcher.settings import SETTINGS
 from launcher.units import format_duration, format_money
 
 _STATUS_SECONDS = 5.0
 _FOLLOW_EVERY_SECONDS = 0.25
 _SLOW_SECONDS = 10.0
+# A run in one of these is on its way to an endpoint.
+_STARTING = STATES[: STATES.index("work")]
 _LAUNCHER_LOGS = ("launch", "guardian")
 
 
@@ -92,11 +94,11 @@ def pull(output: Output, name: str) -> int:
     return EXIT_OK
 
 
-def env(output: Output, name: str) -> int:
-    """What a shell must export; on a terminal without the token itself."""
+def env(output: Output, name: str, wait: bool = False) -> int:
+    """What a shell must export; on a terminal without the token itself. `wait`: once the run has it."""
     store = RecordStore(Home.find())
-    record = store.load(name)
-    endpoint = Endpoint.of(record, store)
+    with a_word_when_slow(output, f"{name} is starting: waiting for its endpoint"):
+        record, endpoint = _endpoint(store, name, wait)
     path = token_file(store.folder(record.id))
     data = {
         "base_url": endpoint.base_url,
@@ -281,6 +283,21 @@ def _log_file(folder: Path, name: str, which: str) -> Path:
     raise UsageError(
         f"{name} has no log {which}", f"it has {', '.join(known)}", f"launch logs {name} --which {meant}"
     )
+
+
+def _endpoint(store: RecordStore, name: str, wait: bool) -> tuple[RunRecord, Endpoint]:
+    """A run's endpoint; with `wait`, the one that a starting run is about to have. Raises UsageError."""
+    while True:
+        record = store.load(name)
+        try:
+            return record, Endpoint.of(record, store)
+        except UsageError as none_now:
+            if not (is_open(record) and record.state in _STARTING):
+                raise
+            if not wait:
+                why = f"it is starting: {record.state}"
+                raise UsageError(none_now.message, why, f"launch env {name} --wait") from None
+        time.sleep(_FOLLOW_EVERY_SECONDS)
 
 
 def _shown(key: str, value: Any) -> str:

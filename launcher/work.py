@@ -19,22 +19,22 @@ from launcher.output import Live, Output
 from launcher.pulse import Beat, Pulse
 from launcher.safety import clock
 from launcher.safety.lease import Limits
-from launcher.safety.minder import Command
+from launcher.safety.minder import GRACE_SECONDS, Command
 from launcher.signals import Interrupted
 
 _LOOK_EVERY_SECONDS = 0.25
 _DRAW_EVERY_SECONDS = 1.0
 # A runtime on this computer; a rented one is behind a network (rented.py).
 SILENT_AT_MOST_SECONDS = 180.0
-# A program that got the same Ctrl-C as we did is given so long to end by itself; when the signal did not
-# come from the terminal it may have missed it, and is told after a moment.
-_OWN_END_SECONDS = 5.0
+# A program that got the same Ctrl-C as we did has its grace to end by itself; when the signal did not come
+# from the terminal it may have missed it, and is told after a moment.
 _MISSED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What the loop looks at. `ended` asks the machine why the runtime is gone, `standing` how far it got.
+    """What the loop looks at. `ended` asks the machine why the runtime is gone, `standing` how far it got;
+    `grace_seconds` is the program's time to save what it has when the run is interrupted.
 
     `begun_at` and the limits are on the clock that counts the laptop's sleep (`safety/clock.py`).
     """
@@ -47,6 +47,7 @@ class Watched:
     ended: Callable[[], str | None]
     standing: Callable[[], Standing]
     silent_at_most_seconds: float = SILENT_AT_MOST_SECONDS
+    grace_seconds: float = GRACE_SECONDS
 
 
 class Work:
@@ -175,7 +176,7 @@ class Work:
         """After an interruption: the program may save what it has."""
         if not _in_foreground() and program.wait(_MISSED_SECONDS) is None:
             program.interrupt()
-        program.wait(_OWN_END_SECONDS)
+        program.wait(self._watched.grace_seconds)
 
 
 def _by_signal(code: int) -> str:

@@ -37,7 +37,7 @@ from launcher.machines.remote import RemoteFolder
 from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
-from launcher.machines.startup import START_SECONDS, Startup, last_lines, reason_of_end
+from launcher.machines.startup import Startup, last_lines, reason_of_end, start_seconds
 from launcher.machines.teardown import Teardown
 from launcher.machines.unix_http import get_json
 from runtime.fitness import Needs
@@ -272,7 +272,9 @@ class CloudMachine:
                 progress(f"{error.message}: {error.why}")
             return remote.exit_code()
 
-        Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, START_SECONDS)
+        size = self._needs.model_bytes if self._needs else None
+        bound_seconds = start_seconds(config.model_path, size)
+        Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, bound_seconds)
         for line in last_lines(remote.here / "logs" / "serve.log"):
             self._warn(line)
         self._token = token

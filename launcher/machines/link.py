@@ -14,9 +14,11 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import open_files
 from launcher.errors import JobFailed, LaunchError, PreflightError
 from launcher.log import LOGGER
 from launcher.machines.unix_http import get_json
@@ -34,6 +36,16 @@ _END_SECONDS = 2.0
 _SAID_BYTES = 4096
 _CHANGED = ("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
 _REFUSED = ("Permission denied", "Bad owner or permissions")
+# Of an ssh that nobody sits at: it asks nothing, shares no connection and notices a machine that is gone.
+_UNATTENDED = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "10",
+    "ControlMaster": "no",
+    "ControlPath": "none",
+    "LogLevel": "ERROR",
+    "ServerAliveCountMax": "3",
+    "ServerAliveInterval": "5",
+}
 
 
 @dataclass(frozen=True)
@@ -50,37 +62,44 @@ class Host:
     port: int = 22
     proxy_command: str | None = None
 
-    def options(self) -> list[str]:
-        """ssh's options, and scp's: everything said here, nothing taken from the user's configuration."""
+    def login(self) -> dict[str, str]:
+        """Where it is and how it is known, as ssh's configuration says it: for the user's own ssh as well."""
         said = {
-            "BatchMode": "yes",
-            "ConnectTimeout": "10",
-            "ControlMaster": "no",
-            "ControlPath": "none",
-            "IdentitiesOnly": "yes",
-            "IdentityFile": _quoted(self.key),
-            "LogLevel": "ERROR",
+            "HostName": self.address,
+            "User": self.user,
             "Port": str(self.port),
-            "ServerAliveCountMax": "3",
-            "ServerAliveInterval": "5",
+            "IdentityFile": _quoted(self.key),
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": _quoted(self.known_hosts),
+            "GlobalKnownHostsFile": "/dev/null",
             # The first key is kept, any other one refused from then on.
             "StrictHostKeyChecking": "accept-new",
             "UpdateHostKeys": "no",
-            "User": self.user,
-            "UserKnownHostsFile": _quoted(self.known_hosts),
-            "GlobalKnownHostsFile": "/dev/null",
         }
-        if self.proxy_command is not None:
-            said["ProxyCommand"] = self.proxy_command
-        return [
-            "-F",
-            "/dev/null",
-            *(word for key, value in said.items() for word in ("-o", f"{key}={value}")),
-        ]
+        return said if self.proxy_command is None else said | {"ProxyCommand": self.proxy_command}
+
+    def options(self) -> list[str]:
+        """ssh's options, and scp's: everything said here, nothing taken from the user's configuration."""
+        said = {**_UNATTENDED, **self.login()}
+        return ["-F", "/dev/null", *(word for key in said for word in ("-o", f"{key}={said[key]}"))]
+
+    def configuration(self, *names: str) -> str:
+        """The login as a block of ssh's configuration, under these names."""
+        return _block(names, self.login())
+
+    def own_configuration(self) -> str:
+        """All of `options`, as a configuration for this one machine: for a program that takes ssh with a
+        file's name but splits whatever has a blank in it (the rsync of macOS)."""
+        return _block(("*",), {**_UNATTENDED, **self.login()})
 
     def command(self, *remote: str, flags: tuple[str, ...] = ()) -> list[str]:
         """ssh to it; what `remote` says is given to the shell there."""
         return ["ssh", *flags, *self.options(), self.address, *remote]
+
+
+def _block(names: Iterable[str], said: Mapping[str, str]) -> str:
+    lines = [f"Host {' '.join(names)}", *(f"  {key} {value}" for key, value in said.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _quoted(path: Path) -> str:
@@ -98,6 +117,8 @@ def run_on(
         )
     except subprocess.TimeoutExpired:
         raise _lost(host, f"no end after {bound_seconds:.0f} s") from None
+    except FileNotFoundError:
+        raise _lost(host, "there is no ssh on this computer") from None
     if done.returncode == 255:
         raise _failure(host, done.stderr.decode(errors="replace"))
     return done
@@ -153,6 +174,7 @@ class Link:
 
     def start(self) -> None:
         """Begin to supervise, and wait for nothing: what is to answer there may not be up yet."""
+        open_files.raise_limit()  # before the first ssh, which has a descriptor for each request under way
         self._heard_at = time.monotonic()
         self._supervisor = threading.Thread(target=self._supervise, name="link", daemon=True)
         self._supervisor.start()

@@ -24,7 +24,7 @@ from launcher.errors import JobFailed, LaunchError
 from launcher.log import LOGGER
 from launcher.machines.base import Progress
 from launcher.machines.link import run_on
-from launcher.machines.remote import RemoteFolder
+from launcher.machines.remote import SSH_BY_FILE, RemoteFolder
 from launcher.machines.scripts import CODE, MODELS
 
 # What the runtime reads of a model's folder; its subfolders hold other forms of the same.
@@ -79,11 +79,13 @@ def _attempt(models: RemoteFolder, folder: Path, progress: Progress, bound: floa
     """One rsync; None when all is there, else how the connection broke. Raises JobFailed for all else."""
     command = ["rsync", "-rtL", "--partial", f"--timeout={_STILL_SECONDS}", *_telling()]
     command += [f"--include=/{pattern}" for pattern in FILES] + ["--exclude=*"]
-    command += ["-e", shlex.join(["ssh", *models.host.options()]), f"{folder}/"]
-    command += [f"{models.host.address}:{models.there}/"]
+    command += ["-e", SSH_BY_FILE, f"{folder}/", f"{models.host.address}:{models.there}/"]
+    started_in = models.keep_ssh()
     with (
         tempfile.TemporaryFile() as said,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said) as rsync,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, cwd=started_in
+        ) as rsync,
         _ended_at(rsync, bound),
     ):
         assert rsync.stdout is not None

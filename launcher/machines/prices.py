@@ -1,7 +1,8 @@
 """The prices of rented GPUs, from SkyPilot's catalogs on this computer: offline, and with nobody's keys.
 They are fetched only where that is asked for.
 
-Neighbours: `sky_calls.py` reads them, in a home that holds the catalogs and nothing else; `quote.py` asks.
+Neighbours: `sky_calls.py` reads them, in a home that holds the catalogs and nothing else; `quote.py` asks;
+`price_snapshot.py` has the few that come with the package.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ def places(
 
     Clusters of one's own are not among those: many a computer knows one that is not meant for this.
     """
-    home, variables = user_home or Path.home(), os.environ if environ is None else environ
-    found = infra or tuple(cloud for cloud in sorted(KNOWN - OWN) if has_account(cloud, home, variables))
+    found = infra or _with_account(user_home or Path.home(), os.environ if environ is None else environ)
     if not found:
         raise PreflightError(
             "there is no account with any cloud on this computer",
@@ -43,6 +43,27 @@ def places(
             "sky check   (says how to log in; prices need no account: launch plan --gpus H100:4 --infra aws)",
         )
     return found
+
+
+def places_to_show(
+    infra: tuple[str, ...], user_home: Path | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Where a plan looks, which needs no account: `infra`; the clouds with an account, or with a catalog on
+    this computer. Nowhere, where none of those has its prices here."""
+    home, variables = user_home or Path.home(), os.environ if environ is None else environ
+    known = at_hand(home)
+    asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN - OWN)))
+    priced = any(place.partition("/")[0] in known | OWN for place in asked)
+    return asked if priced else ()
+
+
+def at_hand(user_home: Path) -> set[str]:
+    """The clouds whose catalog is on this computer."""
+    return {path.parent.name for path in user_home.glob(f"{CATALOGS}/*/*/vms.csv")}
+
+
+def _with_account(home: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(cloud for cloud in sorted(KNOWN - OWN) if has_account(cloud, home, variables))
 
 
 def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ What is written goes over ssh's stdin, never into a command line; secrets go int
 from __future__ import annotations
 
 import io
-import os
 import shlex
 import subprocess
 import tarfile
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 
 from launcher.errors import JobFailed
+from launcher.machines import ssh_config
 from launcher.machines.link import Host, run_on
 from launcher.machines.scripts import EXIT
 from launcher.safety import locks
@@ -29,6 +29,9 @@ _LOOK_SECONDS = 20.0
 _LOOK_EVERY_SECONDS = 1.0
 _COPY_SECONDS = 900.0
 _LOG_BYTES = 8192
+_SSH = ".copy_ssh_config"
+# For rsync's -e, in the folder that `keep_ssh` names.
+SSH_BY_FILE = f"ssh -F {_SSH}"
 # rsync's own word for "some files vanished before they could be copied": the trainer prunes as we look.
 _VANISHED = 24
 
@@ -81,14 +84,11 @@ class RemoteFolder:
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
         wanted = [f"--include=/{name}" for name in RESULTS]
         wanted += [f"--include=/{name}/***" for name in RESULTS if "." not in name]
-        descriptor = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
         try:  # `launch pull` may copy while the run does
-            locks.hold(descriptor, into, _COPY_SECONDS)
-            self._rsync([*wanted, "--exclude=*", "--delete", f"{self._target}/", f"{into}/"])
-        except TimeoutError as error:
-            raise JobFailed("copying took too long", error.strerror, None) from error
-        finally:
-            os.close(descriptor)
+            with locks.alone(into, _COPY_SECONDS):
+                self._rsync([*wanted, "--exclude=*", "--delete", f"{self._target}/", f"{into}/"])
+        except OSError as error:
+            raise JobFailed("copying did not begin", error.strerror, None) from error
 
     def send(self, folder: Path) -> None:
         """Copy a folder's content there."""
@@ -99,20 +99,32 @@ class RemoteFolder:
         return f"{self.host.address}:{self.there}"
 
     def _rsync(self, arguments: list[str]) -> None:
-        ssh = shlex.join(["ssh", *self.host.options()])
         try:
             done = subprocess.run(
-                ["rsync", "-a", "--partial", "--timeout=60", "-e", ssh, *arguments],
+                ["rsync", "-a", "--partial", "--timeout=60", "-e", SSH_BY_FILE, *arguments],
                 capture_output=True,
                 text=True,
                 errors="replace",
                 timeout=_COPY_SECONDS,
+                cwd=self.keep_ssh(),
             )
         except subprocess.TimeoutExpired:
             raise JobFailed("copying took too long", f"{_COPY_SECONDS:.0f} s", None) from None
+        except FileNotFoundError:
+            raise JobFailed("copying needs rsync", "it is not on this computer", "launch doctor") from None
         if done.returncode not in (0, _VANISHED):
             lines = done.stderr.strip().splitlines() or [f"rsync ended with code {done.returncode}"]
             raise JobFailed(f"{self.host.address}: copying failed", lines[-1], None)
+
+    def keep_ssh(self) -> Path:
+        """How ssh gets there, in a file of the folder that is returned, where rsync is to be started.
+
+        It is told the bare name: what it runs is split at blanks, quoted or not (macOS), and a home may have
+        some.
+        """
+        folder = self.host.known_hosts.parent
+        ssh_config.keep(folder / _SSH, self.host.own_configuration())
+        return folder
 
     def shell(
         self, command: str, what: str, stdin: bytes = b"", bound_seconds: float = _WRITE_SECONDS

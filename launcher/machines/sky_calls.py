@@ -241,7 +241,7 @@ def standing(cluster: str) -> Json | None:
         login = backend_utils.ssh_credential_from_yaml(handle.cluster_yaml, ssh_user=handle.ssh_user)
         found["ssh"] = {
             "user": login["ssh_user"],
-            "key": os.path.expanduser(login["ssh_private_key"]),
+            "key": os.path.realpath(os.path.expanduser(login["ssh_private_key"])),
             "port": handle.head_ssh_port or 22,
             "proxy_command": login.get("ssh_proxy_command"),
         }

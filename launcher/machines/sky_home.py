@@ -8,8 +8,10 @@ another's server, keys or state, and ending one ends no other. Knows nothing of 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -99,7 +101,7 @@ class SkyHome:
         for name in ("no_proxy", "NO_PROXY"):  # its API server is on this computer, whatever the proxy
             kept[name] = ",".join(filter(None, [environ.get(name, ""), "127.0.0.1", "localhost"]))
         own = {
-            "HOME": str(self.folder),
+            "HOME": str(_without_blanks(self.folder)),
             "NO_COLOR": "1",
             "PYTHONUNBUFFERED": "1",
             "SKYPILOT_API_SERVER_LOCAL_PORT": str(self.port()),
@@ -138,7 +140,7 @@ class SkyHome:
         except (urllib.error.URLError, OSError, ValueError):
             return False
         current = isinstance(said, dict) and said.get("version") == said.get("version_on_disk")
-        return current and bool({process.pid for process in self.processes()} & _listening(self.port()))
+        return current and any(_listens(process, self.port()) for process in self.processes())
 
     def serve(self, bound_seconds: float = SERVER_SECONDS) -> None:
         """Have the API server answer: the one that runs, or a new one. Raises PreflightError."""
@@ -151,7 +153,7 @@ class SkyHome:
             why = self._start_server(bound_seconds)
             if not why:
                 return
-            if not _listening(port):  # else somebody took it before us: another one
+            if not _taken(port):  # else somebody took it before us: another one
                 break
         raise PreflightError(
             "SkyPilot's API server does not start", why, f"less {self.folder / 'api-server.log'}"
@@ -203,6 +205,8 @@ class SkyHome:
         with contextlib.suppress(FileNotFoundError):
             self.folder.rename(going)
         shutil.rmtree(going, ignore_errors=True)
+        if (link := _without_blanks(self.folder)) != self.folder:
+            link.unlink()
 
 
 def _write_anew(path: Path, text: str) -> None:
@@ -213,11 +217,50 @@ def _write_anew(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _listening(port: int) -> set[int]:
-    """The processes that listen on a TCP port; 0 for one of another user."""
-    found = psutil.net_connections("tcp")
-    return {
-        one.pid or 0
-        for one in found
-        if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port
-    }
+def _listens(process: ProcessId, port: int) -> bool:
+    """Whether a process of ours listens on a TCP port. Each is asked for its own connections: to ask for
+    everybody's takes root on a Mac."""
+    try:
+        connections = psutil.Process(process.pid).net_connections("tcp")
+    except (psutil.Error, OSError):
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port for one in connections)
+
+
+def _taken(port: int) -> bool:
+    """Whether somebody has a port of 127.0.0.1, whoever that is."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+def _without_blanks(folder: Path) -> Path:
+    """A name of the folder that has no blank: SkyPilot hands ssh keys to rsync unquoted, which splits there.
+
+    A link in /tmp where it has one, made again whenever it was swept out. Raises PreflightError.
+    """
+    if not re.search(r"\s", str(folder)):
+        return folder
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+    link = Path("/tmp") / f"slipway-{os.getuid()}-{digest}"
+    try:
+        if not _is_own_link(link, folder):
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder)
+    except OSError as error:
+        why = f"{error.strerror}: SkyPilot cannot work below a folder with a blank in its name"
+        hint = "LAUNCH_HOME=/a/folder/without/blanks launch …"
+        raise PreflightError(f"{link} cannot be made", why, hint) from error
+    return link
+
+
+def _is_own_link(link: Path, folder: Path) -> bool:
+    """Whether it leads there and is this user's: in /tmp nobody else can change it then."""
+    try:
+        return os.readlink(link) == str(folder) and link.lstat().st_uid == os.getuid()
+    except OSError:
+        return False

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,42 +20,33 @@ from launcher.machines.link import Host
 from launcher.safety import locks
 
 FILE = "ssh_config"
-_LOCK = ".ssh-config.lock"
+# In ~/.ssh: the file it is for is the user's one and only, whatever home a run is in.
+_LOCK = ".slipway.lock"
 
 
 def write(folder: Path, host: Host, names: Sequence[str]) -> None:
     """Say in a run's folder how it is reached under these names."""
-    said = {
-        "HostName": host.address,
-        "User": host.user,
-        "Port": str(host.port),
-        "IdentityFile": f'"{host.key}"',
-        "IdentitiesOnly": "yes",
-        "UserKnownHostsFile": f'"{host.known_hosts}"',
-        "GlobalKnownHostsFile": "/dev/null",
-        "StrictHostKeyChecking": "accept-new",
-        "UpdateHostKeys": "no",
-    }
-    if host.proxy_command is not None:
-        said["ProxyCommand"] = host.proxy_command
-    lines = [f"Host {' '.join(names)}", *(f"  {key} {value}" for key, value in said.items())]
-    _replace(folder / FILE, "\n".join(lines) + "\n")
+    keep(folder / FILE, host.configuration(*names))
 
 
 def forget(folder: Path) -> None:
     """The machine is gone: its names go, and with the last run's the line in the user's configuration."""
     (folder / FILE).unlink(missing_ok=True)
-    runs = folder.parent
-    with contextlib.suppress(OSError), _alone(runs):
-        config = _config()
-        if any(runs.glob(f"*/{FILE}")) or not config.exists():
+    with contextlib.suppress(OSError):
+        if _config().exists():
+            _forget_line(folder.parent, _config())
+
+
+def _forget_line(runs: Path, config: Path) -> None:
+    with _alone():
+        if any(runs.glob(f"*/{FILE}")):
             return
         lines = _text(config).splitlines(keepends=True)
         kept = [line for line in lines if line.strip() != _line(runs)]
         if len(kept) == len(lines):
             return
         if kept:
-            _replace(config, "".join(kept))
+            keep(config, "".join(kept))
         else:
             config.unlink()
 
@@ -75,9 +67,9 @@ def include(runs: Path) -> bool:
     config = _config()
     try:
         config.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(runs):
+        with _alone():
             text = _text(config) if config.exists() else ""
-            _replace(config, f"{_line(runs)}\n{text}")
+            keep(config, f"{_line(runs)}\n{text}")
     except OSError as error:
         raise PreflightError(f"{config} cannot be written", error.strerror, "launch ssh RUN") from error
     return True
@@ -93,24 +85,25 @@ def _config() -> Path:
 
 
 def _text(path: Path) -> str:
-    """Whatever bytes are in it, for `_replace` to write again: it is the user's, and may not be UTF-8."""
+    """Whatever bytes are in it, for `keep` to write again: it is the user's, and may not be UTF-8."""
     return path.read_text(errors="surrogateescape")
 
 
-def _replace(path: Path, text: str) -> None:
+def keep(path: Path, text: str) -> None:
     """A whole file or the old one, for nobody but this user."""
-    aside = path.with_name(f".{path.name}.slipway")
+    aside = path.with_name(f".{path.name}.slipway-{os.getpid()}-{threading.get_ident()}")
     aside.write_text(text, errors="surrogateescape")
     aside.chmod(0o600)
     aside.replace(path)
 
 
 @contextlib.contextmanager
-def _alone(runs: Path) -> Iterator[None]:
-    """Two runs may begin and end at once."""
-    descriptor = os.open(runs / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+def _alone() -> Iterator[None]:
+    """Two runs may begin and end at once, also runs of two homes: their lines are in one file."""
+    path = Path.home() / ".ssh" / _LOCK
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        locks.hold(descriptor, runs)
+        locks.hold(descriptor, path)
         yield
     finally:
         os.close(descriptor)

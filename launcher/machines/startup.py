@@ -13,11 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher import model_size
 from launcher.errors import JobFailed
 from launcher.machines.base import Progress
 from launcher.machines.unix_http import get_json
 
-START_SECONDS = 1800.0
+# Engines and trainer that start, whatever the model; and a model that comes over a slow line, which may have
+# to be loaded from a slow disk as well.
+LEAST_START_SECONDS = 1800.0
+_SLOWEST_BYTES_PER_SECOND = 8e6
 # A child that ended twice before the first start was complete would end a third time.
 MOST_RESTARTS = 1
 # The keeper's words for why it ended the runtime.
@@ -30,6 +34,13 @@ _REASONS = {
 _POLL_SECONDS = 0.2
 _LOG_LINES = 12
 _LOG_BYTES = 8192
+
+
+def start_seconds(model_path: str, model_bytes: int | None = None) -> float:
+    """How long a runtime may take to become ready: by the size of its model, as told or as the files or the
+    name of `model_path` say it."""
+    size = model_bytes or model_size.of_folder(Path(model_path)) or model_size.named(model_path) or 0
+    return LEAST_START_SECONDS + size / _SLOWEST_BYTES_PER_SECOND
 
 
 class Startup:

@@ -8,10 +8,8 @@ Knows nothing of records.
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import os
-import platform
 import re
 import tempfile
 import threading
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LaunchError, TeardownUnverified
+from launcher.machines import identity
 from launcher.machines.accounts import has_account, no_account
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
@@ -38,8 +37,9 @@ _USER_ID = "00000000"
 
 def mark(runs: Path) -> str:
     """Whose run it is: this user's, on this computer, with its folder there. No secret, and it says nothing
-    to others; the same again where the ledger was deleted."""
-    text = f"{getpass.getuser()}@{platform.node()}:{runs.resolve()}"
+    to others; the same again where the ledger was deleted, and after the computer was given another name."""
+    runs = runs.resolve()
+    text = f"{os.getuid()}@{identity.of_this_computer(runs.parent)}:{runs}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

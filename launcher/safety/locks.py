@@ -5,9 +5,13 @@ Neighbours: `records.py` and `sync.py` hold these. The system frees them when th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 HOLD_SECONDS = 20.0
 _POLL_SECONDS = 0.02
@@ -26,3 +30,15 @@ def hold(descriptor: int, path: object, bound_seconds: float | None = None) -> N
                 text = f"another process has held the lock for {bound:.0f} s: is a launch stopped (Ctrl-Z)?"
                 raise TimeoutError(errno.ETIMEDOUT, text, str(path)) from None
         time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def alone(folder: Path, bound_seconds: float | None = None) -> Iterator[None]:
+    """Hold a folder's lock: a file beside it, opened for writing. A folder cannot be, and NFS locks nothing
+    else for one process alone. Raises TimeoutError, an OSError, past the bound."""
+    descriptor = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        hold(descriptor, folder, bound_seconds)
+        yield
+    finally:
+        os.close(descriptor)

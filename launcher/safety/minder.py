@@ -198,7 +198,10 @@ class _Minder:
         return code
 
     def _reap_adopted(self) -> None:
-        """Collect orphans that ended here, but not the command: `Popen` waits for that one."""
+        """Collect orphans that ended here, but not the command: `Popen` waits for that one. Where there is no
+        waitid (macOS, before Python 3.13) nothing is adopted either."""
+        if not hasattr(os, "waitid"):
+            return
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if found.si_pid == self._child.pid:

@@ -178,10 +178,8 @@ def test_g23_a_pull_that_waits_for_another_says_so_and_ends(
     store.update(record.id, machine=machine.describe())
     results = store.folder(record.id) / "results"
     results.mkdir()
-    held = os.open(results, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    done = typed("pull", "dev")
-    os.close(held)
+    with locks.alone(results):
+        done = typed("pull", "dev")
     assert done.returncode == 8
     assert done.stderr.startswith("still bringing home dev, or waiting for another pull of it")
     assert "another process has held the lock" in done.stderr

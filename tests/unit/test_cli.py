@@ -171,6 +171,31 @@ def test_env_prints_what_a_shell_needs(launch: Launch, store: RecordStore) -> No
     assert (store.folder(record.id) / "token").stat().st_mode & 0o777 == 0o600
 
 
+def test_g23_env_waits_for_a_run_that_starts_and_for_no_other(
+    launch: Launch, store: RecordStore, tmp_path: Path
+) -> None:
+    record = store.create(name="dev")
+    fails(launch("env", "dev"), 2, "launch env dev --wait")
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "launcher.cli", "env", "dev", "--wait"],
+        env={**os.environ, "LAUNCH_HOME": str(store.runs.parent)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for state in ("arm", "serve"):
+        store.update(record.id, state=state)
+    keep_token(store.folder(record.id), "secret-token-of-the-run")
+    store.update(record.id, state="connect", url="http://127.0.0.1:7453")
+    said, _ = waiting.communicate(timeout=180)
+    assert waiting.returncode == 0
+    assert "export LAUNCH_BASE_URL=http://127.0.0.1:7453/v1" in said
+    # It will have none any more: nothing is waited for.
+    store.update(record.id, state="pull", url=None)
+    fails(launch("env", "dev", "--wait"), 2, "has no endpoint now")
+    fails(launch("env", "nobody", "--wait"), 2, "there is no run 'nobody'")
+
+
 def test_logs_prints_a_log_and_names_those_there_are(launch: Launch, store: RecordStore) -> None:
     record = store.create(name="dev")
     folder = store.folder(record.id)

@@ -93,6 +93,38 @@ def test_set_suggests_the_full_key_when_its_room_was_left_out(home: Home, folder
     assert error.hint == "launch --set train.learning_rate=2e-3"
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("train.lr", "train.learning_rate"),
+        ("lr", "train.learning_rate"),
+        ("train.lora_alpha", "train.lora.alpha"),
+        ("train.beta", "train.kl_beta"),
+        ("engine.learning_rate", "train.learning_rate"),
+        ("train.lerning_rate", "train.learning_rate"),
+        ("engine.max_model_length", "engine.max_model_len"),
+        ("train.init_adapter", None),
+        ("train.zebra", None),
+    ],
+)
+def test_a_key_that_is_proposed_is_the_one_that_was_meant(
+    home: Home, folder: Path, typed: str, meant: str | None
+) -> None:
+    error = failure(home, folder, sets=(f"{typed}=1",))
+    assert error.hint == (f"launch --set {meant}=1" if meant else "launch config")
+
+
+def test_every_other_name_for_a_key_is_one_of_ours(home: Home, folder: Path) -> None:
+    known = {key.rpartition(".")[2] for key in load({}, environ={}, folder=folder, home=home).values}
+    assert set(config._ALIASES.values()) <= known
+    assert not set(config._ALIASES) & known
+
+
+def test_one_gpu_needs_no_count(home: Home, folder: Path) -> None:
+    for typed, gpus in (("H100", "H100:1"), ("A100-80GB", "A100-80GB:1"), ("H100:4", "H100:4")):
+        assert load({"gpus": typed}, environ={}, folder=folder, home=home).gpus == gpus
+
+
 def test_set_refuses_what_launch_decides_itself(home: Home, folder: Path) -> None:
     assert "launch sets this itself" in failure(home, folder, sets=("state_dir=/tmp/x",)).message
 

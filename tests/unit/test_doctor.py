@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import disk, doctor, environments
+from launcher import disk, doctor, environments, preflight
 from launcher.doctor import Check, ask_all
 from launcher.home import Home
 from launcher.safety import reap
@@ -77,7 +77,7 @@ def test_a_computer_that_can_run_is_0_and_nothing_was_changed(typed: Typed) -> N
     assert done.stdout.splitlines()[-1] == "a run on this computer can work"
     assert not typed.home.exists()
     found = json.loads(typed("doctor", "--json").stdout)
-    assert set(found) == {"schema", "ready", "checks"} and found["ready"] is True
+    assert set(found) == {"schema", "ready", "ready_rented", "checks"} and found["ready"] is True
     assert [check["name"] for check in found["checks"]] == NAMES
     assert all(set(check) == {"name", "state", "detail", "fix"} for check in found["checks"])
     assert {check["state"] for check in found["checks"]} <= {"ok", "warn", "info"}
@@ -96,6 +96,34 @@ def test_a_computer_that_cannot_is_3_and_each_failure_has_its_fix(
     failed = [index for index, line in enumerate(lines) if line.startswith("FAIL")]
     assert [lines[index].split()[1] for index in failed] == ["disk", "network"]
     assert all(lines[index + 1].strip().startswith("fix: ") for index in failed)
+
+
+def test_g31_there_are_two_verdicts_and_on_a_mac_the_rented_one_decides(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "KUBECONFIG"))]:
+        monkeypatch.delenv(name)
+    rented, here = typed("doctor").stdout.splitlines()[-2:]
+    assert rented == "a run on rented machines cannot work yet: no account with any cloud"
+    assert here == "a run on this computer can work"
+    monkeypatch.setattr(preflight.sys, "platform", "darwin")
+    done = typed("doctor")
+    assert done.returncode == 3
+    assert done.stdout.splitlines()[-1] == "a run on this computer cannot work: it is no Linux"
+    (tmp_path / ".aws").mkdir()
+    done = typed("doctor")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-2:] == [
+        "a run on rented machines can work", "a run on this computer cannot work: it is no Linux",
+    ]  # fmt: skip
+    found = json.loads(typed("doctor", "--json").stdout)
+    assert (found["ready"], found["ready_rented"]) == (False, True)
+    monkeypatch.setattr(preflight, "missing_tools", lambda *tools: ["rsync"])
+    done = typed("doctor")
+    assert done.returncode == 3
+    assert "rented machines cannot work yet: rsync is not installed" in done.stdout
+    assert "fix: brew install rsync" in done.stdout
 
 
 def test_a_complete_environment_is_told_from_one_with_a_hole(

@@ -171,3 +171,19 @@ def test_when_the_launcher_is_killed_the_minder_ends_the_command(tmp_path: Path,
     process.kill()
     process.wait()
     wait_until(lambda: not _left(run_id), what="nothing is left")
+
+
+def test_g31_a_command_ends_as_it_did_where_the_system_has_no_waitid(tmp_path: Path) -> None:
+    """Python has none on macOS before 3.13."""
+    program = _program("minder_without_waitid.py", "sh", "-c", "sh -c 'exit 0'; sleep 0.1 & wait; exit 7")
+    theirs, ours = os.pipe()
+    done = subprocess.run(
+        [*program[:2], "--pipe", str(theirs), "--", *program[2:]],
+        cwd=tmp_path,
+        pass_fds=(theirs,),
+        capture_output=True,
+        text=True,
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (7, "")

@@ -223,11 +223,17 @@ def test_what_only_a_rented_run_has_waits_in_a_file_and_is_refused_on_the_comman
     here = replace(wish(), gpus=None)
     assert make_plan(here).where == "this computer"
     assert here.infra == ("aws/us-east-1", "kubernetes/a/context")
-    for option, value in (("max_price", "3"), ("idle", "5m"), ("disk", "100"), ("train_gpus", "1")):
+    for option, value in (
+        ("max_price", "3"),
+        ("budget", "5"),
+        ("idle", "5m"),
+        ("disk", "100"),
+        ("train_gpus", "1"),
+    ):
         with pytest.raises(UsageError, match="goes with --gpus"):
             make_plan(replace(wish(**{option: value}), gpus=None))
-    (tmp_path / "launch.toml").write_text('gpus = "H100"\n')
-    with pytest.raises(ConfigError, match=r"launch\.toml: 'H100' does not fit"):
+    (tmp_path / "launch.toml").write_text('gpus = "4"\n')
+    with pytest.raises(ConfigError, match=r"launch\.toml: '4' does not fit"):
         load({}, environ={}, folder=tmp_path, home=Home(*[tmp_path] * 3))
 
 

@@ -93,3 +93,11 @@ def test_who_asks_is_not_what_is_left(started: list[subprocess.Popen[bytes]]) ->
         check=True,
     )
     assert said.stdout.strip() == "0"
+
+
+def test_g17_a_forked_child_loads_no_library_before_its_exec() -> None:
+    """A thread of the parent may hold the loader's lock at the fork: then the child would wait for ever."""
+    done = subprocess.run(
+        [sys.executable, _PROGRAMS / "fork_without_loading.py"], capture_output=True, text=True, timeout=180
+    )
+    assert (done.returncode, done.stdout) == (0, "ended with its parent's signal set\n"), done.stderr

@@ -150,7 +150,8 @@ COMMAND_LINE = [
     Refused("--name dev", 2, "a run named dev is live", "its state: created", "launch status dev",
             done=lambda place: place.live_run("dev")),
     Refused("--gpus H100:4", 2, "nobody is here to agree", "renting GPUs costs money", "launch plan --gpus H100:4"),
-    Refused("--gpus H100", 2, "--gpus: 'H100' does not fit", "TYPE:COUNT, such as H100:4", "launch --help"),
+    Refused("--gpus H100", 2, "nobody is here to agree", "renting GPUs costs money", "launch plan --gpus H100:1"),
+    Refused("--gpus 100", 2, "--gpus: '100' does not fit", "TYPE:COUNT, such as H100:4", "launch --help"),
     Refused("--gpus H100:", 2, "--gpus: 'H100:' does not fit", "TYPE:COUNT", "launch --help"),
     Refused("--gpus 4:H100", 2, "--gpus: '4:H100' does not fit", "TYPE:COUNT", "launch --help"),
     Refused("--gpus H100:0", 2, "--gpus: 'H100:0' does not fit", "at least one GPU", "launch --help"),
@@ -163,8 +164,11 @@ COMMAND_LINE = [
     Refused("plan --resume dev", 2, "--resume does not go with plan", "an option of a run", "launch plan --help"),
     Refused("--resume dev --dry-run", 2, "--resume does not go with a plan", "would be looked at and ended", "launch status"),
     Refused("--dry-run status", 2, "--dry-run does not go with status", "about a run", "launch status"),
-    Refused("plan", 3, "launch.toml: 'H100' does not fit", "TYPE:COUNT", "launch --help",
-            done=lambda place: place.write("launch.toml", "gpus = 'H100'")),
+    Refused("plan", 3, "launch.toml: '4' does not fit", "TYPE:COUNT", "launch --help",
+            done=lambda place: place.write("launch.toml", "gpus = '4'")),
+    Refused("--set train.lr=1", 2, "--set train.lr: no such", "nearest is train.learning_rate", "launch --set train.learning_rate=1"),
+    Refused("--grace 0s", 2, "--grace: '0s' does not fit", "longer than zero", "launch --help"),
+    Refused("--grace 1h", 2, "--grace: '1h' does not fit", "the most is 2m", "launch --help"),
     Refused("--infra lambda", 2, "--infra goes with --gpus", "on this computer", "launch --gpus H100:4 --infra"),
     Refused("--infra awz --gpus H100:4", 2, "--infra: 'awz' does not fit", "did you mean aws?", "launch --help"),
     Refused("--infra aws,awz", 2, "--infra: 'aws,awz' does not fit", "did you mean aws?", "launch --help"),
@@ -201,6 +205,65 @@ COMMAND_LINE = [
 @pytest.mark.parametrize("refused", COMMAND_LINE, ids=str)
 def test_g24_what_is_wrong_on_the_command_line_is_2_path_escapes_too(refused: Refused, place: Place) -> None:
     check(refused, place)
+
+
+@pytest.mark.parametrize(
+    "option", ["--budget 5", "--max-price 20", "--infra aws", "--idle 10m", "--disk 100", "--infer-gpus 1"]
+)
+def test_g11_what_means_something_for_rented_runs_only_is_refused_without_one(
+    option: str, place: Place
+) -> None:
+    name = option.partition(" ")[0]
+    check(
+        Refused(
+            f"{option} -- true",
+            2,
+            f"{name} goes with --gpus",
+            "on this computer",
+            f"launch --gpus H100:4 {name}",
+        ),
+        place,
+    )
+
+
+def test_what_a_file_says_of_rented_runs_waits_for_one(place: Place) -> None:
+    place.write("launch.toml", "budget = 5\nidle = '10m'")
+    assert place.typed("plan").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("tools", "missing"), [(("ssh",), "rsync is"), (("rsync",), "ssh is"), ((), "ssh and rsync are")]
+)
+def test_g11_without_the_programs_that_reach_a_machine_nothing_is_rented(
+    tools: tuple[str, ...], missing: str, place: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for tool in ("true", *tools):
+        (tmp_path / "bin" / tool).symlink_to("/bin/true")
+    typed = "--gpus H100:4 --infra aws --yes -- true"
+    what, why = "a rented machine is reached with ssh and rsync", f"{missing} not on this computer"
+    check(Refused(typed, 3, what, why, "apt-get install", environ={"PATH": str(tmp_path / "bin")}), place)
+
+
+@pytest.mark.parametrize("form", ["runtime.py", "runtime/__init__.py", "launcher.py", "launcher/__init__.py"])
+@pytest.mark.parametrize("options", ["", "--gpus H100:4 --infra aws --yes "])
+def test_g11_a_program_beside_a_name_that_hides_ours_is_refused_first(
+    form: str, options: str, place: Place
+) -> None:
+    place.write("my.py", "")
+    place.write(form, "")
+    name = form.partition("/")[0]
+    hides = f"{place.folder}/{name} hides the package {name.removesuffix('.py')} that comes with launch"
+    check(
+        Refused(
+            f"{options}-- python3 my.py",
+            3,
+            hides,
+            "Python looks beside the program first",
+            f"mv {place.folder}/{name}",
+        ),
+        place,
+    )
 
 
 PROGRAMS = [

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
 import subprocess
 import tarfile
 from pathlib import Path
 
+import pytest
+
+from launcher import sync
+from launcher.errors import JobFailed, NotPulled
 from launcher.machines.link import Host
-from launcher.machines.remote import _unpack
+from launcher.machines.remote import RemoteFolder, _unpack
+from launcher.safety import locks
+from tests.support.environment import PROGRAMS
+from tests.support.own_sshd import OwnSshd
 
 
 def test_ssh_reads_paths_with_spaces_and_percent_signs_as_they_are(tmp_path: Path) -> None:
@@ -38,3 +47,61 @@ def test_an_archive_of_a_machine_writes_nothing_outside_its_folder(tmp_path: Pat
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir()} == {
         "here/supervisor.json", "here/logs/keeper.log",
     }  # fmt: skip
+
+
+@pytest.mark.process
+def test_g31_results_come_home_below_a_folder_with_a_blank_by_an_rsync_that_splits_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rsync of macOS splits what it is to run at blanks, whatever is quoted; this one does so, too."""
+    sshd = OwnSshd(tmp_path / "Application Support" / "slipway", tmp_path / "there")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "rsync").symlink_to(PROGRAMS / "unit" / "rsync_that_splits.py")
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    there = sshd.home / "state"
+    there.mkdir()
+    (there / "metrics.jsonl").write_text("{}\n")
+    remote = RemoteFolder(sshd.host(), str(there), tmp_path / "a home" / "machine")
+    remote.fetch(remote.here)
+    assert (remote.here / "metrics.jsonl").read_text() == "{}\n"
+    (tmp_path / "a model").mkdir()
+    (tmp_path / "a model" / "weights").write_text("w")
+    remote.send(tmp_path / "a model")
+    assert (there / "weights").read_text() == "w"
+
+
+@pytest.mark.process
+def test_g22_without_rsync_or_ssh_on_this_computer_copying_fails_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host("192.0.2.1", "ubuntu", tmp_path / "key", tmp_path / "known_hosts")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    remote = RemoteFolder(host, "/state", tmp_path / "machine")
+    with pytest.raises(JobFailed, match="copying needs rsync"):
+        remote.fetch(remote.here)
+    with pytest.raises(JobFailed) as refused:
+        remote.shell("true", "look")
+    assert refused.value.why == "there is no ssh on this computer"
+
+
+def test_g22_results_are_pulled_on_a_disk_that_locks_only_what_is_open_for_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS: its locks are those of fcntl, which take a file opened for writing."""
+    flock = fcntl.flock
+
+    def as_nfs_does(descriptor: int, operation: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(9, "Bad file descriptor")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs_does)
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "metrics.jsonl").write_text("{}\n")
+    assert sync.pull(tmp_path / "machine", tmp_path / "results").files == 1
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["logs", "metrics.jsonl"]
+    # It is a lock all the same.
+    monkeypatch.setattr(sync, "_PULL_SECONDS", 0.0)
+    with locks.alone(tmp_path / "results"), pytest.raises(NotPulled, match="could not be brought"):
+        sync.pull(tmp_path / "machine", tmp_path / "results")

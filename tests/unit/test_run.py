@@ -87,6 +87,7 @@ def test_the_objects_of_a_run_have_the_promised_keys(live) -> None:
         "budget": None,
         "rented": None,
         "candidates": [],
+        "prices_of": None,
         "cost_at_most": 0.0,
         "dearest_per_hour": 0.0,
     }

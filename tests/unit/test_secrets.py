@@ -120,6 +120,7 @@ def test_g14_a_command_that_crashes_shows_no_secret(
     monkeypatch.setattr(preflight, "check_environment", crash)
     monkeypatch.setattr("launcher.machines.cloud.CloudMachine.described", crash)
     monkeypatch.setattr("launcher.machines.prices.market", crash)
+    monkeypatch.setattr("launcher.machines.price_snapshot.market", crash)
     monkeypatch.setattr("launcher.safety.take_down.pull", crash)
     monkeypatch.setattr("launcher.safety.processes.wait_gone", crash)
     monkeypatch.setattr("launcher.safety.processes.ProcessId.send", lambda self, number: None)

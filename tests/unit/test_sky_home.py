@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.errors import CapacityError, PreflightError
@@ -252,3 +253,47 @@ def test_g23_a_call_that_hangs_is_left_behind_and_the_next_one_is_answered(
     sky.end()
     assert not home.processes()
     assert os.listdir(home.folder)
+
+
+def test_g31_skypilots_home_has_no_blank_in_its_name_whatever_ours_has(
+    tmp_path: Path, user_home: Path
+) -> None:
+    """SkyPilot gives rsync the paths of its keys unquoted, and a Mac's homes are below one with a blank."""
+    folder = tmp_path / "Application Support" / "sky"
+    home = SkyHome(folder, ["aws"], "0123abcd")
+    home.make(user_home)
+    seen = Path(home.environ({})["HOME"])
+    assert not any(letter.isspace() for letter in str(seen))
+    assert seen.resolve() == folder.resolve()
+    assert (seen / ".aws/credentials").read_text() == "secret of .aws/credentials"
+    seen.unlink()  # swept out of the temporary folder
+    assert Path(home.environ({})["HOME"]).resolve() == folder.resolve()
+    home.remove()
+    assert not seen.is_symlink() and not folder.exists()
+    plain = _home(tmp_path, "aws")
+    plain.make(user_home)
+    assert plain.environ({})["HOME"] == str(plain.folder)
+
+
+def test_g31_only_its_own_processes_are_asked_for_their_connections(
+    tmp_path: Path, user_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking for everybody's takes root on a Mac."""
+
+    def as_on_a_mac(*_kind: str) -> list[object]:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil, "net_connections", as_on_a_mac)
+    home = _home(tmp_path, "aws")
+    home.make(user_home)
+    program = PROGRAMS / "unit" / "answer_health.py"
+    with subprocess.Popen(
+        [sys.executable, program, "0.14.1", "0.14.1"], cwd=home.folder, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            (home.folder / "api-port").write_text(server.stdout.readline().strip())
+            assert home.healthy()
+        finally:
+            server.kill()
+    assert not home.healthy()

@@ -142,7 +142,7 @@ def _sky_process(sky: SkyProcess) -> ProcessId:
 
 def _listens(home: SkyHome) -> int:
     """The pid of the server's own process."""
-    from launcher.machines.sky_home import _listening
+    from launcher.machines.sky_home import _listens
 
-    (pid,) = _listening(home.port())
-    return pid
+    (process,) = (process for process in home.processes() if _listens(process, home.port()))
+    return process.pid

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.machines import ssh_config
 from launcher.machines.link import Host
+from tests.support.environment import PROGRAMS
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -80,3 +83,38 @@ def test_a_configuration_that_is_no_utf8_comes_back_byte_for_byte(tmp_path: Path
     assert config.read_bytes().endswith(theirs)
     ssh_config.forget(folder)
     assert config.read_bytes() == theirs
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
+def test_ssh_finds_a_key_below_a_folder_with_a_percent_sign(tmp_path: Path, home: Path) -> None:
+    """One writer of ssh's options, for our own ssh and for the user's: what one escapes the other does."""
+    folder = tmp_path / "100%d of it" / "slip-0123abcd"
+    folder.mkdir(parents=True)
+    host = Host("10.0.0.7", "ubuntu", folder / "key", folder / "known_hosts")
+    ssh_config.write(folder, host, ["demo"])
+    words = (["-F", str(folder / "ssh_config"), "demo"], [*host.options(), host.address])
+    for options in words:
+        done = subprocess.run(["ssh", "-G", *options], capture_output=True, text=True, check=True)
+        said = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+        assert said["identityfile"].replace("%%", "%") == str(folder / "key")
+        assert said["userknownhostsfile"].strip('"').replace("%%", "%") == str(folder / "known_hosts")
+        assert said["hostname"] == "10.0.0.7"
+
+
+@pytest.mark.process
+def test_runs_of_two_homes_that_begin_and_end_at_once_keep_the_users_file_whole(
+    tmp_path: Path, home: Path
+) -> None:
+    """The lock is the file's, not a home's."""
+    config = home / ".ssh" / "config"
+    config.parent.mkdir()
+    theirs = "".join(f"Host work-{number}\n  User me\n" for number in range(2000))
+    config.write_text(theirs)
+    begun = [
+        subprocess.Popen([sys.executable, PROGRAMS / "unit" / "include_and_forget.py", tmp_path / name, "40"])
+        for name in ("one", "other")
+    ]
+    for process in begun:
+        wait_until(lambda process=process: process.poll() is not None, what="both are done")
+        assert process.returncode == 0
+    assert config.read_text() == theirs

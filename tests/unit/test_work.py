@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,9 +13,11 @@ import pytest
 
 from launcher.output import Output
 from launcher.pulse import Beat
+from launcher.safety import minder
 from launcher.safety.lease import Lease, Limits
 from launcher.work import Watched, Work
 from runtime.schema import RuntimeStatus
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -41,3 +46,22 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
         lines.append(work._live(beat, 1.0).trouble)
     assert said.getvalue().splitlines() == [TROUBLE, "the newest step is served again"]
     assert lines == [None, "the newest step is not served", "the newest step is not served", None]
+
+
+@pytest.mark.slow
+def test_g23_at_ctrl_c_a_program_has_its_grace_to_save_and_no_more(tmp_path: Path) -> None:
+    """By a save that takes longer than the five seconds nobody has to ask for, and by one that never ends."""
+    saving = "import signal, time, pathlib; signal.signal(signal.SIGINT, lambda *_: 0); "
+    saving += "signal.signal(signal.SIGTERM, lambda *_: 0); pathlib.Path('up').touch(); "
+    for seconds, grace, code in ((7, 120.0, 0), (600, 0.5, 137)):
+        (tmp_path / "up").unlink(missing_ok=True)
+        program = minder.start(
+            [sys.executable, "-c", f"{saving} signal.pause(); end = time.monotonic() + {seconds}\n"
+             "while time.monotonic() < end: time.sleep(0.1)"],
+            os.environ, tmp_path, grace,
+        )  # fmt: skip
+        wait_until((tmp_path / "up").exists, what="the program runs")
+        watched = SimpleNamespace(grace_seconds=grace)
+        work = Work(cast(Watched, watched), program, "", Output(environ={}))
+        work._let_end(program)
+        assert program.terminate() == code if program.poll() is None else program.poll() == code

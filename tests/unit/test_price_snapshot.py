@@ -1,0 +1,125 @@
+"""The prices that come with the package: dated, only for plans, and never in the place of catalogs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import PreflightError
+from launcher.machines import price_snapshot, prices
+from launcher.machines.accounts import KNOWN, OWN
+from tests.support.environment import PROGRAMS
+from tests.support.typed import Typed
+
+pytestmark = pytest.mark.process
+
+CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"
+
+
+@pytest.fixture
+def user_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh computer: no account, no catalog."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "CLOUDSDK_", "GCP_", "AZURE_", "KUBECONFIG", "RUNPOD_")):
+            monkeypatch.delenv(name)
+    home = tmp_path / "user"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def typed(tmp_path: Path, user_home: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Nothing is started for it: not SkyPilot either, which may not be installed."""
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **options: pytest.fail(f"started {words}"))
+    return Typed(tmp_path / "project", tmp_path / "home")
+
+
+def test_each_price_has_its_day_and_its_source() -> None:
+    known = price_snapshot.prices()
+    assert {price.cloud for price in known} <= KNOWN - OWN
+    for price in known:
+        assert price.price_per_hour > 0 and price.count > 0 and price.source and price.instance_type
+        assert date(2026, 1, 1) <= date.fromisoformat(price.read) <= date.today()
+
+
+@pytest.mark.parametrize("account", [None, ".aws", ".lambda_cloud"])
+def test_g26_on_a_fresh_computer_the_plan_is_a_table_with_the_date_of_its_prices(
+    typed: Typed, user_home: Path, account: str | None
+) -> None:
+    if account:
+        (user_home / account).mkdir()
+    done = typed("plan", "--gpus", "H100:4")
+    assert done.returncode == 0, done.stderr
+    (cheapest,) = price_snapshot.market("H100", 4, ("lambda",)).offers
+    table = done.stdout.splitlines()
+    assert table[0].startswith(f"4×H100 on lambda, ${cheapest.price_per_hour:.2f}/h, deadline 4h: at most $")
+    (read,) = {price.read for price in price_snapshot.prices() if price.cloud == "lambda"}
+    assert any("prices" in line and "snapshot" in line and read in line for line in table)
+    assert any(line.split()[:2] == ["lambda", "gpu_4x_h100_sxm5"] for line in table)
+    assert done.stderr.splitlines() == [
+        "there are no price catalogs on this computer, and a run needs one: "
+        "launch plan … --infra lambda --refresh"
+    ]
+    assert json.loads(typed("plan", "--gpus", "H100:4", "--json").stdout)["prices_of"] == read
+    assert not typed.home.exists()
+
+
+def test_g26_the_plan_of_a_fresh_computer_needs_no_network_terminal_or_skypilot(
+    tmp_path: Path, user_home: Path
+) -> None:
+    program = PROGRAMS / "unit" / "launch_on_loopback.py"
+    words = ["plan", "--gpus", "H100:4"]
+    done = subprocess.run(
+        ["unshare", "--net", "--map-root-user", sys.executable, program, *words],
+        env={"HOME": str(user_home), "LAUNCH_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a snapshot that came with launch" in done.stdout
+
+
+def test_g11_a_run_is_never_agreed_to_by_the_snapshot(typed: Typed, user_home: Path) -> None:
+    words = ["--gpus", "H100:4", "--yes", "--", "true"]
+    refused = typed(*words)
+    assert refused.returncode == 3 and "no account with any cloud" in refused.stderr
+    assert not typed.home.exists()
+
+
+def test_what_the_snapshot_does_not_have_is_not_said_to_be_nowhere(typed: Typed) -> None:
+    for words in (("H100:4", "aws"), ("H100:4", "aws/us-east-1"), ("L4:1", "lambda"), ("H100:4", "azure")):
+        done = typed("plan", "--gpus", words[0], "--infra", words[1])
+        cloud = words[1].partition("/")[0]
+        assert done.returncode == 3
+        assert done.stderr.splitlines()[0] == f"Error: there are no prices for {cloud} on this computer"
+        assert f"--infra {cloud} --refresh" in done.stderr
+
+
+def test_a_price_of_one_region_is_not_that_of_another() -> None:
+    known = [offer.infra for offer in price_snapshot.market("H100", 8, ("aws", "lambda/us-west-1")).offers]
+    assert known == ["lambda/us-west-1", "aws/us-east-1"]
+    assert price_snapshot.market("H100", 8, ("aws/us-west-2",)).without_prices == ("aws",)
+
+
+def test_catalogs_on_this_computer_come_before_the_snapshot(user_home: Path) -> None:
+    assert prices.places_to_show((), user_home, {}) == ()
+    (user_home / ".lambda_cloud").mkdir()
+    assert prices.places_to_show((), user_home, {}) == ()
+    shutil.copytree(CATALOGS, user_home / ".sky" / "catalogs")
+    assert prices.at_hand(user_home) == {"aws"}
+    assert prices.places_to_show(("aws/us-east-1", "lambda"), user_home, {}) == ("aws/us-east-1", "lambda")
+    assert prices.places_to_show(("kubernetes",), user_home, {}) == ("kubernetes",)
+    (user_home / ".lambda_cloud").rmdir()
+    assert prices.places_to_show((), user_home, {}) == ("aws",)
+    with pytest.raises(PreflightError, match="no account"):
+        prices.places((), user_home, {})
