@@ -51,6 +51,7 @@ class Source(Protocol):
     """Where names of samples, and the tokens behind them, come from: a SampleStore, or a Snapshot of it."""
 
     def of_rollout(self, rollout: str) -> list[SampleRef]: ...
+    def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]: ...
     def of_sample(self, sample: str) -> list[SampleRef]: ...
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]: ...
 
@@ -61,6 +62,7 @@ class Snapshot:
 
     store: SampleStore
     rollouts: dict[str, list[SampleRef]]
+    unreceived: dict[str, list[SampleRef]]
     samples: dict[str, list[SampleRef]]
 
     @classmethod
@@ -68,11 +70,18 @@ class Snapshot:
         """Look up every name that the groups' members have."""
         members = [member for group in groups for member in group.members]
         samples = {member.sample: store.of_sample(member.sample) for member in members if member.sample}
-        return cls(store, {one.rollout: store.of_rollout(one.rollout) for one in members}, samples)
+        rollouts = {one.rollout for one in members}
+        received = {rollout: store.of_rollout(rollout) for rollout in rollouts}
+        unreceived = {rollout: store.unreceived_of_rollout(rollout) for rollout in rollouts}
+        return cls(store, received, unreceived, samples)
 
     def of_rollout(self, rollout: str) -> list[SampleRef]:
         """As SampleStore's."""
         return self.rollouts[rollout]
+
+    def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]:
+        """As SampleStore's."""
+        return self.unreceived[rollout]
 
     def of_sample(self, sample: str) -> list[SampleRef]:
         """As SampleStore's."""
@@ -266,7 +275,7 @@ def _refs(group: Group, member: Member, store: Source) -> list[SampleRef]:
     return [ref for ref in store.of_rollout(member.rollout) if _is_named(ref, group, member)]
 
 
-def _unreceived(group: Group, member: Member, store: SampleStore) -> int:
+def _unreceived(group: Group, member: Member, store: Source) -> int:
     """How many answers a member's reward would be about, had anyone received them (C52)."""
     if member.sample is not None:
         return 0
