@@ -125,6 +125,8 @@ class StepCounts(Answer):
     turns_joined: int = 0
     sealed: int = 0
     groups_without_variance: int = 0
+    # Answers that nobody is known to have received: no samples, so not among `samples` either.
+    unreceived: int = 0
     dropped: dict[str, int] = {}
 
 
