@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LaunchError, PreflightError
+from launcher.errors import EXIT_INTERRUPTED, PreflightError, failure_of
 
 _OLDEST_PYTHON = (3, 11)
 # A command line with one of these does not start a run.
@@ -75,18 +75,14 @@ def _dispatch(own: list[str], command: list[str] | None) -> int:
     output = Output(as_json="--json" in own, plain="--plain" in own)
     try:
         return invoke(own, Invocation(command, output))
-    except LaunchError as error:
-        _hide_secrets()
-        output.traceback(show="--debug" in own)
-        output.error(error)
-        return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a bug gets three lines and code 1
         _hide_secrets()
         output.traceback(show="--debug" in own)
-        output.error(_bug(error))
-        return EXIT_BUG
+        failure = failure_of(error)
+        output.error(failure)
+        return failure.exit_code
 
 
 def _hide_secrets() -> None:
@@ -94,11 +90,6 @@ def _hide_secrets() -> None:
     from launcher.credentials import hide_environment
 
     hide_environment(os.environ)
-
-
-def _bug(error: Exception) -> LaunchError:
-    why = f"{type(error).__name__}: {error}"
-    return LaunchError("launch has a bug", why, "the same command with --debug shows the traceback")
 
 
 if __name__ == "__main__":

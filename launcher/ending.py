@@ -10,6 +10,7 @@ Knows nothing of how a run lives.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from launcher import durable, rented
 from launcher.durable import Standing
 from launcher.endpoint import RESULTS, drop_token
-from launcher.errors import LaunchError, NotPulled, TeardownUnverified
+from launcher.errors import LaunchError, NotPulled, TeardownUnverified, failure_of
 from launcher.failpoints import passing
 from launcher.log import LOGGER
 from launcher.machines import recorded
@@ -30,7 +31,7 @@ from launcher.safety.lease import Limits
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.safety.teardown_lock import Turn
 from launcher.signals import Interrupted, Signals
-from launcher.summary import Summary, exit_code_of, failure_of, program_code_of, reason_of
+from launcher.summary import Summary, exit_code_of, program_code_of, reason_of
 from launcher.timings import Timings
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AGAIN = " (again: leave it to the guardian)"
+# What a Ctrl-C does after the first signal, whichever that was.
+AGAIN = " (one more Ctrl-C leaves it to the guardian)"
+_ENDING = f"already ending: results home, everything down{AGAIN}"
+_KEEPING = "waiting for its results (Ctrl-C gives them up)"
 # A record that cannot be written is tried again: another process may hold its lock for a moment.
 _WRITES = 3
 _PAUSE_SECONDS = 0.5
@@ -63,7 +67,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Ended:
-    """Whose end it is. `limits` and `begun_at` are on the clock that counts sleep."""
+    """Whose end it is. `limits` are on the clock that counts sleep."""
 
     record: RunRecord
     label: str
@@ -107,7 +111,7 @@ class Ending:
             return self._finish(failure, Proof(True, "nothing had been started"))
         if isinstance(failure, LaunchError):
             self._warn(f"{failure.message}; ending the run")
-        self._signals.consequence = f"already ending: results home, everything down{AGAIN}"
+        self._signals.consequence = _ENDING
         with contextlib.ExitStack() as stack:
             alone = teardown_lock.alone(self._folder, "launch", self._warn, insist=True)
             turn = self._try("waiting for its turn", lambda: stack.enter_context(alone))
@@ -142,7 +146,7 @@ class Ending:
             else:
                 self._unpulled = self._not_pulled(error)
                 self._warn(f"{self._unpulled.message}: {self._unpulled.why}")
-                self._keep(machine, turn)
+                self._try("keeping the machine", lambda: self._keep(machine, turn))
         for skipped in self._pulled.skipped if self._pulled is not None else ():
             self._warn(f"not brought home: {skipped}")
 
@@ -155,18 +159,23 @@ class Ending:
         if seconds <= 0 or given_up():
             return
         turn.doing(teardown_lock.KEEPING)
+        self._signals.consequence = _KEEPING
         keep = (self._warn, machine, self._results, seconds, self._ended.label, given_up)
-        self._pulled = self._try("keeping the machine", lambda: rented.pull_later(*keep))
+        try:
+            self._pulled = rented.pull_later(*keep)
+        finally:
+            self._signals.consequence = _ENDING
         if self._pulled is not None:
             self._unpulled = None
 
     def _given_up(self) -> Callable[[], bool]:
-        """Whether nobody wants to wait for results any more: one more signal, or `--give-up-results`."""
+        """Whether nobody wants to wait for results any more: a Ctrl-C, or `--give-up-results`. A TERM, or a
+        terminal that is closed, gives nothing up."""
         received, looked_at = self._signals.received, float("-inf")
 
         def given_up() -> bool:
             nonlocal looked_at
-            if self._signals.received != received:
+            if received is None and self._signals.received == signal.SIGINT:
                 return True
             if time.monotonic() - looked_at < _PAUSE_SECONDS:
                 return False
@@ -327,10 +336,10 @@ class Ending:
         """One phase: in the record before it begins, on the screen while it lasts, its time remembered; where
         one of these cannot be had, the phase itself can."""
         self._try(f"noting {name}", lambda: self._enter(name))
+        usual = self._try(f"asking how long {name} takes", lambda: self._timings.usual(machine.kind, name))
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:
-            phase = self._output.phase(name, self._timings.usual(machine.kind, name))
-            self._try(f"showing {name}", lambda: stack.enter_context(phase))
+            self._try(f"showing {name}", lambda: stack.enter_context(self._output.phase(name, usual)))
             yield
         self._timings.add(machine.kind, name, time.monotonic() - begun)
 

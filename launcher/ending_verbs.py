@@ -15,6 +15,7 @@ from typing import Any
 from launcher import consent
 from launcher.errors import EXIT_OK, LaunchError, NotPulled, PreflightError, UsageError
 from launcher.home import Home
+from launcher.machines import recorded
 from launcher.output import Output, columns
 from launcher.safety import processes, reap, take_down, teardown_lock
 from launcher.safety.processes import ProcessId
@@ -39,7 +40,7 @@ def down(output: Output, name: str, give_up: bool = False) -> int:
     record = store.load(name)
     was_live = record.live
     if give_up and was_live:
-        record = store.update(record.id, given_up=True)
+        record = _given_up(output, store, record)
     if record.live and record.launch is not None and record.launch.alive():
         record = _let_end(output, store, record, record.launch, name)
     record = take_down.after_guardian(store, record, output.note)
@@ -123,6 +124,15 @@ def _let_end(
     return store.load(record.id)
 
 
+def _given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecord:
+    """Say so in the record, for its own `launch`; a full disk must not keep its machine running."""
+    try:
+        return store.update(record.id, given_up=True)
+    except OSError as error:
+        output.note(f"its record cannot say that its results are given up: {error}")
+        return record
+
+
 def _kept_by_launch(record: RunRecord, launch: ProcessId, name: str) -> NotPulled:
     return NotPulled(
         f"{name} is kept: its newest results could not be brought home",
@@ -162,8 +172,8 @@ def _remove(output: Output, finds: list[reap.Find], unasked: list[str]) -> int:
     for find in finds:
         try:
             done = find.remove()
-        except (LaunchError, OSError) as error:
-            refused = error if isinstance(error, LaunchError) else _refused(find, error)
+        except Exception as error:  # noqa: BLE001 - whatever one raises must not keep the others
+            refused = error if isinstance(error, LaunchError) else _refused(output, find, error)
             failure = failure or refused
             done = f"NOT removed: {refused.message}: {refused.why}"
         described.append(find.to_dict() | {"done": done})
@@ -174,6 +184,8 @@ def _remove(output: Output, finds: list[reap.Find], unasked: list[str]) -> int:
     return failure.exit_code if failure is not None else EXIT_OK
 
 
-def _refused(find: reap.Find, error: OSError) -> PreflightError:
-    """One that this computer does not let us remove must not keep the others."""
-    return PreflightError(f"{find.what} could not be removed", str(error), "launch gc")
+def _refused(output: Output, find: reap.Find, error: Exception) -> LaunchError:
+    """One that this computer does not let us remove, or a bug."""
+    kind = PreflightError if isinstance(error, OSError) else LaunchError
+    output.traceback(show=False)
+    return kind(f"{find.what} could not be removed", recorded.described(error), "launch gc")

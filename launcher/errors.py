@@ -18,12 +18,23 @@ Knows nothing of printing, files or processes.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EXIT_OK = 0
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# What this computer refuses whoever asks: no bug of ours.
+_THIS_COMPUTERS = _NO_ROOM | frozenset(
+    {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES}
+    | {errno.EPERM, errno.ETIMEDOUT, errno.ENOLCK, errno.ESTALE}
+)  # fmt: skip
 
 
 class LaunchError(Exception):
@@ -111,6 +122,19 @@ class NotPulled(LaunchError):
     """The results did not come home."""
 
     exit_code = 8
+
+
+def failure_of(error: Exception, log: Path | None = None) -> LaunchError:
+    """What was raised as one of these; `log` has the traceback, else --debug shows it."""
+    if isinstance(error, LaunchError):
+        return error
+    look = f"less {log}" if log else "the same command with --debug shows the traceback"
+    if isinstance(error, OSError) and error.errno in _THIS_COMPUTERS:
+        why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        room = f"df -h {log.parent}" if log else "df -h"
+        hint = room if error.errno in _NO_ROOM else look
+        return PreflightError("this computer does not let launch go on", why, hint)
+    return LaunchError("launch has a bug", f"{type(error).__name__}: {error}", look)
 
 
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import log, rented, resume
 from launcher.ending import AGAIN, Ended, Ending, Parts
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
-from launcher.errors import JobFailed, LaunchError, LimitReached, PreflightError
+from launcher.errors import JobFailed, LaunchError, LimitReached, PreflightError, failure_of
 from launcher.failpoints import passing
 from launcher.home import Home
 from launcher.machines import wanted
@@ -36,7 +36,6 @@ from launcher.safety import clock, guardian, minder
 from launcher.safety.lease import Limits
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.signals import Interrupted, Signals
-from launcher.summary import failure_of
 from launcher.timings import Timings
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ TINY_MODEL = "tiny"
 WANDB_MODES = ("disabled", "offline", "online")
 # The lease is renewed each quarter of it, and a look at a busy runtime may take 5 s.
 LEAST_LEASE_SECONDS = 15.0
-# `launch down` waits three minutes for the run's own end, in which the results come home as well.
+# `launch down` waits three minutes for the run's own `launch` to begin the end, which it does after this.
 _MOST_GRACE_SECONDS = 120.0
 _GPUS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d{1,4}))?", re.ASCII)
 _MOST_GPUS = 1024

@@ -1,5 +1,8 @@
-"""What Ctrl-C, TERM and HUP do: the first one ends the run well, the second leaves the rest to the guardian,
-but for a TERM after a TERM, which asks for nothing new. And the alarm that a limit rings while nobody looks.
+"""What Ctrl-C, TERM and HUP do: the first one ends the run well, a Ctrl-C after it leaves the rest to the
+guardian. And the alarm that a limit rings while nobody looks.
+
+A TERM or HUP after the first asks for nothing new: `launch down` beside an end that has begun, a terminal
+that is closed after Ctrl-C. Leaving then would cut off the results that are on their way.
 
 Neighbours: `run.py` runs inside. Knows nothing of runs: only when an interruption may be raised, and whom to
 tell. What it says goes round the streams, which the interrupted code may be writing to.
@@ -105,8 +108,8 @@ class Signals:
             self._say(f"{_NAMES[signal.Signals(number)]}: {self.consequence}")
             if self._may_raise:
                 raise Interrupted(number)
-        elif number == self.received == signal.SIGTERM:
-            self._say(f"TERM again: {self.consequence}")  # a second `launch down` is no second Ctrl-C
+        elif number != signal.SIGINT:
+            self._say(f"{_NAMES[signal.Signals(number)]}: {self.consequence}")
         elif now - self._first_at > _SAME_SIGNAL_SECONDS:
             self._say("leaving; the guardian takes everything down in the background")
             self._leave(128 + number)

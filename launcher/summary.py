@@ -5,13 +5,12 @@ Neighbours: `run.py` fills it in, `output.py` prints it.
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.durable import Standing
-from launcher.errors import EXIT_OK, JobFailed, LaunchError, PreflightError
+from launcher.errors import EXIT_OK, JobFailed, LaunchError
 from launcher.machines.base import Proof
 from launcher.output import Output
 from launcher.signals import Interrupted
@@ -19,13 +18,6 @@ from launcher.units import format_duration, format_money
 
 if TYPE_CHECKING:
     from runtime.schema import RuntimeStatus
-
-
-# What this computer refuses whoever asks: no bug of ours.
-_THIS_COMPUTERS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
-    | {errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM, errno.ETIMEDOUT}
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,16 +88,6 @@ class Summary:
         if not self.cost_before:
             return cost
         return f"{cost} ({format_money(self.cost + self.cost_before)} with its earlier lives)"
-
-
-def failure_of(error: Exception, log: Path) -> LaunchError:
-    """What was raised while a run lived or ended, as one of our errors."""
-    if isinstance(error, LaunchError):
-        return error
-    if isinstance(error, OSError) and error.errno in _THIS_COMPUTERS:
-        why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-        return PreflightError("this computer does not let the run go on", why, f"df -h {log.parent}")
-    return LaunchError("launch has a bug", f"{type(error).__name__}: {error}", f"less {log}")
 
 
 def exit_code_of(failure: BaseException | None) -> int:

@@ -103,10 +103,10 @@ def main(arguments: list[str]) -> int:
     os.write(1, _READY)
     os.dup2(2, 1)  # nothing of ours may hang on a pipe to the launcher
     os.chdir("/")
-    _prepare(record)
+    launch = _prepare(record)
     if _released():
         return 0
-    return _end(RecordStore.holding(record), record.parent.name)
+    return _end(RecordStore.holding(record), record.parent.name, launch)
 
 
 def _released() -> bool:
@@ -117,27 +117,30 @@ def _released() -> bool:
     return said.endswith(_RELEASE)
 
 
-def _prepare(record: Path) -> None:
-    """Import what the end of this machine takes, while nobody is dead."""
+def _prepare(record: Path) -> ProcessId | None:
+    """Import what the end of this machine takes, while nobody is dead; whose guardian this is."""
     try:
-        recorded.prepare(RecordStore.holding(record).load(record.parent.name))
+        found = RecordStore.holding(record).load(record.parent.name)
+        recorded.prepare(found)
+        return found.launch
     except Exception:  # noqa: BLE001 - at the end it is tried again
         _say(traceback.format_exc())
+        return None
 
 
-def _end(store: RecordStore, run_id: str) -> int:
-    """End the run, unless somebody does already and proves it."""
+def _end(store: RecordStore, run_id: str, launch: ProcessId | None) -> int:
+    """End the run, unless somebody does already and proves it, or another launch has taken it up."""
     with teardown_lock.alone(store.folder(run_id), "guardian", _say, insist=True) as turn:
-        return _end_alone(store, run_id, turn)
+        return _end_alone(store, run_id, launch, turn)
 
 
-def _end_alone(store: RecordStore, run_id: str, turn: Turn) -> int:
+def _end_alone(store: RecordStore, run_id: str, launch: ProcessId | None, turn: Turn) -> int:
     try:
         record = store.load(run_id)
     except (LaunchError, OSError):
         _say(traceback.format_exc())
         return 1 if processes.end(lambda: processes.carrying(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
-    if not record.live:
+    if not record.live or (launch is not None and record.launch != launch):
         return 0
     gone = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended without a word"
     reason = record.reason or gone
@@ -166,16 +169,13 @@ def _bring_home(store: RecordStore, record: RunRecord) -> str | None:
     """What goes with the machine's disk, brought home where that is done soon; why it was not."""
     if record.state in ("down", "unverified"):  # whoever was at it before had come to that
         return record.unpulled
-    if not record.may_have_results or record.given_up:
+    if not record.may_have_results:
         return None
     outcome: list[str | None] = []
 
     def bring() -> None:
         try:
-            machine = from_record(record)
-            if not isinstance(machine, NoMachine) and cast("Machine", machine).ephemeral:
-                cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
-            outcome.append(None)
+            outcome.append(_bring(store, record))
         except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
             outcome.append(recorded.described(error))
 
@@ -186,6 +186,16 @@ def _bring_home(store: RecordStore, record: RunRecord) -> str | None:
     if why is not None:
         _say(f"{record.id}: its newest results go with it: {why}")
     return why
+
+
+def _bring(store: RecordStore, record: RunRecord) -> str | None:
+    machine = from_record(record)
+    if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
+        return None
+    if record.given_up:
+        return "they were given up"
+    cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
+    return None
 
 
 def _take_down(record: RunRecord) -> Proof:

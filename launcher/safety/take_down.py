@@ -136,7 +136,7 @@ def _write_down(
     note: Note,
 ) -> RunRecord:
     label = record.name or record.id
-    unwritten: OSError | None = None
+    unwritten: Exception | None = None
     try:
         drop_token(store.folder(record.id))
     except OSError as error:
@@ -150,7 +150,7 @@ def _write_down(
             proof=proof.to_dict(),
             unpulled=unpulled,
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         unwritten = error
     if not proof.verified:
         raise TeardownUnverified(f"{label} is not proven to be down", proof.detail, f"launch down {label}")

@@ -61,9 +61,10 @@ class Turn:
         self._who = who
 
     def doing(self, what: str) -> None:
-        """Say to whoever waits how far it is."""
-        said = dataclasses.asdict(Holder(self._who, ProcessId.own(), what))
-        self._write(json.dumps(said).encode())
+        """Say to whoever waits how far it is; harmless where that cannot be said."""
+        with contextlib.suppress(OSError):  # also where this process may open no more files
+            said = dataclasses.asdict(Holder(self._who, ProcessId.own(), what))
+            self._write(json.dumps(said).encode())
 
     def over(self) -> None:
         """Nobody is at it any more."""
@@ -166,6 +167,6 @@ def _read(descriptor: int) -> Holder | None:
     try:
         said = json.loads(os.pread(descriptor, _ROOM_BYTES, 0))
         found = Holder(str(said["who"]), ProcessId(**said["process"]), str(said["doing"]))
+        return found if found.process.alive() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if found.process.alive() else None

@@ -62,6 +62,7 @@ class PretendMachine:
 
     @property
     def ephemeral(self) -> bool:
+        self._act("ephemeral")
         return self.price > 0
 
     def arm(self, progress: Progress = silent) -> None:

@@ -26,6 +26,7 @@ from launcher.machines.base import Proof
 from launcher.output import Output
 from launcher.safety import clock, teardown_lock
 from launcher.safety.records import RecordStore
+from launcher.timings import Timings
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lived import Lived, Lives
 from tests.support.pretend_machine import PretendMachine
@@ -123,6 +124,51 @@ def test_g27_results_that_cannot_be_copied_are_8_and_the_machine_is_down_after_i
     ended_well(lived, with_results=True)
     assert lived.record.unpulled and lived.end["unpulled"]
     assert "the machine is kept for" in "".join(str(item.get("text")) for item in lived.objects)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_g27_a_machine_that_cannot_say_whether_its_disk_stays_is_ended_all_the_same(
+    live: Lives, kind: str
+) -> None:
+    lived = live(acts={"pull": raising(kind), "ephemeral": raising(kind)}, price=PRICE)
+    assert lived.code == 8, lived.stderr
+    ended_well(lived, with_results=True)
+    assert lived.record.unpulled and lived.record.troubles
+
+
+def test_g27_a_process_that_may_open_no_more_files_ends_its_run(
+    live: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then nobody can be told who is at it, and what it is doing."""
+
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/proc/1/stat")
+
+    def refuse_from_now_on() -> None:
+        monkeypatch.setattr(teardown_lock.ProcessId, "own", refuse)
+
+    lived = live(acts={"setup": refuse_from_now_on}, price=PRICE)
+    monkeypatch.undo()
+    assert lived.code == 0, lived.stderr
+    ended_well(lived, with_results=True)
+
+
+def test_g27_a_phase_whose_usual_time_is_not_known_is_gone_through(
+    live: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Timings.usual
+
+    def usual(self: Timings, kind: str, phase: str) -> float | None:
+        if phase in ("pull", "down"):
+            raise RuntimeError("no statistics")
+        return real(self, kind, phase)
+
+    monkeypatch.setattr(Timings, "usual", usual)
+    lived = live(price=PRICE)
+    assert lived.code == 0, lived.stderr
+    assert lived.machine.calls.count("pull") == 1
+    assert "the machine is kept" not in "".join(str(item.get("text")) for item in lived.objects)
+    ended_well(lived, with_results=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,6 +342,38 @@ def test_g29_results_given_up_by_name_end_the_wait_of_launch(live: Lives) -> Non
     assert lived.code == 8, lived.stderr
     assert time.monotonic() - begun < 1800, "the lease is an hour"
     ended_well(lived, with_results=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name)
+def test_g29_a_closed_terminal_gives_no_results_up(live: Lives, number: signal.Signals) -> None:
+    """Only a name or a Ctrl-C does: results that come later are home."""
+    tried = [0]
+
+    def pull() -> None:
+        tried[0] += 1
+        if tried[0] == 2:
+            os.kill(os.getpid(), number)
+        if tried[0] < 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+    lived = live(acts={"pull": pull}, price=PRICE, lease_seconds=3600.0)
+    assert lived.code == 128 + number, lived.stderr
+    assert lived.record.unpulled is None and lived.end["results"]
+    ended_well(lived, with_results=True)
+
+
+def test_g29_a_ctrl_c_gives_the_results_up(live: Lives) -> None:
+    def interrupt() -> None:
+        wait_until(lambda: _at_it(live) == teardown_lock.KEEPING, what="launch keeps the machine")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    lived = live(acts={"pull": raising("OSError")}, price=PRICE, lease_seconds=3600.0)
+    interrupting.join()
+    assert lived.code == 8, lived.stderr
+    ended_well(lived, with_results=True)
+    assert lived.record.unpulled
 
 
 def test_g29_a_machine_is_not_kept_past_its_deadline(live: Lives) -> None:

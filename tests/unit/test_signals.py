@@ -48,6 +48,29 @@ def test_the_second_signal_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert "guardian" in said[-1]
 
 
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
+def test_g22_only_a_ctrl_c_after_the_first_signal_leaves(
+    first: signal.Signals, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal that is closed after Ctrl-C, or `launch down` beside it, does not ask for less than the end."""
+    said: list[str] = []
+    left: list[int] = []
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Signals(said.append, left.append) as signals:
+        signals.consequence = "all ends well"
+        for number in (first, second, second):
+            send(number)
+            now[0] += 1.0
+        assert signals.received == first
+        assert left == [] and all("all ends well" in line for line in said), said
+        send(signal.SIGINT)
+    assert left == [130]
+
+
 def test_what_was_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,13 +153,7 @@ def test_g29_the_guardian_tries_to_bring_them_home_and_then_ends_it(
     if trouble is not None:
         (there / trouble).touch()
     begun = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, PROGRAMS / "unit" / "end_run.py", store.runs.parent, record.id, "guardian"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=_environ(),
-    )
+    done = _guarded(store, record)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begun < guardian.PULL_SECONDS + 60
     ended = store.load(record.id)
@@ -166,7 +162,103 @@ def test_g29_the_guardian_tries_to_bring_them_home_and_then_ends_it(
     assert recorded_machine.calls(there) == ["pull", "down"]
 
 
+def test_g29_what_was_given_up_is_not_said_to_be_at_home(store: RecordStore, there: Path) -> None:
+    """`launch down --give-up-results`, whose launch then dies: its guardian does not ask for them again."""
+    record = left_alone(store, there)
+    store.update(record.id, given_up=True)
+    done = _guarded(store, record)
+    assert done.returncode == 0, done.stderr
+    assert store.load(record.id).unpulled == "they were given up"
+    assert recorded_machine.calls(there) == ["down"]
+
+
+def _guarded(store: RecordStore, record: RunRecord) -> subprocess.CompletedProcess[str]:
+    """A guardian whose launcher is gone, to its end."""
+    return subprocess.run(
+        [sys.executable, PROGRAMS / "unit" / "end_run.py", store.runs.parent, record.id, "guardian"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=_environ(),
+    )
+
+
+@pytest.mark.parametrize("trouble", [None, "pull-fails"])
+def test_g27_results_are_given_up_on_a_full_disk_too(
+    typed: Typed, store: RecordStore, there: Path, trouble: str | None
+) -> None:
+    """What is to become the record is the device on which there is never any room."""
+    record = left_alone(store, there)
+    if trouble is not None:
+        (there / trouble).touch()
+    (store.folder(record.id) / ".record.json.tmp").symlink_to("/dev/full")
+    done = typed("down", "dev", "--give-up-results")
+    assert recorded_machine.calls(there) == ["pull", "down"], done.stderr
+    assert done.returncode == 3, done.stderr
+    assert "dev is down, and its record cannot be written" in done.stderr
+
+
+def test_g27_what_this_computer_refuses_a_verb_is_3_and_no_bug(
+    typed: Typed, store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_alone(store, there)
+
+    def refuse(*words: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+    monkeypatch.setattr(take_down, "take_down", refuse)
+    done = typed("down", "dev")
+    assert done.returncode == 3, done.stderr
+    assert "No space left on device: somewhere" in done.stderr and "bug" not in done.stderr
+
+
+def test_g27_what_one_find_raises_keeps_gc_from_no_other(
+    typed: Typed, store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.update(store.create(name="first").id, state="work", launch=ProcessId(2**22, "long ago"))
+    left_alone(store, there)
+    real = take_down.take_down
+
+    def refuse_the_first(store: RecordStore, record: RunRecord, *words: Any, **more: Any) -> RunRecord:
+        if record.name == "first":
+            raise RuntimeError("a library's own")
+        return real(store, record, *words, **more)
+
+    monkeypatch.setattr(take_down, "take_down", refuse_the_first)
+    done = typed("gc", "--yes")
+    assert done.returncode == 1 and "a library's own" in done.stdout + done.stderr
+    assert recorded_machine.calls(there) == ["pull", "down"]
+
+
 # ----------------------------------------------------------------- one teardown at a time
+
+
+@pytest.mark.slow
+def test_g28_a_guardian_leaves_a_run_alone_that_another_launch_has_taken_up(
+    store: RecordStore, there: Path
+) -> None:
+    """Its launch stood still, `launch down` went on without it, and the run was resumed."""
+    record = left_alone(store, there)
+    watch = subprocess.Popen(
+        [sys.executable, PROGRAMS / "unit" / "end_run.py", store.runs.parent, record.id, "guardian"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environ(),
+    )
+    assert watch.stdout is not None and watch.stdout.readline() == "ready\n"
+    named = ProcessId.of(watch.pid)
+    assert named is not None
+    wait_until(lambda: _idle(named), what="it waits for the end of its pipe")
+    store.update(record.id, state="verified", ended=time.time(), ended_by="down", proof={"verified": True})
+    store.reopen(record.id)
+    again = {"state": "work", "machine": recorded_machine.describe(there, PRICE), "url": "http://127.0.0.1:2"}
+    store.update(record.id, **again)
+    _, said = watch.communicate(timeout=180)
+    assert watch.returncode == 0, said
+    assert recorded_machine.calls(there) == [], said
+    assert store.load(record.id).state == "work"
 
 
 @pytest.fixture
