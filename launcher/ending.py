@@ -103,10 +103,13 @@ class Ending:
         self._troubles: list[str] = []
         # Whether the record is still of this launch's life.
         self._ours = True
+        self._program_code: int | None = None
 
     def end(self, failure: BaseException | None) -> int:
         """All of it; `failure` is what ended the run's life, None when that went well. The exit code."""
         machine = self._parts.machine
+        # By how it lived: what its end comes to changes nothing about the program.
+        self._program_code = program_code_of(failure, self._ended.command)
         if machine is None:
             return self._finish(failure, Proof(True, "nothing had been started"))
         if isinstance(failure, LaunchError):
@@ -260,7 +263,7 @@ class Ending:
     def _last_word(self, failure: BaseException | None, proof: Proof) -> dict[str, Any]:
         said: dict[str, Any] = {
             "reason": reason_of(failure),
-            "exit_code": program_code_of(failure, self._ended.command),
+            "exit_code": self._program_code,
             "troubles": tuple(self._troubles),
         }
         if self._proof is None and self._parts.machine is not None:  # another one's end, and so its record
@@ -290,7 +293,7 @@ class Ending:
             proof=proof,
             reason=reason_of(failure),
             exit_code=code,
-            program_exit_code=program_code_of(failure, self._ended.command),
+            program_exit_code=self._program_code,
             standing=self._try("asking how far it got", self._standing) or Standing(),
             cost_before=lives.cost(self._ended.record.earlier_lives, time.time()),
             unpulled=self._why_unpulled(),

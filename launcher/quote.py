@@ -151,7 +151,10 @@ def _table(plan: Plan) -> str:
     ]
     if plan.prices_of is not None:
         days = (date.today() - date.fromisoformat(plan.prices_of)).days
-        lines.append(f"  prices  a snapshot that came with launch, read on {plan.prices_of}, {days} days ago")
+        lines.append(
+            f"  prices  a snapshot that came with launch: SkyPilot's catalog as it was looked up on "
+            f"{plan.prices_of}, {days} days ago; newer ones may differ"
+        )
     shown = plan.candidates[:_SHOWN_CANDIDATES]
     rows = [["  IN THIS ORDER", "MACHINE", "PRICE"]]
     for offer in shown:

@@ -27,7 +27,7 @@ from launcher.durable import Standing
 from launcher.errors import LaunchError, NotPulled, PreflightError
 from launcher.failpoints import passing
 from launcher.log import LOGGER
-from launcher.machines import model_upload, scripts, sky_cache, ssh_config, strays
+from launcher.machines import model_upload, recorded, scripts, sky_cache, ssh_config, strays
 from launcher.machines.base import Progress, Proof, PullReport, silent
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
@@ -377,15 +377,19 @@ class CloudMachine:
     def proof(self) -> Proof:
         """See base.py: `teardown.py` asks the provider."""
         if not self._asked:
-            self._home.remove()
+            self._tidy_up("removing SkyPilot's home", self._home.remove)
             return Proof(True, "nothing had been asked of a provider")
         proof = self._teardown.proof(self._standing)
         if proof.verified:
-            try:
-                ssh_config.forget(self._folder)
-            except OSError as error:  # a proof is one, whatever cannot be tidied up here
-                LOGGER.warning("plain ssh still has its name: %s", error)
+            self._tidy_up("forgetting its name for plain ssh", lambda: ssh_config.forget(self._folder))
         return proof
+
+    def _tidy_up(self, what: str, act: Callable[[], None]) -> None:
+        """A proof is one, whatever cannot be tidied up here."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - nothing of it is paid for
+            LOGGER.warning("%s: %s failed: %s", self._run_id, what, recorded.described(error))
 
     def _learned(self, standing: dict[str, Any]) -> None:
         self._standing = standing

@@ -2,8 +2,9 @@
 
     price_snapshot.csv    cloud,region,instance_type,gpu,count,price_per_hour,read,source
 
-A price is what the vendor's public page (`source`) was read to say on the day `read`; without a region it is
-the same in all. An orientation, never what a run is agreed to by: that asks for SkyPilot's own catalogs.
+A price is what SkyPilot's public catalog says in the version `source`, a file at one commit; without a region
+it is the same in all. `read` is the day on which that was looked up: how old the version was then is not
+known. An orientation, never what a run is agreed to by: that asks for SkyPilot's newest catalogs.
 Neighbours: `prices.py` reads those, `quote.py` says which of the two it is. Asks nobody, needs no SkyPilot.
 """
 

@@ -123,6 +123,7 @@ def test_g27_results_that_cannot_be_copied_are_8_and_the_machine_is_down_after_i
     assert lived.code == 8, lived.stderr
     ended_well(lived, with_results=True)
     assert lived.record.unpulled and lived.end["unpulled"]
+    assert lived.record.exit_code == lived.end["program_exit_code"] == 0, "the program did what it should"
     assert "the machine is kept for" in "".join(str(item.get("text")) for item in lived.objects)
 
 
@@ -286,8 +287,8 @@ def test_g27_a_disk_that_is_full_in_mid_run_stops_no_end(tmp_path: Path) -> None
         timeout=600,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
-    if done.returncode == 1 and ("unshare" in done.stderr or "mount" in done.stderr):
-        return
+    if done.returncode and done.stderr.startswith(("unshare:", "mount:")):
+        pytest.skip(f"this user may not mount a small disk: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["full"], "the disk was full"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from tests.support.typed import Typed
 
 pytestmark = pytest.mark.process
 
+_PINNED = re.compile(
+    r"github\.com/skypilot-org/skypilot-catalog/blob/[0-9a-f]{40}/catalogs/v8/[a-z]+/vms\.csv"
+)
 CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"
 
 
@@ -46,7 +50,9 @@ def test_each_price_has_its_day_and_its_source() -> None:
     known = price_snapshot.prices()
     assert {price.cloud for price in known} <= KNOWN - OWN
     for price in known:
-        assert price.price_per_hour > 0 and price.count > 0 and price.source and price.instance_type
+        assert price.price_per_hour > 0 and price.count > 0 and price.instance_type
+        assert _PINNED.fullmatch(price.source), "one version of SkyPilot's catalog, for anybody to look up"
+        assert f"/v8/{price.cloud}/" in price.source
         assert date(2026, 1, 1) <= date.fromisoformat(price.read) <= date.today()
 
 

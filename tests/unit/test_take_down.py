@@ -429,7 +429,8 @@ def test_g06_a_run_that_is_taken_up_costs_what_its_lives_cost(
     typed: Typed, store: RecordStore, there: Path
 ) -> None:
     record = left_alone(store, there, ago=96 * 3600.0)
-    store.update(record.id, state="verified", ended=time.time() - 95 * 3600.0, ended_by="launch")
+    an_hour_later = store.load(record.id).life.begun + 3600.0
+    store.update(record.id, state="verified", ended=an_hour_later, ended_by="launch")
     store.reopen(record.id)
     store.update(record.id, state="work", machine=recorded_machine.describe(there, PRICE))
     (described,) = json.loads(typed("status", "--json").stdout)["runs"]
