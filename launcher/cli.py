@@ -69,6 +69,7 @@ def _first_words(own: list[str]) -> None:
 
 
 def _dispatch(own: list[str], command: list[str] | None) -> int:
+    from launcher import hiding
     from launcher.commands import Invocation, invoke
     from launcher.output import Output
 
@@ -80,7 +81,7 @@ def _dispatch(own: list[str], command: list[str] | None) -> int:
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a bug gets three lines and code 1
         _hide_secrets()
         output.traceback(show="--debug" in own)
-        failure = failure_of(error)
+        failure = hiding.met(error) or failure_of(error)
         output.error(failure)
         return failure.exit_code
 

@@ -1,14 +1,15 @@
 """Names beside a program that Python would import in the place of ours: refused before anything starts.
 
-Neighbours: `preflight.py` asks for a program here, `remote_verbs.py` for one on a machine. A folder without
-an `__init__.py` hides nothing: Python goes on looking for a package.
+Neighbours: `preflight.py` asks for a program here, `remote_verbs.py` for one on a machine, `cli.py` where
+launch itself has met one (a PYTHONPATH). A folder without an `__init__.py` hides nothing: Python goes on
+looking for a package.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 
@@ -16,6 +17,8 @@ from launcher.errors import PreflightError
 
 # What a program imports of ours: `launcher.client`, and what that and the runtime's own programs need.
 PACKAGES = ("launcher", "runtime")
+# Where they are, side by side.
+_OURS = Path(__file__).resolve().parents[1]
 # `uv run --with x python my.py`: the program is among the first words, what follows is its own.
 _FIRST_WORDS = 6
 _PYTHON = re.compile(r"python[\d.]*")
@@ -46,6 +49,13 @@ def refusal(package: str, found: PurePath) -> PreflightError:
     )
 
 
+def met(error: BaseException) -> PreflightError | None:
+    """The refusal where `error` is an import of ours that came upon another package in this very process."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    found = getattr(sys.modules.get(package), "__file__", None) if package in PACKAGES else None
+    return None if found is None or _is_ours(Path(found), package) else refusal(package, Path(found))
+
+
 def script_of(command: Sequence[str]) -> str | None:
     """The Python file a command runs, as far as its words say so; None for a module, code or no Python."""
     return next((word for word in command[:_FIRST_WORDS] if word.endswith(".py")), None)
@@ -63,6 +73,5 @@ def _searched(command: Sequence[str], folder: Path, environ: Mapping[str, str]) 
 
 
 def _is_ours(found: Path, package: str) -> bool:
-    """Whether it is the one that this process has: also that of a checkout that one works in."""
-    ours = importlib.util.find_spec(package)
-    return ours is not None and ours.origin is not None and found.samefile(ours.origin)
+    """Whether it is the one beside this very package: also that of a checkout that one works in."""
+    return found.resolve() == _OURS / package / "__init__.py"

@@ -56,6 +56,22 @@ def test_the_folder_of_the_script_counts_and_not_the_one_it_is_started_in(tmp_pa
         hiding.refuse(["sh", "my.sh"], tmp_path, {"PYTHONPATH": "nowhere:here"})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["runtime.py", "runtime/__init__.py"])
+def test_g11_launch_says_so_where_it_meets_one_itself(form: str, tmp_path: Path) -> None:
+    """`PYTHONPATH=. launch …`: that folder comes before what is installed for launch as well."""
+    _put(tmp_path, form)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "launcher.cli", "plan"],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3, done.stderr
+    assert f"{tmp_path}/runtime" in done.stderr and "hides the package runtime" in done.stderr
+
+
 def test_what_hides_nothing_is_not_refused(tmp_path: Path) -> None:
     _put(tmp_path, "my.py", "runtime/notes.txt", "launcher/data.csv", "other.py")
     hiding.refuse(["python", "my.py"], tmp_path, {})
