@@ -344,6 +344,19 @@ def test_c52_a_call_asked_again_after_its_connection_broke_trains_once(tmp_path:
         assert pick(known, "r").counts.unreceived == 1
 
 
+def test_c52_receipts_that_are_told_again_say_what_they_said(tmp_path: Path) -> None:
+    """The gateway had taken them, and its answer to the relay was lost: again in order, with what is new."""
+    store = SampleStore(tmp_path)
+    sample(store, "first", delivered=False)
+    sample(store, "again", delivered=False)
+    told = [("receive", "first"), ("doubt", "first"), ("receive", "again")]
+    for say, request in [*told, *told[:1], *told, *told]:
+        getattr(store, say)(request)
+    for known in (store, SampleStore(tmp_path)):
+        assert trained(known) == ["again"]
+        assert pick(known, "r").counts.unreceived == 1
+
+
 def test_c52_the_same_call_made_twice_trains_twice(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
     for request in ("first", "second"):
