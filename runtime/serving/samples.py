@@ -111,8 +111,8 @@ class SampleStore:
     def receive(self, request: str) -> None:
         """The answer reached its client. Raises OSError where the disk takes no more, as do the next two.
 
-        Receipts come again, in their order, when the word that they were taken is lost: then one that is known
-        already still settles what is doubtful of its call.
+        Receipts come again, in their order, when the word that they were taken is lost: then one that is
+        known already still settles what is doubtful of its call.
         """
         stored = self._requests.get(request)
         if request in self._unreceived or (stored and stored.digest in self._doubtful):

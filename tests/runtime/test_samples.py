@@ -294,7 +294,7 @@ def test_a_journal_that_cannot_begin_its_next_file_writes_into_no_other(tmp_path
     sampled(store, "first")
     store._journal._file_bytes = 0
     (tmp_path / "samples" / "000002.jsonl").touch()  # its name is taken
-    with pytest.raises(OSError):
+    with pytest.raises(FileExistsError):
         sampled(store, "not recorded")
     with (tmp_path / "another").open("wb"):
         sampled(store, "second")
