@@ -228,7 +228,8 @@ class Relay:
 
     async def _forward(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         headers = relay_rules.passed_on(request.headers)
-        headers.setdefault(REQUEST_HEADER, uuid.uuid4().hex)
+        # One, where a client sent two: the gateway and the receipt would not mean the same.
+        headers[REQUEST_HEADER] = headers.get(REQUEST_HEADER) or uuid.uuid4().hex
         headers["Host"] = "localhost"
         headers[RECEIPT_HEADER] = FOLLOWS
         return await self._forwarder.answer(Call(request, headers, body))

@@ -9,12 +9,12 @@ the gateway.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from aiohttp import web
+from aiohttp.http import RawRequestMessage
 
 from launcher import relay_rules
 from launcher.log import LOGGER
@@ -40,6 +40,7 @@ class Connection(web.RequestHandler):
         super().__init__(server, **options)
         self._door = server
         self._clock: asyncio.TimerHandle | None = None
+        self._is_malformed = False
         self.answered: str | None = None
 
     def prove(self) -> None:
@@ -65,14 +66,18 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_malformed:
+            return  # what follows is nothing; each piece of it would be kept as another error
         queued = len(self._messages)
         try:
             super().data_received(data)
         except ValueError:  # bytes the parser itself did not expect
             self.abort()
+        if len(self._messages) == queued or isinstance(self._messages[-1][0], RawRequestMessage):
+            return
+        self._is_malformed = True
         request = self._current_request
-        if len(self._messages) > queued and request is not None and not request.content.is_eof():
-            # What follows a body that has not ended is no request: the body is malformed.
+        if request is not None and not request.content.is_eof():
             request.content.set_exception(web.RequestPayloadError("malformed"))
 
     def abort(self) -> None:
@@ -142,10 +147,13 @@ def look(transport: asyncio.BaseTransport | None) -> Literal["open", "closed", "
     """
     if transport is None or transport.is_closing():
         return "closed"
+    # The very descriptor: a copy is refused where no file more may be open.
+    looking = socket.socket(fileno=transport.get_extra_info("socket").fileno())
     try:
-        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as looking:
-            return "open" if looking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) else "closed"
+        return "open" if looking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) else "closed"
     except BlockingIOError:
         return "open"
     except OSError:
         return "reset"
+    finally:
+        looking.detach()

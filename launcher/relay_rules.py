@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -67,7 +67,7 @@ def without_token(headers: Mapping[str, str], token: str) -> str | None:
 
 def rewards(method: str, target: str) -> bool:
     """Whether a request names samples: which answers were received must be known before it."""
-    return method == "POST" and target.partition("?")[0] == _STEPS
+    return method == "POST" and unquote(target.partition("?")[0]) == _STEPS
 
 
 def _host_name(address: str) -> str:

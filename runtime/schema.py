@@ -27,6 +27,8 @@ REQUEST_HEADER = "x-slipway-request"
 # "follows": whoever asks will say whether the answer reached its client (`POST /slipway/receipts`).
 RECEIPT_HEADER = "x-slipway-receipt"
 RECEIPT_FOLLOWS = "follows"
+# So many receipts at a time.
+MOST_RECEIPTS = 4096
 # On every answer that sampled: the policy version that produced it.
 VERSION_HEADER = "x-slipway-policy-version"
 

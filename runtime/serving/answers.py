@@ -188,6 +188,11 @@ class Streamed:
         self.done = False
         self.error: bytes | None = None
 
+    @property
+    def has_finished(self) -> bool:
+        """Every choice so far has its finish reason: nothing is to come, or another choice."""
+        return bool(self.choices) and all(choice.finish_reason for choice in self.choices.values())
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The events, as the client gets them, that end in this piece of the engine's stream."""
         *events, self._rest = (self._rest + data).split(b"\n\n")

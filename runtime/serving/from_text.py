@@ -86,9 +86,9 @@ class TextMembers:
 
     async def _from_text(self, messages: list[dict[str, object]], answer: str) -> SampleRef:
         served = self._versions.resolve(self._versions.named(self._versions.current))
-        engine = await self._fleet.pick()
         self._versions.acquire(served.version)
         try:
+            engine = await self._fleet.pick()
             prompt_ids, completion_ids = await render(engine.client, messages, answer)
             scored = await engine.client.score(served.engine_model, prompt_ids + completion_ids)
         finally:

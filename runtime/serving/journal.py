@@ -140,21 +140,21 @@ class Journal:
         self._folder = folder
         self._file_bytes = file_bytes
         self._readers: dict[int, int] = {}
-        self._file = max(self._files(), default=0)
-        self._next_file()
+        self._newest = max(self._files(), default=0)
+        self._writer: int | None = None
+        self._begin_file()
 
     def append(self, line: Exchange | Word) -> Place:
         """Write one line. Raises OSError when the disk does not take it."""
-        if self._size > self._file_bytes:
-            os.close(self._writer)
-            self._next_file()
+        writer = self._writer
+        if writer is None or self._size > self._file_bytes:
+            writer = self._begin_file()
         encoded = _ENCODER.encode(line) + b"\n"
-        written = os.write(self._writer, encoded)
+        written = os.write(writer, encoded)
         place = Place(self._file, self._size, written)
         self._size += written
         if written < len(encoded):
-            os.close(self._writer)
-            self._next_file()  # the half line must not run into the next one
+            self._close()  # the half line must not run into the next one
             raise OSError(f"samples: only {written} of {len(encoded)} bytes were written; is the disk full?")
         return place
 
@@ -178,12 +178,20 @@ class Journal:
                     except msgspec.DecodeError:
                         continue  # cut short when the machine stopped
 
-    def _next_file(self) -> None:
-        self._file += 1
-        self._size = 0
-        self._writer = os.open(
-            self._path(self._file), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600
-        )
+    def _begin_file(self) -> int:
+        """Write into a new one from now on. Raises OSError; then the next line tries again."""
+        self._newest += 1
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+        writer = os.open(self._path(self._newest), flags, 0o600)
+        self._close()
+        self._file, self._size, self._writer = self._newest, 0, writer
+        return writer
+
+    def _close(self) -> None:
+        """Nothing is written to a number that was closed: it is another file's soon, or a client's."""
+        if self._writer is not None:
+            os.close(self._writer)
+            self._writer = None
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06d}.jsonl"

@@ -177,23 +177,28 @@ class Completions:
         flight: Flight,
         engine: Engine,
     ) -> None:
+        """What ends the last choice is held back and sent with the end of the events, when it is recorded: a
+        program that leaves at a finish reason has the whole answer, and is a sample.
+        """
         stream = Streamed(asked, served.name)
         text: list[bytes] = []
+        held: list[bytes] = []
+        head = _headers(b"text/event-stream; charset=utf-8", served)
         async for piece in response.content.iter_any():
             for event in stream.feed(piece):
                 if stream.error is not None:
                     raise EngineFailedError(openai_errors.from_engine(500, stream.error).message)
                 text.append(event)
+                held.append(event)
                 if stream.done:
                     break
-                if not flight.begun:
-                    flight.begin(200, _headers(b"text/event-stream; charset=utf-8", served))
-                flight.write(event)
+                if not stream.has_finished:
+                    _hand_out(held, head, flight)
         if not stream.done:
             raise EngineGoneError("the stream ended early")
         whole = msgspec.json.encode(b"".join(text).decode())
         self._record(asked, served, stream.choices, flight, msgspec.Raw(whole), engine)
-        flight.write(b"data: [DONE]\n\n")
+        _hand_out(held, head, flight)
 
     def _record(
         self,
@@ -277,6 +282,14 @@ def _headers(content_type: bytes, served: Served, length: int | None = None) -> 
     if length is not None:
         headers.append((b"content-length", str(length).encode()))
     return headers
+
+
+def _hand_out(held: list[bytes], head: Headers, flight: Flight) -> None:
+    """Give the flight what is held, in one piece."""
+    if not flight.begun:
+        flight.begin(200, head)
+    flight.write(b"".join(held))
+    held.clear()
 
 
 def _not_recorded(error: OSError) -> ApiError:

@@ -38,18 +38,33 @@ class Recall:
         self._record = record
         # Held while versions are loaded or unloaded, so that none goes while it comes.
         self.lock = asyncio.Lock()
+        self._coming: dict[int, asyncio.Task[None]] = {}
 
     async def __call__(self, version: int, engines: list[EngineClient]) -> bool:
         """Have the version on these engines; whether that took any time.
 
+        It comes also where who named it leaves meanwhile: half of it would be on the engines, counted by
+        nobody, and clients less patient than it takes would never have it.
         Raises ApiError where it cannot come back or must wait, PublicationError where it is not proven.
         """
         if self._versions.is_loaded(version):
             return False
+        coming = self._coming.get(version)
+        if coming is None:
+            coming = self._coming[version] = asyncio.create_task(self._come(version, engines))
+            coming.add_done_callback(lambda ended: self._came(version, ended))
+        await asyncio.shield(coming)
+        return True
+
+    async def _come(self, version: int, engines: list[EngineClient]) -> None:
         async with self.lock:
             if not self._versions.is_loaded(version):  # while we waited
                 await self._bring(version, engines)
-        return True
+
+    def _came(self, version: int, ended: asyncio.Task[None]) -> None:
+        del self._coming[version]
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.warning("%s did not come back: %s", self._versions.named(version), error)
 
     async def _bring(self, version: int, engines: list[EngineClient]) -> None:
         started = time.time()
@@ -82,12 +97,15 @@ class Recall:
 
 
 def _published_sha256(record: Path, version: int) -> str | None:
-    """The hash of the adapter that was first served under the version's name; None where nobody wrote it."""
+    """The hash of the adapter that was last published under the version's name; None where nobody wrote it.
+
+    The last: a run that lost its machine went back, and published versions of these numbers once more.
+    """
     try:
         lines = record.read_text().splitlines()
     except FileNotFoundError:
         return None
-    for line in lines:
+    for line in reversed(lines):
         try:
             said = json.loads(line)
         except ValueError:  # cut by a power loss

@@ -12,11 +12,9 @@ from typing import Literal
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from runtime.schema import Body
+from runtime.schema import MOST_RECEIPTS, Body
 from runtime.serving.openai_errors import ApiError
 from runtime.serving.samples import SampleStore
-
-MOST_AT_ONCE = 4096
 
 
 class Receipt(Body):
@@ -29,7 +27,7 @@ class Receipt(Body):
 class Receipts(Body):
     """In the order in which they came to be. Ids that are not known are passed over."""
 
-    receipts: list[Receipt] = Field(max_length=MOST_AT_ONCE)
+    receipts: list[Receipt] = Field(max_length=MOST_RECEIPTS)
 
 
 def receipt_routes(store: SampleStore) -> APIRouter:

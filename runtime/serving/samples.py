@@ -109,9 +109,13 @@ class SampleStore:
         return request not in self._unreceived
 
     def receive(self, request: str) -> None:
-        """The answer reached its client. Raises OSError where the disk takes no more, as do the next two."""
+        """The answer reached its client. Raises OSError where the disk takes no more, as do the next two.
+
+        Receipts come again, in their order, when the word that they were taken is lost: then one that is
+        known already still settles what is doubtful of its call.
+        """
         stored = self._requests.get(request)
-        if request in self._unreceived or (stored and request in self._doubtful.get(stored.digest, ())):
+        if request in self._unreceived or (stored and stored.digest in self._doubtful):
             self._journal.append(Claim(request))
             self._claim(request)
 

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from runtime.training.manifest import read
 from tests.runtime.trainer_fixtures import EOS, VOCABULARY
+from tests.support.waiting import wait_until_async
 
 
 class PretendEngine:
@@ -31,6 +32,10 @@ class PretendEngine:
         self.asked: Counter[str] = Counter()
         self.adapters: dict[str, Path] = {}
         self.off = 0.0
+        # Names it was asked to load; it does so once `loads` is set.
+        self.loading: list[str] = []
+        self.loads = threading.Event()
+        self.loads.set()
         self._probes: dict[str, dict[str, Any]] = {}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -74,6 +79,8 @@ class PretendEngine:
 
     async def _load(self, request: web.Request) -> web.Response:
         asked = await request.json()
+        self.loading.append(asked["lora_name"])
+        await wait_until_async(self.loads.is_set)
         if asked["lora_name"] in self.adapters:
             return web.json_response({"error": {"message": "already loaded"}}, status=400)
         self.adapters[asked["lora_name"]] = Path(asked["lora_path"])

@@ -6,8 +6,10 @@ engine brings a version back in test_publication_faults.py.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +22,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from runtime.schema import Group, Member, RuntimeConfig
+from runtime.serving.from_text import TextMembers
+from runtime.serving.gateway import build_parts
 from runtime.serving.openai_errors import ApiError
 from runtime.serving.versions import MOST_RECALLED, Versions
 from runtime.training.checkpoint import CheckpointStore, checkpoint_name
-from tests.runtime.gateway_process import Gateway
+from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.runtime.pretend_engine import PretendEngine
 from tests.support.waiting import wait_until
 
@@ -83,6 +88,11 @@ class World:
         assert self.engine.asked.total() == before
         assert f"policy@v{version}" in answer.json()["error"]["message"]
         return answer.json()["error"]
+
+    def recalled(self) -> list[int]:
+        """The versions that came back, by the record."""
+        lines = (self.gateway.folder / "publications.jsonl").read_text().splitlines()
+        return [line["version"] for line in map(json.loads, lines) if line["outcome"] == "recalled"]
 
     def names(self) -> set[str]:
         return {model["id"] for model in self.gateway.http.get("/v1/models").json()["data"]}
@@ -183,6 +193,37 @@ def test_c55_versions_that_many_name_at_once_are_each_their_own(world: World) ->
     assert [answer.json()["model"] for answer in answers] == [f"policy@v{version}" for version in named]
 
 
+def test_c55_a_version_that_is_named_comes_back_though_who_named_it_has_left(world: World) -> None:
+    """Clients whose patience is shorter than it takes: each began it anew, and left it half loaded."""
+    world.engine.loads.clear()
+    with socket.socket(socket.AF_UNIX) as leaving:
+        leaving.connect(str(Path(world.gateway.config["socket_dir"]) / "gateway.sock"))
+        body = json.dumps({"model": "policy@v1", "messages": MESSAGES}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait_until(lambda: "policy@v1" in world.engine.loading)
+    for _ in range(3):
+        world.gateway.status()  # by then it has seen who left
+    world.engine.loads.set()
+    wait_until(lambda: world.recalled() == [1], what=lambda: str(world.recalled()))
+    world.answered(1)
+    assert world.engine.loading.count("policy@v1") == 1
+
+
+def test_c55_of_a_name_that_was_published_twice_the_last_weights_count(world: World) -> None:
+    """Once on a machine that was lost, and once more after the run had gone back to an earlier step."""
+    kept = {version: CheckpointStore(world.checkpoints).load(checkpoint_name(version)) for version in (5, 6)}
+    with (world.gateway.folder / "publications.jsonl").open("a") as record:
+        for version, sha256 in (
+            (5, "0" * 64), (5, kept[5].adapter_sha256),
+            (6, kept[6].adapter_sha256), (6, "0" * 64),
+        ):  # fmt: skip
+            line = {"version": version, "outcome": "published", "sha256": sha256}
+            record.write(json.dumps(line) + "\n")
+    world.answered(5)
+    assert "are other weights" in world.refused(6)["message"]
+
+
 def test_c55_an_engine_that_forgot_a_version_is_given_it_again(world: World) -> None:
     world.answered(1)
     world.engine.adapters.clear()
@@ -221,6 +262,29 @@ def test_c35_a_version_that_came_back_stays_while_training_goes_on_until_others_
     assert versions.make_room() == 3
     versions.recalled(50)
     assert versions.is_loaded(2) and not versions.is_loaded(3) and versions.is_loaded(1)
+
+
+def test_c35_a_version_that_a_text_is_scored_under_is_held_before_an_engine_is_free(tmp_path: Path) -> None:
+    config = {"run_id": "test", "model_path": "", "state_dir": str(tmp_path), "socket_dir": str(tmp_path)}
+
+    async def scenario() -> bool:
+        parts = build_parts(RuntimeConfig.model_validate(config))
+        parts.fleet.was_ready = True  # they are away for a moment
+        parts.versions.move(1, 1)
+        group = Group(id="g", members=[Member(messages=MESSAGES, completion="x", reward=1.0)])
+        texts = TextMembers(parts.samples, parts.fleet, parts.versions)
+        resolving = asyncio.create_task(texts.resolve([group], lambda _: False))
+        for _ in range(10):  # as far as it comes without an engine
+            await asyncio.sleep(0)
+        for version in range(2, 10):
+            parts.versions.move(version, version)
+        may_go = parts.versions.retire(1)
+        resolving.cancel()
+        await asyncio.gather(resolving, return_exceptions=True)
+        assert parts.versions.retire(1) or may_go
+        return may_go
+
+    assert not asyncio.run(scenario())
 
 
 def test_when_every_older_version_is_in_use_another_is_told_to_come_back(tmp_path: Path) -> None:

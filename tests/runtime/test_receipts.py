@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,8 +19,12 @@ import httpx
 import pytest
 from aiohttp import web
 
+from runtime.schema import RuntimeConfig
 from runtime.serving.flights import Flight
+from runtime.serving.gateway import build_parts
+from runtime.serving.versions import Served
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
+from tests.runtime.recorded import asked
 from tests.support.relay_process import RelayProcess
 from tests.support.upstream import Upstream
 from tests.support.waiting import wait_until, wait_until_async
@@ -222,7 +227,7 @@ def counts_by(relay: RelayProcess, rollouts: list[str]) -> dict[str, Any]:
     return answer.json()["error"]["counts"]
 
 
-# ------------------------------------------------------------------ a flight's own connection
+# ------------------------------------------------------------------ flights
 
 
 def delivered(leaves_at: int | None, parts: int = 3) -> Flight:
@@ -253,6 +258,51 @@ def delivered(leaves_at: int | None, parts: int = 3) -> Flight:
         return flight
 
     return asyncio.run(scenario())
+
+
+def handed_out(folder: Path, sockets: Path, events: list[dict[str, Any]]) -> list[bytes]:
+    """The parts of a streamed answer, for an engine that sends these events one by one."""
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in (*map(json.dumps, events), "[DONE]"):
+            await response.write(f"data: {event}\n\n".encode())
+        return response
+
+    async def scenario() -> list[bytes]:
+        config = {"run_id": "test", "model_path": "", "state_dir": str(folder), "socket_dir": str(sockets)}
+        parts = build_parts(RuntimeConfig.model_validate(config))
+        engine, flight = parts.fleet.engines[0], Flight("digest")
+        request, served = asked("q", "r", stream=True, n=2), Served(0, "base", "base")
+        async with engine.client.post(CHAT, b"{}") as response:
+            await parts.completions._stream(response, request, served, flight, engine)
+        await engine.client.close()
+        assert len(parts.samples.unreceived_of_rollout("r")) == 2, "recorded before its end is handed out"
+        return flight.parts
+
+    upstream = Upstream(sockets / "engine-0.sock", {CHAT: stream})
+    upstream.start()
+    try:
+        return asyncio.run(scenario())
+    finally:
+        upstream.close()
+
+
+def test_c52_a_program_that_leaves_at_the_finish_reason_has_the_end_of_the_events_too(tmp_path: Path) -> None:
+    """Many do; the stream then ends for the relay before its end, and the answer was no sample."""
+
+    def event(index: int, reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "delta": {"content": "x"}, "finish_reason": reason, "token_ids": [5]}
+        choice["logprobs"] = {"content": [{"token": "x", "logprob": -1.0}]}
+        return {"id": "c", "model": "base", "prompt_token_ids": [1], "choices": [choice]}
+
+    usage = {"id": "c", "model": "base", "choices": [], "usage": {"prompt_tokens": 1}}
+    events = [event(0), event(0, "stop"), event(1), event(1, "stop"), usage]
+    with tempfile.TemporaryDirectory() as sockets:
+        parts = handed_out(tmp_path, Path(sockets), events)
+    assert [part.count(b"data: ") for part in parts] == [1, 2, 3]
+    assert parts[-1].count(b"stop") == 1 and parts[-1].endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize(("leaves_at", "received"), [(None, True), (0, False), (1, False), (2, False)])

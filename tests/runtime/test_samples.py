@@ -288,6 +288,21 @@ def test_a_line_cut_short_costs_that_line_only(tmp_path: Path) -> None:
     assert [len(last.of_rollout(name)) for name in ("first", "second", "third")] == [1, 0, 1]
 
 
+def test_a_journal_that_cannot_begin_its_next_file_writes_into_no_other(tmp_path: Path) -> None:
+    """The number of a file that was closed is soon another's: a client's connection, for instance."""
+    store = SampleStore(tmp_path / "samples")
+    sampled(store, "first")
+    store._journal._file_bytes = 0
+    (tmp_path / "samples" / "000002.jsonl").touch()  # its name is taken
+    with pytest.raises(FileExistsError):
+        sampled(store, "not recorded")
+    with (tmp_path / "another").open("wb"):
+        sampled(store, "second")
+    assert (tmp_path / "another").read_bytes() == b""
+    again = SampleStore(tmp_path / "samples")
+    assert [len(again.of_rollout(name)) for name in ("first", "not recorded", "second")] == [1, 0, 1]
+
+
 def test_an_answer_nobody_received_is_no_sample_until_a_retry_claims_it(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
     record(store, asked("q", "r"), answer([1], choice([2], [-0.5])), delivered=False)
@@ -341,6 +356,19 @@ def test_c52_a_call_asked_again_after_its_connection_broke_trains_once(tmp_path:
     store.receive("again")
     for known in (store, SampleStore(tmp_path)):
         assert trained(known) == ["other call", "again"]
+        assert pick(known, "r").counts.unreceived == 1
+
+
+def test_c52_receipts_that_are_told_again_say_what_they_said(tmp_path: Path) -> None:
+    """The gateway had taken them, and its answer to the relay was lost: again in order, with what is new."""
+    store = SampleStore(tmp_path)
+    sample(store, "first", delivered=False)
+    sample(store, "again", delivered=False)
+    told = [("receive", "first"), ("doubt", "first"), ("receive", "again")]
+    for say, request in [*told, *told[:1], *told, *told]:
+        getattr(store, say)(request)
+    for known in (store, SampleStore(tmp_path)):
+        assert trained(known) == ["again"]
         assert pick(known, "r").counts.unreceived == 1
 
 

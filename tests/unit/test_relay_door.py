@@ -5,6 +5,7 @@ The relay is in a process of its own, so that its memory can be measured and its
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -15,10 +16,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from aiohttp import web
+from aiohttp.http import StreamWriter
 
-from launcher import relay_body, relay_connection
+from launcher import relay_body, relay_connection, relay_forward, relay_receipts
 from launcher.relay import Relay
 from launcher.relay_body import BODY_BYTES
+from launcher.relay_receipts import FOLLOWS, RECEIPT_HEADER
+from runtime import schema
 from tests.support.relay_process import RelayProcess
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until
@@ -33,6 +38,7 @@ MEGABYTE = 1 << 20
 POSTS = 40
 POSTED_BYTES = 16 * MEGABYTE
 HALF_OPEN = 400
+MALFORMED_BODIES = 20
 # What all of that may cost; the posts alone are 640 MB.
 MOST_BYTES = 64 * MEGABYTE
 
@@ -213,6 +219,25 @@ def test_g30_large_posts_that_never_end_cost_no_memory_without_a_token(
     assert {path for _, path in upstream.seen} == {"/v1/models"}
 
 
+@pytest.mark.parametrize("shown", ["", SHOWN], ids=["without a token", "with it"])
+def test_g30_what_follows_a_malformed_body_is_not_kept(door: RelayProcess, shown: str) -> None:
+    """A refused client may go on for a while; each piece the parser refuses was held with its traceback."""
+    assert passes(door)
+    before, most = door.bytes_held, 0
+    head = f"POST {CHAT} HTTP/1.1\r\n{HOST}{shown}Transfer-Encoding: chunked\r\n\r\n0\r\n".encode()
+    clients = [connect(door) for _ in range(MALFORMED_BODIES)]
+    for client in clients:
+        client.settimeout(0.05)  # for one that is not read from any more
+        with contextlib.suppress(OSError):
+            client.sendall(head)
+            for _ in range(POSTED_BYTES // MEGABYTE):
+                client.sendall((b"X: " + b"a" * 1019 + b"\r\n") * 1024)
+        most = max(most, door.bytes_held)
+    assert most - before < MOST_BYTES, f"{(most - before) / MEGABYTE:.0f} MB"
+    wait_until(lambda: all(map(is_closed, clients)), what="all are closed")
+    assert passes(door)
+
+
 def test_g30_connections_that_say_nothing_or_half_a_head_are_closed(door: RelayProcess) -> None:
     before, begun = door.bytes_held, time.monotonic()
     clients = [connect(door) for _ in range(HALF_OPEN)]
@@ -236,6 +261,31 @@ def test_g30_who_shows_the_token_may_take_its_time(door: RelayProcess, upstream:
         slow.sendall(f"GET /v1/models HTTP/1.1\r\n{HOST}{SHOWN}\r\n".encode())
         assert slow.recv(65536).startswith(b"HTTP/1.1 200")
     assert [path for _, path in upstream.seen] == [CHAT, "/v1/models"]
+
+
+# ------------------------------------------------------------------ what it shares with others
+
+
+def test_the_relay_and_the_gateway_mean_the_same() -> None:
+    """The relay has its own copies: it starts without the runtime's schema."""
+    assert BODY_BYTES == schema.BODY_BYTES
+    assert relay_forward.REQUEST_HEADER == schema.REQUEST_HEADER
+    assert relay_forward._VERSION_HEADER == schema.VERSION_HEADER
+    assert (RECEIPT_HEADER, FOLLOWS) == (schema.RECEIPT_HEADER, schema.RECEIPT_FOLLOWS)
+    assert relay_receipts._MOST_AT_ONCE <= schema.MOST_RECEIPTS
+
+
+def test_what_the_relay_uses_of_aiohttp_that_is_not_public_is_there_still() -> None:
+    """pyproject.toml holds aiohttp within the releases of which this is known."""
+    slots = {name for base in web.RequestHandler.__mro__ for name in getattr(base, "__slots__", ())}
+    assert {"_messages", "_current_request", "_loop", "max_headers"} <= slots
+
+    async def server() -> web.Server:
+        return web.Server(lambda _: asyncio.sleep(0, web.Response()), lingering_time=7)
+
+    made = asyncio.run(server())
+    assert made._kwargs["lingering_time"] == 7 and made._loop is not None
+    assert StreamWriter.output_size == 0
 
 
 # ------------------------------------------------------------------ bounds, in this process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 import struct
 import threading
@@ -14,8 +15,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from launcher import relay_forward
+from launcher import relay_forward, relay_rules
 from launcher.relay import Relay
+from launcher.relay_connection import look
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -262,6 +264,48 @@ def test_c52_a_stream_is_received_once_the_end_of_its_events_is_there(
     assert [name for name, state in gateway.told if state == "received"] == (
         ["s", "after"] if leaves == "at the end of the events" else ["after"]
     )
+
+
+def test_c52_of_two_ids_the_receipt_and_the_gateway_know_the_same(gateway: Gateway, port: int) -> None:
+    given: list[str] = []
+
+    async def note(request: web.Request) -> web.StreamResponse:
+        given.extend(request.headers.getall("x-slipway-request"))
+        return await gateway.chat(request)
+
+    gateway.upstream.handlers[CHAT] = note
+    with program(port, "a\r\nx-slipway-request: b"):
+        wait_until(lambda: gateway.told)
+    assert gateway.told == [(name, "received") for name in given]
+
+
+def test_c52_a_step_is_known_in_every_spelling_of_its_path_that_the_gateway_takes() -> None:
+    assert relay_rules.rewards("POST", STEPS) and relay_rules.rewards("POST", f"{STEPS}?a=b")
+    assert relay_rules.rewards("POST", "/slipway/%73teps")
+    assert not relay_rules.rewards("GET", STEPS) and not relay_rules.rewards("POST", RECEIPTS)
+
+
+async def connected(server: asyncio.Server) -> asyncio.Transport:
+    """A connection to a server, and its end here."""
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    assert isinstance(writer.transport, asyncio.Transport)
+    return writer.transport
+
+
+def test_c52_a_program_that_is_there_is_seen_where_no_file_more_can_be_opened() -> None:
+    async def scenario() -> str:
+        server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+        transport = await connected(server)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            return look(transport)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            transport.abort()
+            server.close()
+
+    assert asyncio.run(scenario()) == "open"
 
 
 def test_c52_a_receipt_names_the_id_the_relay_gave(gateway: Gateway, client: httpx.Client) -> None:
