@@ -332,6 +332,8 @@ class CheckpointInfo(Answer):
     version: int
     created: float
     bytes: int
+    # sha256 of the adapter's weights file: `policy@v12+` and its beginning name these weights alone.
+    weights: str = ""
     pinned: bool = False
     client_state: dict[str, Any] | None = None
     metrics: dict[str, float] = {}

@@ -82,7 +82,11 @@ class Recall:
 
 
 def _published_sha256(record: Path, version: int) -> str | None:
-    """The hash of the adapter that was first served under the version's name; None where nobody wrote it."""
+    """The hash of the adapter that was served under the version's name; None where nobody wrote it.
+
+    The last word: a machine that was lost may have served another under the same number.
+    """
+    sha256 = None
     try:
         lines = record.read_text().splitlines()
     except FileNotFoundError:
@@ -93,5 +97,5 @@ def _published_sha256(record: Path, version: int) -> str | None:
         except ValueError:  # cut by a power loss
             continue
         if said.get("version") == version and said.get("outcome") == "published":
-            return said.get("sha256")
-    return None
+            sha256 = said.get("sha256")
+    return sha256
