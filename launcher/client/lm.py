@@ -33,8 +33,9 @@ class PolicyLM(dspy.LM):
     that was compiled asks the version it was compiled to, by name (`policy@v12+3f2a9c1b4d5e`): those weights
     or an error. What is compared with before the training asks `PolicyLM(run, model="base")`, the model
     itself. With `cache=True` the name is today's version, as the name is the cache's key; a rollout, and what
-    means the newest, is never answered from a cache. `extra_body` goes into each request as it is: `chat_template_kwargs`,
-    `min_p`, … Other keyword arguments are dspy.LM's. Raises NotConnected outside a run.
+    means the newest, is never answered from a cache. `extra_body` goes into each request as it is:
+    `chat_template_kwargs`, `min_p`, … Other keyword arguments are dspy.LM's. Raises NotConnected outside a
+    run.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Which version a training is served, and that it is not an older one all of a sudden: a machine was lost.
+"""Which version a training is served; an older one all of a sudden means that the machine was lost.
 
-Neighbours: `training.py` tells it what was trained and what answered; `naming.py` has the names. A loss is not
-noticed by its rollouts alone: what is asked whole after it is answered by the new machine, of older weights.
+Neighbours: `training.py` tells it what was trained and what answered; `naming.py` has the names. A loss shows
+in unknown rollouts only where it fell among them: what is asked after it is answered, by older weights.
 Knows nothing of groups or scores.
 """
 

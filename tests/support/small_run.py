@@ -64,12 +64,16 @@ class SmallRun:
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
     requests: dict[int, StepRequest] = field(default_factory=dict)
     pinned: list[str] = field(default_factory=list)
+    # Pinned by a version's name, by what was compiled to it.
+    named: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
     posted: list[tuple[str, str | None]] = field(default_factory=list)
     run_id: str = "run-1"
     # By version, the hash of its weights: those of a machine that was lost are never made again.
     weights: dict[int, str] = field(default_factory=dict)
     machine: int = 1
+    # Whether what was trained is gone by the time that somebody asks for it to be kept.
+    prunes: bool = False
     version: int = 0
     client_state: dict[str, Any] | None = None
     break_next: list[int | str] = field(default_factory=list)
@@ -104,6 +108,10 @@ class SmallRun:
             self.requests.pop(number, None)
         self.version = to_step
         self.client_state = self.requests[to_step].client_state if to_step else None
+
+    def name_of(self, version: int) -> str:
+        """The name that means this version's weights alone."""
+        return f"policy@v{version}+{self.weights[version][:12]}"
 
     def go(self) -> None:
         """Away for good: whoever is connected is cut off, and nobody listens any more."""
@@ -170,10 +178,10 @@ class SmallRun:
         version = self.version_of(name) if "@v" in name else int(name.removeprefix("step-"))
         if version is None:
             return _error(409, "other weights", "version_reused")
-        if version not in self.steps:
+        if version not in self.steps or self.prunes:
             return _error(404, f"there is no checkpoint {name!r}", "not_found")
         (kept,) = [it for it in self.checkpoints() if it["version"] == version]
-        self.pinned.append(kept["name"])
+        (self.named if "@v" in name else self.pinned).append(kept["name"])
         return 200, kept | {"pinned": True}
 
     def step(self, request: StepRequest) -> tuple[int, dict[str, Any]]:
