@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.schema import LOSSES
+from runtime.train_config import LOSSES
 from runtime.training import grpo
 from runtime.training.batch import Batch
 from runtime.training.forward import pack_logprobs, sequences
