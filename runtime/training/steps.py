@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 
 MOST_QUEUED = 8
 RETRY_SECONDS = 30.0
-# A disk that takes nothing is tried again this often.
-DISK_SECONDS = 2.0
+DISK_SECONDS = 2.0  # a disk that takes nothing is tried again this often
 _LOOK_SECONDS = 0.02
 
 Publish = Callable[[Checkpoint], Awaitable[dict[str, Any]]]
