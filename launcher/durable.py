@@ -2,6 +2,7 @@
 
     durable/step-000007/   a checkpoint with all that a resume needs: adapter, optimizer, random state, …
     durable/pinned.json    those of them that are kept for good
+    durable/rewound.json   the least step that a rewind of this run went back to, where there was one
 
 Two words. *Committed*: on the machine's disk. *Durable*: here. `bring` makes the newest committed step and
 the pinned ones durable, `seed` begins a new machine with them: a rewind.
@@ -153,7 +154,12 @@ def seed(results: Path, state_dir: Path) -> int:
                 checkpoints.copy_file(results, journal, state_dir / journal)
         state = checkpoints.read_state(state_dir / _SEEDING / newest)
         step = checkpoints.step_of(newest)
-        rewound = {"to_step": step, "time": time.time(), "client_state": state.get("client_state")}
+        rewound = {
+            "to_step": step,
+            "reused_after": _reused_after(home, step),
+            "time": time.time(),
+            "client_state": state.get("client_state"),
+        }
         _write(state_dir / REWOUND, json.dumps(rewound))
         passing("durable.seeding")
         (state_dir / _SEEDING).rename(state_dir / "checkpoints")
@@ -162,6 +168,14 @@ def seed(results: Path, state_dir: Path) -> int:
         raise PreflightError(
             f"the run cannot begin again from {home}", str(error), f"df -h {state_dir}"
         ) from error
+    return step
+
+
+def _reused_after(home: Path, step: int) -> int:
+    """The least step of all rewinds so far, kept at home: versions after it were given out before."""
+    with contextlib.suppress(FileNotFoundError):
+        step = min(step, int(json.loads((home / REWOUND).read_text())["reused_after"]))
+    _write(home / REWOUND, json.dumps({"reused_after": step}))
     return step
 
 

@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from runtime.schema import COMBINATION, RuntimeConfig, complaint
+from runtime.schema import RuntimeConfig
+from runtime.train_config import COMBINATION, complaint
 
 # What `launch` decides itself, from its own options and from the machine.
 OURS = frozenset(

@@ -151,6 +151,8 @@ class CheckpointInfo(Answer):
     version: int
     created: float
     bytes: int
+    # sha256 of the adapter's weights file.
+    weights: str = ""
     pinned: bool = False
     client_state: dict[str, Any] | None = None
     metrics: dict[str, float] = {}

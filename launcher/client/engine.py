@@ -23,6 +23,7 @@ from dspy import lm15
 from launcher.client.alarms import repeated_share
 from launcher.client.bodies import REQUEST_HEADER, VERSION_HEADER
 from launcher.client.errors import EndpointLost
+from launcher.client.naming import version_in
 from launcher.client.session import Session
 from launcher.client.tagging import Answered, Call, RolloutOver, astray, begin_call, current_rollout
 from launcher.client.wire import AsyncWire, new_request_id
@@ -34,8 +35,6 @@ _SUPPORT = ("top_p", "top_k", "frequency_penalty", "presence_penalty")
 SUPPORT_EXTRAS = frozenset({*_SUPPORT, "min_p", "repetition_penalty", "logit_bias", "typical_p"})
 # The model before training, on every run: what is asked of it is no sample of the policy.
 BASE_MODEL = "base"
-# A version's own name: those weights or an error (C55).
-_NAMED = re.compile(r"@v(\d+)$")
 # What DSPy's listeners are given at a time: they find a field by reading on, as from a model that streams.
 _PIECES = re.compile(r"\s*(?:\w+|[^\w\s]+)|\s+")
 # A program that swallows even RolloutOver and asks on should not do so at full speed.
@@ -92,8 +91,8 @@ class _Dialect:
             _note_lost(sent.call, f"unreadable answer: {error}")
             raise lm15.ServerError(f"the endpoint's answer is not a chat completion: {error}") from error
         version = response.headers.get(VERSION_HEADER, "")
-        named = _NAMED.search(request.model)
-        if named and version.isdecimal() and version != named[1]:
+        named = version_in(request.model)
+        if named and version.isdecimal() and version != named:
             _note_lost(sent.call, f"{request.model} was asked, version {version} answered")
             raise lm15.ServerError(f"{request.model} was asked, and version {version} of the policy answered")
         if sent.call is not None:

@@ -263,13 +263,13 @@ class GRPO(Teleprompter):
 
     def _name_version(self, training: Training, trained: Trained) -> None:
         """The program asks the version it was compiled to by its name, whatever is trained after it (C55)."""
-        version = training.session.version if training.version is None else training.version
+        version, name = training.kept or training.served.keep()
         self.summary["version"] = version
         for policy in trained.policies:
-            policy.name(f"{training.session.model}@v{version}")
+            policy.name(name)
         training.journal.note(
-            f"the program asks {training.session.model}@v{version} from here on; the model before any "
-            "training answers as PolicyLM(model='base')"
+            f"the program asks {name} from here on; the model before any training answers as "
+            "PolicyLM(model='base')"
         )
 
     def _take_over(self, training: Training) -> None:
@@ -279,7 +279,7 @@ class GRPO(Teleprompter):
         scores = training.place.scores
         self.summary = {
             "steps": training.place.step,
-            "version": training.version,
+            "version": training.served.version,
             "before": scores[0].score if scores else None,
             "after": scores[-1].score if scores else None,
             "best": training.place.best.score if training.place.best else None,

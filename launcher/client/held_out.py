@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import dspy
 
+from launcher.client.bodies import StepStatus
 from launcher.client.comparing import Scores, comparable, kept
 from launcher.client.errors import TrainingFailed
 from launcher.client.place import Place, Validated
@@ -65,8 +66,8 @@ class HeldOut:
         """Whether the last validation says enough to be compared."""
         return self.last is not None and comparable(self.last[1])
 
-    def restore_best(self, place: Place) -> int | None:
-        """Serve the best validated policy, unless the last one is as good: the version it has now, if so."""
+    def restore_best(self, place: Place) -> StepStatus | None:
+        """Serve the best validated policy again, unless the last one is as good: the step that did, if so."""
         best = place.best
         if self.keep == "none" or best is None or self.last is None or self.last[0] == best:
             return None
@@ -85,7 +86,7 @@ class HeldOut:
         place.restored = best.checkpoint
         served = self.session.restore(best.checkpoint, client_state=place.client_state(place.step))
         self.journal.note(f"{words}: {best.checkpoint} is served again")
-        return served.version
+        return served
 
     def _scored(self) -> Evaluation:
         evaluation = self.evaluate(self.examples)

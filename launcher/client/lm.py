@@ -8,6 +8,8 @@ Knows nothing of rewards or steps.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import dspy
@@ -15,7 +17,8 @@ from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
 from dspy.utils.exceptions import LMUnsupportedFeatureError
 
 from launcher.client import standing_in
-from launcher.client.engine import PolicyEngine
+from launcher.client.engine import BASE_MODEL, PolicyEngine
+from launcher.client.naming import name_of, version_in
 from launcher.client.session import Session, connect
 from launcher.client.tagging import current_rollout
 
@@ -27,11 +30,12 @@ class PolicyLM(dspy.LM):
     """The policy being trained, on the run this program was started in.
 
     `model` is the run's base name, which means the newest version, also for a copy made long ago. A program
-    that was compiled asks the version it was compiled to, by name (`policy@v12`): those weights or an error.
-    What is compared with before the training asks `PolicyLM(run, model="base")`, the model itself. With
-    `cache=True` the name is today's version, as the name is the cache's key; a rollout is never answered from
-    a cache. `extra_body` goes into each request as it is: `chat_template_kwargs`,
-    `min_p`, … Other keyword arguments are dspy.LM's. Raises NotConnected outside a run.
+    that was compiled asks the version it was compiled to, by name (`policy@v12+3f2a9c1b4d5e`): those weights
+    or an error. What is compared with before the training asks `PolicyLM(run, model="base")`, the model
+    itself. With `cache=True` the name is today's version, as the name is the cache's key; a rollout, and what
+    means the newest, is never answered from a cache. `extra_body` goes into each request as it is:
+    `chat_template_kwargs`, `min_p`, … Other keyword arguments are dspy.LM's. Raises NotConnected outside a
+    run.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class PolicyLM(dspy.LM):
         self.compiled = self.stands_in = False
         is_newest = model is None
         if model is None:
-            model = f"{self.session.model}@v{self.session.version}" if cache else self.session.model
+            model = name_of(self.session, self.session.version) if cache else self.session.model
         engine = PolicyEngine(self.session, dict(extra_body or {}))
         super().__init__(
             model,
@@ -109,11 +113,30 @@ class PolicyLM(dspy.LM):
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         self._say_that_it_stands_in()
-        return super().__call__(prompt, messages=messages, **_sampled_anew(kwargs))
+        return super().__call__(prompt, messages=messages, **self._of_this_run(kwargs))
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         self._say_that_it_stands_in()
-        return await super().acall(prompt, messages=messages, **_sampled_anew(kwargs))
+        return await super().acall(prompt, messages=messages, **self._of_this_run(kwargs))
+
+    def _of_this_run(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The same with what tells answers in DSPy's cache apart beside the model's name.
+
+        The cache outlives the run, and every run has a `policy@v3`. No answer from it inside a rollout: it
+        would be another rollout's sample.
+        """
+        if current_rollout() is not None:
+            return {**kwargs, "cache": False}
+        if not kwargs.get("cache", self.cache):
+            return kwargs
+        if self.model != BASE_MODEL and version_in(self.model) is None:  # today's answers are not tomorrow's
+            return {**kwargs, "cache": False}
+        asked = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
+        said = json.dumps([self.session.run_id, self.policy.extra_body, asked], sort_keys=True, default=str)
+        return {**kwargs, "rollout_id": int(hashlib.sha256(said.encode()).hexdigest()[:12], 16)}
+
+    def _warn_zero_temp_rollout(self, temperature: float | None, rollout_id: Any) -> None:
+        """Not said: here it is what tells runs apart, at any temperature."""
 
     def _say_that_it_stands_in(self) -> None:
         if self.stands_in and current_rollout() is None:
@@ -123,8 +146,11 @@ class PolicyLM(dspy.LM):
         return self.copy()  # locks and the session's pool are shared, as in copy()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle has neither address nor token: it is the LM of the run it is unpickled in."""
-        return _unpickled, (self.dump_state(),)
+        """A pickle has neither address nor token: it is the LM of the run it is unpickled in.
+
+        In the run it was made in it asks the version that it asked here.
+        """
+        return _unpickled, (self.dump_state(), self.session.run_id, self.model, self.compiled)
 
     def dump_state(self) -> dict[str, Any]:
         """Settings without address or token. Loading needs `allow_unsafe_lm_state=True`, inside a run."""
@@ -137,18 +163,17 @@ class PolicyLM(dspy.LM):
 
     @classmethod
     def restored(cls, state: dict[str, Any], session: Session | None = None) -> PolicyLM:
-        """The LM of this run with the settings that `dump_state` wrote."""
-        return cls(session, **{key: value for key, value in state.items() if key not in _NOT_RESTORED})
+        """The LM of this run with the settings that `dump_state` wrote: the newest version, or the base."""
+        kept = {key: value for key, value in state.items() if key not in _NOT_RESTORED}
+        return cls(session, model=BASE_MODEL if state.get("model") == BASE_MODEL else None, **kept)
 
 
-def _unpickled(state: dict[str, Any]) -> PolicyLM:
-    return PolicyLM.restored(state)
+def _unpickled(state: dict[str, Any], run_id: str = "", model: str = "", compiled: bool = False) -> PolicyLM:
+    lm = PolicyLM.restored(state)
+    if version_in(model) is not None and lm.session.run_id == run_id:
+        lm.model, lm.compiled = model, compiled
+    return lm
 
 
 _CONNECTION = frozenset({"api_key", "api_base", "base_url", "headers", "extra_headers", "timeout"})
 _VLLM_ONLY = ("min_p", "repetition_penalty", "chat_template_kwargs")
-
-
-def _sampled_anew(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """No answer from DSPy's cache inside a rollout: it would be another rollout's sample."""
-    return kwargs if current_rollout() is None else {**kwargs, "cache": False}

@@ -91,6 +91,7 @@ class Session:
     patience: Patience | None = None
     wire: Wire = field(init=False, repr=False)
     _served_name: str | None = field(default=None, init=False, repr=False)
+    _run_id: str | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.wire = Wire(self.endpoint, self.patience)
@@ -125,13 +126,18 @@ class Session:
     def status(self) -> RuntimeStatus:
         """The whole state of the run now."""
         status = self._get("/slipway/status", RuntimeStatus)
-        self._served_name = status.served_name
+        self._served_name, self._run_id = status.served_name, status.run_id
         return status
 
     @property
     def model(self) -> str:
         """The policy's name on the endpoint; it always means the newest published version."""
         return self._served_name or self.status().served_name
+
+    @property
+    def run_id(self) -> str:
+        """The run's id, by which its versions are told from another run's."""
+        return self._run_id or self.status().run_id
 
     @property
     def version(self) -> int:
@@ -220,9 +226,9 @@ class Session:
         found = [CheckpointInfo.model_validate(it) for it in _json(self._ask("GET", "/slipway/checkpoints"))]
         return sorted(found, key=lambda it: it.step)
 
-    def pin(self, name: str) -> None:
-        """Keep this checkpoint for as long as the run lives."""
-        self._ask("POST", f"/slipway/checkpoints/{name}/pin")
+    def pin(self, name: str) -> CheckpointInfo:
+        """Keep this checkpoint, or that of a version's name, for as long as the run lives."""
+        return CheckpointInfo.model_validate(_json(self._ask("POST", f"/slipway/checkpoints/{name}/pin")))
 
     def restore(
         self,

@@ -13,7 +13,7 @@ import hashlib
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -123,6 +123,11 @@ class Rollout:
     def versions(self) -> set[int]:
         """The policy versions that answered."""
         return {it.version for _, it in self._answered() if it.version is not None}
+
+    def versions_of(self, predictors: Collection[str]) -> set[int]:
+        """The policy versions that answered these predictors."""
+        found = {it.version for (predictor, _), it in self._answered() if predictor in predictors}
+        return {version for version in found if version is not None}
 
     @property
     def cut_off(self) -> set[tuple[str, int]]:

@@ -28,6 +28,7 @@ from launcher.client.report import Journal, Report, StepLine, listed
 from launcher.client.rollouts import Finished, Limits, Run, run_all
 from launcher.client.sampler import EpochSampler
 from launcher.client.scoring import Metric
+from launcher.client.served import Served
 from launcher.client.session import Session
 from launcher.client.tagging import Predictors, Rollout
 from launcher.client.vain import Vain, unparsed
@@ -95,13 +96,15 @@ class Training:
     _said: set[str] = field(default_factory=set)
     alarms: Alarms = field(init=False)
     held_out: HeldOut = field(init=False)
-    # The version served after the last step that was waited for.
-    version: int | None = None
+    served: Served = field(init=False)
+    # What is served at the end, and the name that means it whatever is trained later.
+    kept: tuple[int, str] | None = None
 
     def __post_init__(self) -> None:
         self._predictors = Predictors(self.program)
         self.alarms = Alarms(self.plan.thresholds)
         self._vain = Vain(self.report)
+        self.served = Served(self.session, self.journal)
         train = self.trainset if self.plan.report_train_scores else ()
         keep, session = self.plan.keep, self.session
         self.held_out = HeldOut(self.valset, train, self._evaluate, session, self.journal, keep)
@@ -115,6 +118,7 @@ class Training:
         while True:
             try:
                 self._run_on()
+                self.kept = self.served.keep()
                 break
             except Rewound as rewound:
                 self._go_back(rewound)
@@ -139,7 +143,9 @@ class Training:
         self._restore_best()
 
     def _restore_best(self) -> None:
-        self.version = self.held_out.restore_best(self.place) or self.version
+        restored = self.held_out.restore_best(self.place)
+        if restored is not None:
+            self.served.note(restored)
 
     def _stop(self, under_way: tuple[_Rolled, int, float] | None) -> None:
         """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
@@ -169,7 +175,7 @@ class Training:
         self.held_out.last = None
         # New ids: a rollout that began on the lost machine must not be mixed with one made here.
         self._token = uuid.uuid4().hex[:12]
-        self.version = None
+        self.served.forget()
         self.history.append({"kind": "rewind", "from": was, "to": self.place.step})
         self.journal.note(
             f"the machine was lost: back from step {was} to step {self.place.step}, rolling out again"
@@ -186,6 +192,7 @@ class Training:
         self.report.add_rollouts(grouped)
         self._say_notes(grouped)
         self._check(finished, self._astray() - astray)
+        self.served.check(finished, self._predictors)
         answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
         return _Rolled(
             step,
@@ -271,7 +278,7 @@ class Training:
 
     def _finish(self, rolled: _Rolled, step_id: int, began: float) -> None:
         status = self.session.wait(step_id)
-        self.version = status.version
+        self.served.note(status)
         self.place.step = rolled.step + 1
         self.place.restored = None  # this step was trained after it
         self._rewinds_in_a_row = 0
@@ -317,7 +324,7 @@ class Training:
         self._ring(self.alarms.validated(step, score))
 
     def _evaluate(self, examples: Sequence[dspy.Example]) -> Evaluation:
-        return evaluate(
+        evaluation = evaluate(
             self.program,
             examples,
             self.metric,
@@ -328,3 +335,5 @@ class Training:
             rollout_calls=self.plan.limits.run_calls,
             failure_score=self.plan.rules.failure_score,
         )
+        self.served.check(evaluation.finished, self._predictors)
+        return evaluation

@@ -32,16 +32,12 @@ from runtime.training import policy as policies
 from runtime.training import resume
 from runtime.training.batch import Batch, BatchError, read_batch, restored_from, step_folder
 from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
+from runtime.training.next_step import NextStep
 from runtime.training.older import Past
 from runtime.training.ranks import RankLostError, Ranks
 from runtime.training.tries import TriedOutError, Tries
 from runtime.training.update import SettingsError, Trained, UpdateSettings, probe, update
 
-_LOOK_SECONDS = 0.02
-_NOTHING_MORE = 0
-_NOTHING_YET = -1
-# The other ranks wait in a collective, which gives up after minutes: they hear from the first this often.
-_WORD_SECONDS = 30.0
 # How long a step that is computed waits for a place on a full disk.
 _ROOM_SECONDS = 300.0
 _ROOM_LOOK_SECONDS = 1.0
@@ -68,6 +64,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.tries = Tries(self.output / "tries.json", self.ranks)
         self.settings = UpdateSettings.of(cfg)
         self.stopping = False
+        self.next = NextStep(self.steps, self.ranks, cfg.follow, lambda: self.stopping)
         # A run has its pins; a replay has none, and knows what its steps will go back to.
         self.awaited = set[str]() if cfg.follow else restored_from(self.steps)
         self.step = 0
@@ -117,7 +114,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         A step that cannot be done fails alone while the policy is still that of the last commit. Where it is
         not, or may not be the same in every process, the process ends: the next one starts from that commit.
         """
-        while (step := self._next()) is not None:
+        while (step := self.next.after(self.step)) is not None:
             self._say("training", step=step)
             try:
                 batch = self._read(step)
@@ -143,32 +140,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.wandb.close()
         self.ranks.leave()
 
-    # ------------------------------------------------------------------ the next step
-
-    def _next(self) -> int | None:
-        """The next step's number; the first rank decides whether there is one, so that all take the same."""
-        step = _NOTHING_YET
-        while step == _NOTHING_YET:
-            step = self.ranks.agree(self._await_next() if self.ranks.first else _NOTHING_YET)
-        return None if step == _NOTHING_MORE else step
-
-    def _await_next(self) -> int:
-        step = self.step + 1
-        until = time.monotonic() + _WORD_SECONDS
-        while not self.stopping:
-            # A step that failed holds no version: the gateway goes on with the next number.
-            folder = step_folder(self.steps, step)
-            if (folder / "failed.json").exists():
-                step += 1
-            elif folder.exists():
-                return step
-            elif not self.cfg.follow:
-                break
-            elif time.monotonic() > until:
-                return _NOTHING_YET
-            else:
-                time.sleep(_LOOK_SECONDS)
-        return _NOTHING_MORE
+    # ------------------------------------------------------------------ the step
 
     def _read(self, step: int) -> Batch:
         """The step's batch. Raises one of `_REFUSALS` in every process when any of them refuses it."""
@@ -188,8 +160,6 @@ class GRPOLoRARecipe(FTRecipeInterface):
         if batch.kind == "train":
             self.tries.begin(step)
         return batch
-
-    # ------------------------------------------------------------------ the step
 
     def _try(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]] | None:
         """Do the step; None when it failed and the policy is still as committed, else it raises."""
@@ -312,7 +282,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _stop(self, *_: object) -> None:
         """SIGTERM ends between steps: a step is committed or it never was."""
         self.stopping = True
-        self.tries.forgive()  # who is then killed has not died of this step
+        self.tries.stopped()
 
     def _fail(self, step: int, error: Exception) -> None:
         """Say so where the gateway looks, and never take this step again. Any process may know why."""

@@ -85,7 +85,7 @@ class TextMembers:
         return member.model_copy(update={"messages": None, "completion": None, "sample": ref.id})
 
     async def _from_text(self, messages: list[dict[str, object]], answer: str) -> SampleRef:
-        served = self._versions.resolve(self._versions.named(self._versions.current))
+        served = self._versions.newest
         self._versions.acquire(served.version)
         try:
             engine = await self._fleet.pick()

@@ -46,8 +46,9 @@ from runtime.serving.receipts import receipt_routes
 from runtime.serving.routes import slipway_routes
 from runtime.serving.samples import SampleStore
 from runtime.serving.status import Machine
-from runtime.serving.versions import Versions, kept_versions
+from runtime.serving.versions import Versions, kept_versions, weights_of
 from runtime.training.checkpoint import CheckpointStore
+from runtime.training.rewind import Rewind
 from runtime.training.steps import StepQueue
 
 log = logging.getLogger(__name__)
@@ -75,12 +76,15 @@ def build_parts(config: RuntimeConfig) -> Parts:
     machine = Machine(state_dir, config.lease_seconds)
     clients = [EngineClient(socket_dir / f"engine-{index}.sock") for index in range(config.engines)]
     checkpoints = CheckpointStore(state_dir / "checkpoints")
+    rewind = Rewind.read(state_dir)
     # One adapter's place stays free: the next version is staged while the present ones are served.
     versions = Versions(
         state_dir / "serving.json",
         config.served_name,
         keep=config.engine.max_loras - 1,
         kept=lambda: kept_versions(checkpoints),
+        weights=lambda version: weights_of(checkpoints, version),
+        reused_after=rewind.reused_after if rewind else None,
     )
     samples = SampleStore(state_dir / "samples")
     publisher = Publisher(clients, config.served_name, config.dtype)

@@ -110,6 +110,16 @@ def gone_model(name: str, why: str, answering: list[str]) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
+def reused_model(name: str, after: int | None, now: str | None) -> ApiError:
+    """409 for a version's name that had, or may have had, other weights than are kept under its number."""
+    message = f"`{name[:_SHOWN]}` may mean other weights than those it was given to"
+    if after is not None:
+        message += f": the machine was lost, and versions after {after} were counted again"
+    if now is not None:
+        message += f"; what has this number now is `{now}`"
+    return ApiError(409, message, param="model", code="version_reused")
+
+
 def not_served(status: int, method: str, path: str, served: list[str]) -> ApiError:
     """404 or 405 for a route. The path is not repeated: a token that is in the wrong place is often there."""
     for end, hint in _ELSEWHERE.items():

@@ -243,6 +243,7 @@ def _info(checkpoint: Checkpoint, pinned: bool) -> CheckpointInfo:
         version=checkpoint.version,
         created=checkpoint.manifest["created"],
         bytes=sum(file["bytes"] for file in checkpoint.manifest["files"].values()),
+        weights=checkpoint.adapter_sha256,
         pinned=pinned,
         client_state=checkpoint.state.get("client_state"),
         metrics=checkpoint.state.get("metrics", {}),

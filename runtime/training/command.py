@@ -46,7 +46,8 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "overlong_tokens": train.overlong_tokens,
         "overlong_buffer": train.overlong_buffer,
         "pack_tokens": train.pack_tokens,
-        "keep_checkpoints": train.keep_checkpoints,
+        # The adapter that sampled a stale answer must be there to be asked (C51).
+        "keep_checkpoints": max(train.keep_checkpoints, config.max_staleness + 1),
         "seed": train.seed,
         "wandb_mode": config.wandb_mode,
         "wandb_project": config.wandb_project,

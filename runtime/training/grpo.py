@@ -3,7 +3,7 @@
 Neighbours: `update.py` feeds it, `packing.py` lays the samples out. Knows no torchtune, vLLM or files.
 
 Names carry dimensions: M members, S samples, T sampled tokens (of a micro-batch), V vocabulary, D width.
-Sources: `runtime/schema.py` names the papers beside each loss's defaults.
+Sources: `runtime/train_config.py` names the papers beside each loss's defaults.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A run that lost its machine and went on from its last durable step: what it no longer knows.
 
-    rewound.json    {"to_step": 7, "time": unix seconds, "client_state": {…} | null}
+    rewound.json    {"to_step": 7, "reused_after": 7, "time": unix seconds, "client_state": {…} | null}
 
 The launcher writes the file into the new machine's state folder before the gateway starts. Neighbours:
 steps.py asks before it counts a rollout as "no sample". Knows nothing of HTTP or of how a machine is lost.
@@ -22,16 +22,24 @@ FILE = "rewound.json"
 
 @dataclass(frozen=True)
 class Rewind:
-    """The run is back at `to_step`; the program's state there was `client_state`."""
+    """The run is back at `to_step`; the program's state there was `client_state`.
+
+    `reused_after`: the least step that any loss of a machine went back to. Versions after it are counted
+    again, so that a number alone does not say which weights they are.
+    """
 
     to_step: int
     client_state: dict[str, Any] | None
+    reused_after: int
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
         """What the folder says; None for a run that never lost a machine."""
         said = files.read_json(state_dir / FILE)
-        return None if said is None else cls(int(said["to_step"]), said.get("client_state"))
+        if said is None:
+            return None
+        to_step = int(said["to_step"])
+        return cls(to_step, said.get("client_state"), min(to_step, said.get("reused_after", to_step)))
 
     def check(self, groups: Iterable[Group], is_known: Callable[[str], bool], *, gone_on: bool) -> None:
         """Raise RewoundError for rewards of rollouts that were lost with the machine.

@@ -165,7 +165,7 @@ class StepFolder:
             client_state=state.get("client_state", given.get("client_state")),
             source=given.get("from"),
             counts=StepCounts.model_validate(state.get("counts") or given.get("counts") or {}),
-            samples=[sample["id"] for sample in given.get("samples", ())],
+            samples=[turn["id"] for one in given.get("samples", ()) for turn in one.get("turns") or [one]],
             metrics={name: value for name, value in state.get("metrics", {}).items() if math.isfinite(value)},
             error=error,
             committed=error is None and number <= newest,

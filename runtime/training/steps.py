@@ -1,8 +1,8 @@
 """The queue of training steps: taken in once per key, given to the trainer one at a time, published.
 
-Neighbours: the gateway's routes submit and wait; selection.py builds the batch; step_records.py has it on
-disk first; the trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`; `publish` (the
-gateway's) serves what was committed. Knows nothing of HTTP, engines or tensors.
+Neighbours: the gateway's routes submit and wait; claims.py says which samples a step has, selection.py builds
+the batch, step_records.py has it on disk first; the trainer takes `steps/NNNNNN/` and commits
+`checkpoints/step-NNNNNN/`; `publish` (the gateway's) serves that. Knows nothing of HTTP, engines or tensors.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from runtime.schema import CLIENT_STATE_MAX_BYTES, CheckpointInfo, Group, StepCo
 from runtime.serving.samples import SampleStore
 from runtime.training.batch import SCHEMA, empty_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
+from runtime.training.claims import Claims
 from runtime.training.rewind import Rewind
-from runtime.training.selection import Selection, Snapshot, build, select
+from runtime.training.selection import build
 from runtime.training.step_errors import (
     ClientStateTooLargeError,
     KeyReusedError,
@@ -40,8 +41,7 @@ log = logging.getLogger(__name__)
 
 MOST_QUEUED = 8
 RETRY_SECONDS = 30.0
-# A disk that takes nothing is tried again this often.
-DISK_SECONDS = 2.0
+DISK_SECONDS = 2.0  # a disk that takes nothing is tried again this often
 _LOOK_SECONDS = 0.02
 
 Publish = Callable[[Checkpoint], Awaitable[dict[str, Any]]]
@@ -69,15 +69,10 @@ class StepQueue:
         self._publish = publish
         self._resolve = resolve
         self._trainer_failure = trainer_failure
-        self._max_lag = max_lag
         self._rewind = Rewind.read(state_dir)
         self._steps: dict[int, Step] = {}
         self._by_key: dict[str, Step] = {}
-        # Sample id → the step that has it; given free when the step fails.
-        self._owners: dict[str, int] = {}
-        self._committed: set[int] = set()
-        # Held while samples are sorted, so that no two steps find the same ones free.
-        self._selecting = asyncio.Lock()
+        self._claims = Claims(samples, self._folder, max_lag)
         self._wake = asyncio.Event()
         self.client_state: dict[str, Any] | None = None
         self.last_metrics: dict[str, float] = {}
@@ -109,13 +104,13 @@ class StepQueue:
             )
         groups = list(request.groups)
         if self._resolve is not None:
-            groups = await self._resolve(groups, self._owners.__contains__)
+            groups = await self._resolve(groups, self._claims.has)
             if known := self._known(request.key, digest):  # taken in while texts were looked up
                 return known.status
-        async with self._selecting:
+        async with self._claims.sorting:
             if known := self._known(request.key, digest):  # taken in while another step was sorted
                 return known.status
-            selection = await self._select(groups, None)
+            selection = await self._claims.select(groups, None)
             if not selection.samples:
                 raise NothingToTrainError(selection.counts)
             step = Step(
@@ -161,7 +156,7 @@ class StepQueue:
         """Drive the steps to their ends, in order, for ever."""
         await self._catch_up()
         while True:
-            step = min((s for s in self._steps.values() if not s.ended.is_set()), key=_id, default=None)
+            step = self._next()
             if step is None:
                 await self._idle()
                 continue
@@ -171,6 +166,9 @@ class StepQueue:
                 log.warning("step %d waits: %s", step.id, error)
                 self.trouble = f"step {step.id} waits: {error}"
                 await asyncio.sleep(DISK_SECONDS)
+
+    def _next(self) -> Step | None:
+        return next((step for _, step in sorted(self._steps.items()) if not step.ended.is_set()), None)
 
     async def _idle(self) -> None:
         """Until there is a step; meanwhile what is committed but not served is tried again."""
@@ -214,9 +212,9 @@ class StepQueue:
         if step.kind == "restore":
             await asyncio.to_thread(self._folder.give, step.id, empty_batch(meta))
         else:
-            async with self._selecting:
-                selection = await self._select(step.groups, step.id)
-                self._own(step, selection.ids)
+            async with self._claims.sorting:
+                selection = await self._claims.select(step.groups, step.id)
+                self._claims.add(step, selection.ids)
             if not selection.samples:
                 self._fail(step, str(NothingToTrainError(selection.counts)), counts=selection.counts)
                 return False
@@ -240,7 +238,7 @@ class StepQueue:
 
     def _commit(self, step: Step, checkpoint: Checkpoint) -> None:
         step.state, step.committed = "committed", True
-        self._committed.add(step.id)
+        self._claims.committed.add(step.id)
         self._learn(checkpoint)
         step.metrics = self.last_metrics
         step.counts = StepCounts.model_validate(checkpoint.state["counts"])
@@ -268,9 +266,7 @@ class StepQueue:
             error = f"committed, but not published: {error}"
             self.trouble = f"step {step.id} is {error}"
         else:
-            for sample in step.samples:
-                if self._owners.get(sample) == step.id:
-                    del self._owners[sample]
+            self._claims.give_back(step)
             self._folder.withdraw(step.id, error)
         step.counts = counts or step.counts
         step.state, step.error = "failed", error
@@ -299,25 +295,6 @@ class StepQueue:
         self._wake.set()
         return step.status
 
-    async def _select(self, groups: list[Group], number: int | None) -> Selection:
-        """In a thread: it reads every token, and the gateway answers meanwhile. `_selecting` is held."""
-        owners, committed = dict(self._owners), frozenset(self._committed)
-        return await asyncio.to_thread(
-            select,
-            groups,
-            Snapshot.of(groups, self._samples),
-            taken=lambda sample: owners.get(sample, number) != number,
-            lag=lambda version: sum(one > version for one in committed),
-            max_lag=self._max_lag,
-        )
-
-    def _own(self, step: Step, samples: list[str]) -> None:
-        """Note, before it is trained, what came to a step since it was taken in. Raises OSError."""
-        if late := [sample for sample in samples if self._owners.get(sample) != step.id]:
-            step.samples = [*step.samples, *late]
-            self._folder.queue(step)
-            self._owners.update(dict.fromkeys(late, step.id))
-
     async def _checkpoint(self, name: str) -> CheckpointInfo:
         kept = await asyncio.to_thread(self.checkpoints.list)
         found = next((info for info in kept if info.name == name), None)
@@ -328,13 +305,12 @@ class StepQueue:
         return found
 
     def _next_id(self) -> int:
-        return max((*self._steps, *self._committed), default=0) + 1
+        return max((*self._steps, *self._claims.committed), default=0) + 1
 
     def _remember(self, step: Step) -> None:
         self._steps[step.id] = step
         self._by_key[step.key] = step
-        if step.state != "failed":
-            self._owners.update(dict.fromkeys(step.samples, step.id))
+        self._claims.remember(step)
 
     # ------------------------------------------------------------------ after a restart
 
@@ -345,8 +321,8 @@ class StepQueue:
         for step in self._folder.read_all(kept):
             self._remember(step)
             if step.committed:
-                self._committed.add(step.id)
-        self._committed.update(number for number in kept if number > 0)
+                self._claims.committed.add(step.id)
+        self._claims.committed.update(number for number in kept if number > 0)
 
     async def _catch_up(self) -> None:
         """Serve the newest committed state: a crash may have come between commit and publication (C40)."""
@@ -366,13 +342,8 @@ class StepQueue:
 
 
 def _check_size(client_state: dict[str, Any] | None) -> None:
-    size = len(json.dumps(client_state))
-    if size > CLIENT_STATE_MAX_BYTES:
+    if (size := len(json.dumps(client_state))) > CLIENT_STATE_MAX_BYTES:
         raise ClientStateTooLargeError(f"client_state has {size} bytes, at most {CLIENT_STATE_MAX_BYTES}")
-
-
-def _id(step: Step) -> int:
-    return step.id
 
 
 def _digest(value: Any) -> str:

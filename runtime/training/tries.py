@@ -41,6 +41,14 @@ class Tries:
         """What ends the trainer from here on is not the step's doing."""
         self._write({"step": 0, "tries": 0})
 
+    def stopped(self) -> None:
+        """SIGTERM: who is then killed has not died of this step, unless it comes because another rank has.
+
+        torchrun sends it to all that are left when one was killed.
+        """
+        if self._ranks.size == 1:
+            self.forgive()
+
     def _count(self, step: int) -> int:
         try:
             said = read_json(self._path) or {}

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from runtime import failpoints
-from runtime.schema import PROBE_TOKENS, TrainConfig, complaint
+from runtime.schema import PROBE_TOKENS
+from runtime.train_config import TrainConfig, complaint
 from runtime.training import grpo
 from runtime.training.batch import Batch
 from runtime.training.forward import pack_logprobs, sequence_logprobs, sequences

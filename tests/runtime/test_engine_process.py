@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from runtime import processes
-from runtime.schema import EngineConfig, LoraConfig, RuntimeConfig, TrainConfig
+from runtime.schema import EngineConfig, RuntimeConfig
 from runtime.serving import engine as server
 from runtime.serving.engine_client import EngineClient
 from runtime.serving.request_fields import check
+from runtime.train_config import LoraConfig, TrainConfig
 from tests.runtime.adapters import PROJECTIONS
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, RunningEngine
 from tests.support.at_rest import AtRest

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.schema import LOSSES, TrainConfig
+from runtime.train_config import LOSSES, TrainConfig
 from runtime.training import grpo
 from runtime.training.update import SettingsError, UpdateSettings, select, update
 from tests.runtime import loss_oracles as oracles

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from runtime.schema import LOSSES
+from runtime.train_config import LOSSES
 from runtime.training import grpo
 from runtime.training.batch import Batch
 from runtime.training.packing import Pack, Sequences, pack

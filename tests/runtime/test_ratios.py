@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.schema import LOSSES
+from runtime.schema import RuntimeConfig
+from runtime.train_config import LOSSES, TrainConfig
 from runtime.training import grpo
 from runtime.training.batch import Batch
+from runtime.training.command import trainer_command
 from runtime.training.forward import pack_logprobs, sequences
 from runtime.training.older import Old, Past, old_logprobs
 from runtime.training.packing import Pack, pack
@@ -218,6 +220,17 @@ def test_each_sampled_token_has_the_version_of_its_turn() -> None:
     turns = [{"start": 2, "end": 4, "version": 3}, {"start": 5, "end": 6, "version": 4}]
     joined = replace(batch, meta=batch.meta | {"samples": [{"turns": turns}]})
     assert joined.sampled_by.tolist() == [-1, -1, 3, 3, -1, 4]
+
+
+@pytest.mark.parametrize(("given", "staleness", "kept"), [(4, 2, 4), (2, 2, 3), (4, 8, 9)])
+def test_c51_the_adapters_of_stale_answers_are_kept_as_long_as_those_are_trained(
+    given: int, staleness: int, kept: int
+) -> None:
+    config = RuntimeConfig(
+        run_id="r", model_path="m", state_dir="s", socket_dir="s",
+        max_staleness=staleness, train=TrainConfig(keep_checkpoints=given),
+    )  # fmt: skip
+    assert f"keep_checkpoints={kept}" in trainer_command(config)
 
 
 # ------------------------------------------------------------------ a step that fails half way

@@ -13,6 +13,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from runtime import files
 from runtime.schema import Group, Member, RuntimeConfig
 from runtime.serving.from_text import TextMembers
 from runtime.serving.gateway import build_parts
@@ -102,13 +104,26 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     for version in range(1, NEWEST + 1):
         committed(tmp_path / "checkpoints", version)
-    other = {"version": 4, "outcome": "published", "sha256": "0" * 64}
-    (tmp_path / "publications.jsonl").write_text(json.dumps(other) + "\n")
+    said_of(tmp_path, 4, "0" * 64)
+    with serving(tmp_path, NEWEST) as world:
+        yield world
+
+
+def said_of(folder: Path, version: int, sha256: str) -> None:
+    """What an earlier process wrote of a version that it served."""
+    files.append_line(
+        folder / "publications.jsonl", {"version": version, "outcome": "published", "sha256": sha256}
+    )
+
+
+@contextmanager
+def serving(tmp_path: Path, newest: int) -> Iterator[World]:
+    """A gateway over what was committed."""
     sockets = Path(tempfile.mkdtemp(prefix="slip-"))
     engine = PretendEngine(sockets / "e.sock")
     gateway = Gateway(tmp_path, engine.socket, tmp_path).until_ready()
     try:
-        wait_until(lambda: gateway.status()["version"] == NEWEST, what="the newest is served")
+        wait_until(lambda: gateway.status()["version"] == newest, what="the newest is served")
         yield World(gateway, engine)
     finally:
         gateway.stop()
@@ -241,6 +256,70 @@ def test_a_version_was_created_when_it_was_committed(world: World) -> None:
     found = world.gateway.http.get("/v1/models/policy@v3").json()
     folder = world.checkpoints / checkpoint_name(3)
     assert found["created"] == int(folder.stat().st_mtime)
+
+
+# ------------------------------------------------------------------ a number that was given out twice
+
+REWOUND_TO, AGAIN = 3, 6
+
+
+@pytest.fixture
+def rewound(tmp_path: Path) -> Iterator[World]:
+    """A machine begun at version 3 of one that had come to 5; it has come to 6 since."""
+    for version in range(1, AGAIN + 1):
+        committed(tmp_path / "checkpoints", version)
+        if version > REWOUND_TO:
+            said_of(tmp_path, version, "0" * 64)
+            said_of(tmp_path, version, sha256_of(tmp_path / "checkpoints", version))
+    (tmp_path / "rewound.json").write_text(
+        json.dumps({"to_step": REWOUND_TO + 1, "reused_after": REWOUND_TO})
+    )
+    with serving(tmp_path, AGAIN) as world:
+        yield world
+
+
+def sha256_of(checkpoints: Path, version: int) -> str:
+    return CheckpointStore(checkpoints).load(checkpoint_name(version)).adapter_sha256
+
+
+def test_c55_a_number_that_a_lost_machine_gave_out_before_answers_by_its_weights_alone(
+    rewound: World,
+) -> None:
+    for version in (REWOUND_TO + 1, AGAIN):
+        sha256 = sha256_of(rewound.checkpoints, version)
+        said = rewound.refused(version, 409)
+        assert said["code"] == "version_reused"
+        assert f"now is `policy@v{version}+{sha256[:12]}`" in said["message"]
+        assert f"versions after {REWOUND_TO} were counted again" in said["message"]
+        answer = rewound.ask(f"policy@v{version}+{sha256[:12]}")
+        assert (answer.status_code, answer.headers["x-slipway-policy-version"]) == (200, str(version))
+        assert rewound.ask(f"policy@v{version}+{'0' * 12}").status_code == 409
+    rewound.answered(REWOUND_TO)
+    assert rewound.ask("policy").headers["x-slipway-policy-version"] == str(AGAIN)
+
+
+def test_c55_names_that_are_listed_mean_one_version_each_and_can_be_pinned(rewound: World) -> None:
+    listed = rewound.names()
+    assert {"policy", "base", "policy@v0", "policy@v3"} < listed and len(listed) == AGAIN + 3
+    assert not {"policy@v4", "policy@v6"} & listed
+    for name in listed:
+        assert rewound.gateway.http.get(f"/v1/models/{name}").status_code == 200
+    full = next(name for name in listed if name.startswith("policy@v5"))
+    pinned = rewound.gateway.http.post(f"/slipway/checkpoints/{full}/pin")
+    assert (pinned.status_code, pinned.json()["name"]) == (200, "step-000005")
+    assert pinned.json()["weights"] == sha256_of(rewound.checkpoints, 5)
+    for name in ("policy@v5", f"policy@v5+{'0' * 12}"):
+        assert rewound.gateway.http.post(f"/slipway/checkpoints/{name}/pin").status_code == 409
+        restored = rewound.gateway.http.post(f"/slipway/checkpoints/{name}/restore", json={"key": name})
+        assert restored.status_code == 409
+
+
+def test_c55_a_name_with_its_weights_is_understood_where_no_machine_was_lost(world: World) -> None:
+    sha256 = sha256_of(world.checkpoints, 5)
+    assert world.ask(f"policy@v5+{sha256}").status_code == 200
+    other = world.ask(f"policy@v5+{'0' * 12}")
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "version_reused")
+    assert world.ask(f"policy@v5+{sha256[:4]}").status_code == 404, "too short to tell"
 
 
 # ------------------------------------------------------------------ which goes

@@ -14,7 +14,8 @@ import pytest
 from safetensors.torch import load_file
 
 from runtime import failpoints
-from runtime.schema import LoraConfig, RuntimeConfig, TrainConfig
+from runtime.schema import RuntimeConfig
+from runtime.train_config import LoraConfig, TrainConfig
 from runtime.training.batch import Batch, empty_batch, step_folder, write_batch
 from runtime.training.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
 from runtime.training.command import trainer_command

@@ -21,6 +21,7 @@ from runtime.serving.samples import SampleStore
 from runtime.training import selection as selections
 from runtime.training.batch import Batch, read_batch, write_batch
 from runtime.training.selection import Selection, build, select
+from runtime.training.step_records import StepFolder
 from runtime.training.update import UpdateSettings, update
 from runtime.training.update import select as choose
 from tests.runtime.conftest import TINY_MODEL
@@ -387,3 +388,16 @@ def test_the_trainer_counts_samples_whether_their_turns_are_joined_or_not(
 def test_dropping_a_sequence_drops_each_of_its_turns(joined_and_apart: tuple[Batch, Batch]) -> None:
     flat = [replace(batch, reward=np.ones_like(batch.reward)) for batch in joined_and_apart]
     assert [choose(batch, SETTINGS).dropped["no variance in its group"] for batch in flat] == [13, 13]
+
+
+def test_g18_a_step_whose_entry_is_lost_has_every_turn_that_its_batch_has(tmp_path: Path) -> None:
+    """A joined turn that no step has any more would be trained a second time."""
+    store = SampleStore(tmp_path / "samples")
+    first = turn(store, "r", [1, 2, 3], [4, 5])
+    turn(store, "r", [*first, 6], [7, 8])
+    turn(store, "other", [1, 2], [9])
+    picked = pick(store, "r", "other")
+    folder = StepFolder(tmp_path / "steps")
+    folder.give(1, build(picked, store, META))
+    (step,) = folder.read_all({})
+    assert step.samples == picked.ids and len(step.samples) == 3

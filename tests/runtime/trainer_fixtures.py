@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.schema import TrainConfig
+from runtime.train_config import TrainConfig
 from runtime.training import policy as policies
 from runtime.training.batch import Batch
 from runtime.training.older import Old, Past

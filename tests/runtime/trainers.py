@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.schema import LoraConfig, RuntimeConfig, TrainConfig
+from runtime.schema import RuntimeConfig
+from runtime.train_config import LoraConfig, TrainConfig
 from runtime.training.batch import Batch, step_folder, write_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore
 from runtime.training.command import trainer_command

@@ -7,6 +7,7 @@ it for good in the middle of whatever is asked.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -63,8 +64,16 @@ class SmallRun:
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
     requests: dict[int, StepRequest] = field(default_factory=dict)
     pinned: list[str] = field(default_factory=list)
+    # Pinned by a version's name, by what was compiled to it.
+    named: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
     posted: list[tuple[str, str | None]] = field(default_factory=list)
+    run_id: str = "run-1"
+    # By version, the hash of its weights: those of a machine that was lost are never made again.
+    weights: dict[int, str] = field(default_factory=dict)
+    machine: int = 1
+    # Whether what was trained is gone by the time that somebody asks for it to be kept.
+    prunes: bool = False
     version: int = 0
     client_state: dict[str, Any] | None = None
     break_next: list[int | str] = field(default_factory=list)
@@ -93,11 +102,16 @@ class SmallRun:
     def lose_machine(self, to_step: int) -> None:
         """Be another machine, begun at `to_step`: later steps and all rollouts so far are unknown to it."""
         self.lost |= {it.tag("rollout") or "" for it in self.asked}
+        self.machine += 1
         for number in [number for number in self.steps if number > to_step]:
             del self.steps[number]
             self.requests.pop(number, None)
         self.version = to_step
         self.client_state = self.requests[to_step].client_state if to_step else None
+
+    def name_of(self, version: int) -> str:
+        """The name that means this version's weights alone."""
+        return f"policy@v{version}+{self.weights[version][:12]}"
 
     def go(self) -> None:
         """Away for good: whoever is connected is cut off, and nobody listens any more."""
@@ -125,6 +139,8 @@ class SmallRun:
             if known is None:
                 self.asked.append(asked)
             version = self.version_of(asked.body["model"])
+            if version is None:
+                return *_error(409, "other weights", "version_reused"), {}
         answer = self.answer(asked)
         if not isinstance(answer, str):
             return answer[0], answer[1], {}
@@ -145,12 +161,28 @@ class SmallRun:
         }
         return 200, body, {"x-slipway-policy-version": str(version)}
 
-    def version_of(self, model: str) -> int:
-        """The version that answers to a name: `policy` is the newest, `base` the model before training."""
+    def version_of(self, model: str) -> int | None:
+        """The version that answers to a name: `policy` is the newest, `base` the model before training.
+
+        None where the name has the hash of other weights.
+        """
         if self.claims is not None:
             return self.claims
-        named = re.search(r"@v(\d+)$", model)
-        return int(named[1]) if named else 0 if model == "base" else self.version
+        named = re.search(r"@v(\d+)(?:\+(\w+))?$", model)
+        if named is None:
+            return 0 if model == "base" else self.version
+        version = int(named[1])
+        return version if self.weights.get(version, "").startswith(named[2] or "") else None
+
+    def pin(self, name: str) -> tuple[int, Any]:
+        version = self.version_of(name) if "@v" in name else int(name.removeprefix("step-"))
+        if version is None:
+            return _error(409, "other weights", "version_reused")
+        if version not in self.steps or self.prunes:
+            return _error(404, f"there is no checkpoint {name!r}", "not_found")
+        (kept,) = [it for it in self.checkpoints() if it["version"] == version]
+        (self.named if "@v" in name else self.pinned).append(kept["name"])
+        return 200, kept | {"pinned": True}
 
     def step(self, request: StepRequest) -> tuple[int, dict[str, Any]]:
         for number, known in self.requests.items():
@@ -182,7 +214,11 @@ class SmallRun:
     def _next(self) -> int:
         number = max(self.steps, default=0) + 1
         self.version = number
-        self.steps[number] = {"id": number, "key": "", "state": "published", "version": number}
+        self.weights[number] = hashlib.sha256(f"{self.machine}/{number}".encode()).hexdigest()
+        self.steps[number] = {
+            "id": number, "key": "", "state": "published", "version": number,
+            "publication": {"sha256": self.weights[number]},
+        }  # fmt: skip
         return number
 
     def _counts(self, request: StepRequest) -> dict[str, Any]:
@@ -221,7 +257,7 @@ class SmallRun:
 
     def status(self) -> dict[str, Any]:
         return {
-            "run_id": "run-1",
+            "run_id": self.run_id,
             "phase": "ready",
             "model": "/models/tiny",
             "served_name": "policy",
@@ -232,7 +268,14 @@ class SmallRun:
 
     def checkpoints(self) -> list[dict[str, Any]]:
         return [
-            {"name": f"step-{number:06d}", "step": number, "version": number, "created": 0.0, "bytes": 1}
+            {
+                "name": f"step-{number:06d}",
+                "step": number,
+                "version": number,
+                "created": 0.0,
+                "bytes": 1,
+                "weights": self.weights.get(number, ""),
+            }
             for number in self.steps
         ]
 
@@ -304,8 +347,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["slipway", "checkpoints"]:
                 return 200, run.checkpoints()
             case ["slipway", "checkpoints", name, "pin"]:
-                run.pinned.append(name)
-                return 200, {}
+                return run.pin(name)
             case ["slipway", "checkpoints", name, "restore"]:
                 return run.restore(name, RestoreRequest.model_validate_json(content or b""))
             case ["slipway", "metrics"]:

@@ -392,10 +392,10 @@ def test_demos_are_part_of_the_prompt_that_is_trained(run: SmallRun) -> None:
 def test_the_compiled_programs_lm_is_named_by_version(run: SmallRun) -> None:
     student = program()
     optimizer(num_train_steps=2).compile(student, trainset=examples(2))
-    assert student.lm.model == "policy@v2"
+    assert student.lm.model == run.name_of(2)
     optimizer(num_train_steps=1).compile(student, trainset=examples(2))
     assert run.asked[-1].body["model"] == "policy"  # training follows the newest version again
-    assert student.lm.model == "policy@v3"
+    assert student.lm.model == run.name_of(3)
 
 
 # ----------------------------------------------------------------- validation and checkpoints

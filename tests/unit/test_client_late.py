@@ -117,7 +117,7 @@ def test_after_the_training_the_lm_is_as_it_was_but_for_its_name(run: SmallRun) 
     optimizer().compile(program, trainset=examples(2), valset=examples(2))
     assert program.lm is lm
     assert (lm.cache, lm.kwargs["temperature"], lm.kwargs["max_tokens"]) == (True, 1.0, 9)
-    assert lm.model == "policy@v1"
+    assert lm.model == run.name_of(1)
 
 
 def test_no_rollout_and_no_validation_is_answered_from_dspys_cache(run: SmallRun) -> None:

@@ -237,3 +237,9 @@ def test_only_the_program_that_launch_starts_is_given_its_life(tmp_path: Path) -
     assert door.environ({})[PROGRAM_VARIABLE] == f"{RUN}@0"
     assert door.environ({}, 12)[PROGRAM_VARIABLE] == f"{RUN}@12"
     assert PROGRAM_VARIABLE not in door.exports()
+
+
+def test_a_validation_set_has_a_name_whatever_its_fields_hold() -> None:
+    board = [{"board": {(0, 1): "x"}, "of": object(), "turns": [("a", 1), None]}]
+    assert digest_of(board) == digest_of([{**board[0], "of": object()}])
+    assert digest_of(board) != digest_of([{**board[0], "board": {(1, 0): "x"}}])

@@ -46,6 +46,19 @@ def losing_the_machine(run: SmallRun, when: int, to_step: int) -> None:
     run.answer = answer
 
 
+def losing_the_machine_before(run: SmallRun, when: int, to_step: int) -> None:
+    """The machine has gone, and another answers, when the request number `when` arrives there."""
+    complete = run.complete
+
+    def by_the_new_one(asked: Asked) -> tuple[int, dict[str, object], dict[str, str]]:
+        with run.lock:
+            if len(run.asked) == when - 1 and run.machine == 1:
+                run.lose_machine(to_step)
+        return complete(asked)
+
+    run.complete = by_the_new_one  # type: ignore[method-assign]
+
+
 def rollouts_of(run: SmallRun) -> list[list[str]]:
     return [
         [member.rollout for group in request.groups for member in group.members]
@@ -71,6 +84,24 @@ def test_g21_a_machine_lost_in_mid_step_costs_the_steps_since_the_durable_one_an
     assert [step for kind, step in kinds if kind == "step"] == [1, 2, 3, 3, 4, 5]
     said = capsys.readouterr().err
     assert "the machine was lost: back from step 3 to step 2, rolling out again" in said
+
+
+@pytest.mark.parametrize(
+    ("when", "back"),
+    [(2 + 3 * 8 + 2 + 1, 3), (2 + 5 * 8 + 2 * 2 + 1, 5)],
+    ids=["a step's first rollout", "the last validation"],
+)
+def test_g21_a_machine_lost_where_nothing_of_it_was_asked_for_yet_is_noticed_by_its_older_weights(
+    run: SmallRun, when: int, back: int
+) -> None:
+    """All that is asked is answered by the new machine, and nothing of it is unknown there."""
+    losing_the_machine_before(run, when, to_step=2)
+    grpo = train(run)
+    assert [it for it in grpo.history if it["kind"] == "rewind"] == [
+        {"kind": "rewind", "from": back, "to": 2}
+    ]
+    assert [request.client_state["step"] for _, request in sorted(run.requests.items())] == [1, 2, 3, 4, 5]  # type: ignore[index]
+    assert (grpo.summary["version"], run.version) == (5, 5)
 
 
 def test_a_rollout_begun_on_the_lost_machine_is_not_mixed_with_one_of_the_new(run: SmallRun) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import uuid
 from typing import Any
 
 import dspy
 import pytest
-from dspy.utils.exceptions import LMServerError
+from dspy.utils.exceptions import LMError, LMServerError
 
 from launcher.client import GRPO, PolicyLM, evaluate
 from tests.support import abuses as a
@@ -39,10 +42,10 @@ def test_c55_a_compiled_program_names_its_version_whatever_is_trained_after_it(r
     lm = PolicyLM(run.session())
     first = compiled(lm)
     second = compiled(lm)
-    assert (first.lm.model, second.lm.model) == ("policy@v2", "policy@v4")
-    assert first(english="hi").french == "policy@v2"
+    assert (first.lm.model, second.lm.model) == (run.name_of(2), run.name_of(4))
+    assert first(english="hi").french == run.name_of(2)
     found = evaluate(first, examples(), a.length)
-    assert (found.version, {it.body["model"] for it in run.asked[-2:]}) == (2, {"policy@v2"})
+    assert (found.version, {it.body["model"] for it in run.asked[-2:]}) == (2, {run.name_of(2)})
 
 
 def test_c55_the_configured_lm_asks_the_newest_whatever_is_compiled_with_it(run: SmallRun) -> None:
@@ -51,7 +54,7 @@ def test_c55_the_configured_lm_asks_the_newest_whatever_is_compiled_with_it(run:
     with dspy.context(lm=lm):
         program = dspy.Predict("english -> french")
         GRPO(a.length, num_train_steps=1).compile(program, trainset=examples())
-    assert (program.lm.model, lm.model) == ("policy@v1", "policy")
+    assert (program.lm.model, lm.model) == (run.name_of(1), "policy")
 
 
 def test_c55_a_training_goes_on_from_the_newest_whatever_the_program_names(run: SmallRun) -> None:
@@ -59,14 +62,92 @@ def test_c55_a_training_goes_on_from_the_newest_whatever_the_program_names(run: 
     run.asked.clear()
     GRPO(a.length, num_train_steps=1).compile(program, trainset=examples())
     assert {it.body["model"] for it in run.asked} == {"policy"}
-    assert program.lm.model == "policy@v3"
+    assert program.lm.model == run.name_of(3)
 
 
 def test_c55_an_answer_of_another_version_than_the_named_one_is_an_error(run: SmallRun) -> None:
     program = compiled(PolicyLM(run.session()))
     run.claims = 3
-    with pytest.raises(LMServerError, match=r"policy@v2 was asked, and version 3 of the policy answered"):
+    with pytest.raises(
+        LMServerError, match=r"policy@v2\+\w+ was asked, and version 3 of the policy answered"
+    ):
         program(english="hi")
+
+
+def test_c55_what_a_program_was_compiled_to_is_kept_for_the_runs_life(run: SmallRun) -> None:
+    compiled(PolicyLM(run.session()))
+    compiled(PolicyLM(run.session()), steps=1)
+    assert run.named == ["step-000002", "step-000003"]
+
+
+def test_c55_a_number_that_a_lost_machine_gave_out_before_does_not_answer_to_the_name(run: SmallRun) -> None:
+    first = compiled(PolicyLM(run.session()))
+    run.lose_machine(to_step=1)
+    second = compiled(PolicyLM(run.session()), steps=1)
+    assert second(english="hi").french == run.name_of(2) != first.lm.model
+    with pytest.raises(LMError, match="other weights"):
+        first(english="hi")
+
+
+def test_what_is_not_kept_at_the_end_is_said_and_its_training_is_not_lost(
+    run: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.prunes = True
+    program = compiled(PolicyLM(run.session()))
+    assert program.lm.model == "policy@v2"
+    assert "policy@v2 is not kept, so it answers no more" in capfd.readouterr().err
+
+
+def unpickled(written: bytes) -> Any:
+    return pickle.loads(written)  # noqa: S301 - written by this very test
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda lm: unpickled(pickle.dumps(lm)), PolicyLM.copy])
+def test_c55_a_copy_asks_the_version_that_is_named_however_it_is_made(run: SmallRun, way: Any) -> None:
+    named, newest = compiled(PolicyLM(run.session())).lm, PolicyLM(run.session())
+    base = PolicyLM(run.session(), model="base")
+    compiled(PolicyLM(run.session()), steps=1)
+    assert [way(lm).model for lm in (named, newest, base)] == [run.name_of(2), "policy", "base"]
+
+
+def test_a_pickle_of_another_run_asks_the_newest_of_this_one(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = pickle.dumps(compiled(PolicyLM(run.session())).lm)
+    monkeypatch.setattr(run, "run_id", "run-2")
+    assert unpickled(written).model == "policy"
+
+
+# ------------------------------------------------------------------ what is cached
+
+
+def test_c55_what_dspy_has_cached_of_another_run_is_no_answer_of_this_one(run: SmallRun) -> None:
+    """DSPy's cache outlives a run, and every run begins at version 0."""
+    question, other = uuid.uuid4().hex, SmallRun(run_id="run-2")
+    run.answer, other.answer = answering(french="of one"), answering(french="of the other")
+    said = [PolicyLM(it.session(), cache=True)(question) for it in (run, run, other, other)]
+    assert "of one" in said[0][0] and "of the other" in said[2][0]
+    assert (said[1], said[3]) == (said[0], said[2])
+    assert (len(run.asked), len(other.asked)) == (1, 1)
+    other.close()
+
+
+def test_c55_what_is_cached_is_of_one_version_and_of_one_way_to_ask(run: SmallRun) -> None:
+    question = uuid.uuid4().hex
+    run.answer = lambda asked: f"{asked.body['model']} {asked.body.get('min_p')}"
+    session, found = run.session(), []
+    for extra in ({}, {"min_p": 0.1}, {}):
+        found += PolicyLM(session, cache=True, extra_body=extra)(question)
+    compiled(PolicyLM(session), steps=1)
+    found += PolicyLM(session, cache=True)(question)
+    assert found == ["policy@v0 None", "policy@v0 0.1", "policy@v0 None", f"{run.name_of(1)} None"]
+
+
+def test_c55_the_newest_is_never_answered_from_a_cache(run: SmallRun) -> None:
+    lm, question = PolicyLM(run.session()), uuid.uuid4().hex
+    for _ in range(2):
+        lm(question, cache=True)
+    assert len(run.asked) == 2
 
 
 def test_c55_base_is_the_before_that_an_evaluation_compares_with(

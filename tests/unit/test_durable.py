@@ -173,7 +173,7 @@ def test_a_new_machine_begins_at_the_durable_step_and_knows_that_it_was_rewound(
     assert durable.seed(results, fresh) == 3
 
     said = json.loads((fresh / "rewound.json").read_text())
-    assert (said["to_step"], said["client_state"]) == (3, {"done": 3})
+    assert (said["to_step"], said["reused_after"], said["client_state"]) == (3, 3, {"done": 3})
     assert time.time() - said["time"] < 60
     assert sorted(path.name for path in fresh.iterdir()) == ["checkpoints", "metrics.jsonl", "rewound.json"]
     assert checkpoints.names(fresh / "checkpoints") == ["step-000003", "step-000001"]
@@ -181,6 +181,22 @@ def test_a_new_machine_begins_at_the_durable_step_and_knows_that_it_was_rewound(
     assert checkpoints.newest_whole(fresh / "checkpoints") == "step-000003"
     weights = fresh / "checkpoints" / "step-000003" / "optimizer.safetensors"
     assert weights.stat().st_nlink == 1, "what is at home must not change with it"
+
+
+def test_c55_after_several_losses_it_is_known_since_when_numbers_are_given_out_again(
+    state_dir: Path, results: Path
+) -> None:
+    said = []
+    for machine, steps in (("first", (1, 2, 3)), ("second", (4, 5))):
+        there = state_dir.with_name(machine)
+        for step in steps:
+            commit(there, step)
+        sync.secure(there, results)
+        fresh = state_dir.with_name(f"after-the-{machine}")
+        fresh.mkdir()
+        durable.seed(results, fresh)
+        said.append(json.loads((fresh / "rewound.json").read_text()))
+    assert [(it["to_step"], it["reused_after"]) for it in said] == [(3, 3), (5, 3)]
 
 
 def test_a_damaged_durable_checkpoint_is_passed_over(state_dir: Path, results: Path) -> None:

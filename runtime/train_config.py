@@ -1,0 +1,142 @@
+"""What one optimizer step does: the keys under `train.`, each loss's own values, what contradicts what.
+
+Neighbours: `schema.py` has the rest of the runtime's configuration and puts this into it; the trainer reads
+it. pydantic only, so that both halves can import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, LiteralString, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+
+class Keys(BaseModel):
+    """A part of the configuration: an unknown key is an error, not a silent no-op."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LoraConfig(Keys):
+    """All-linear LoRA. Serving folds nothing: A and B stay apart from the base weights."""
+
+    rank: int = Field(default=16, ge=1, le=256)
+    alpha: float = Field(default=16.0, gt=0)
+
+
+Normaliser = Literal["token", "sequence", "constant"]
+
+
+@dataclass(frozen=True)
+class LossDefaults:
+    """What a loss means where nobody says otherwise."""
+
+    normaliser: Normaliser
+    scale_rewards: bool
+    clip_low: float
+    clip_high: float
+
+
+# By `train.loss`. DeepSeekMath's own grpo (arXiv 2402.03300) is normaliser=sequence, scale_rewards=true,
+# clip_high=0.2; here it starts from what became of it. Then Dr. GRPO (2503.20783), DAPO (2503.14476),
+# CISPO of MiniMax-M1 (2506.13585; no lower bound, ratios up to 5) and GSPO (2507.18071). Common to all are
+# `dual_clip`, 3 as in Ye et al. (1912.09729, equation 5), and `mismatch_cap`, 2 as in truncated importance
+# sampling between engine and trainer (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+# Off-Policy RL Training").
+LOSSES = {
+    "grpo": LossDefaults("token", scale_rewards=False, clip_low=0.2, clip_high=0.28),
+    "dr_grpo": LossDefaults("constant", scale_rewards=False, clip_low=0.2, clip_high=0.2),
+    "dapo": LossDefaults("token", scale_rewards=True, clip_low=0.2, clip_high=0.28),
+    "cispo": LossDefaults("token", scale_rewards=True, clip_low=1.0, clip_high=4.0),
+    "gspo": LossDefaults("sequence", scale_rewards=True, clip_low=3e-4, clip_high=4e-4),
+}
+_CONSTANT_TOKENS = 1024
+# The type of a complaint about a key that means nothing beside another.
+COMBINATION: LiteralString = "combination"
+
+
+class TrainConfig(Keys):
+    """What one optimizer step does. Defaults follow the field's practice for GRPO with LoRA.
+
+    None is the loss's own value (`resolved`). `normaliser`: a token counts 1 / the step's tokens, 1 / (the
+    step's answers x its answer's tokens), or 1 / (the step's answers x `constant_tokens`). `overlong`: an
+    answer cut off at its limit is left out (mask), kept as it is (keep), or kept while each answer is
+    charged up to 1 over its last `overlong_buffer` of `overlong_tokens` tokens (soft; DAPO, equation 13).
+    `dual_clip`: a ratio above it teaches nothing where the advantage is negative, and counts for no more in
+    the KL term. `mismatch_cap`: a token weighs at most so many times more for being likelier to the trainer
+    than the engine said.
+    """
+
+    lora: LoraConfig = LoraConfig()
+    learning_rate: float = Field(default=2e-5, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    loss: Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo"] = "grpo"
+    normaliser: Normaliser | None = None
+    constant_tokens: int | None = Field(default=None, ge=1)
+    scale_rewards: bool | None = None
+    clip_low: float | None = Field(default=None, gt=0)
+    clip_high: float | None = Field(default=None, gt=0)
+    dual_clip: float = Field(default=3.0, gt=1)
+    mismatch_cap: float = Field(default=2.0, ge=1)
+    kl_beta: float = Field(default=0.0, ge=0)
+    overlong: Literal["mask", "keep", "soft"] = "mask"
+    overlong_tokens: int | None = Field(default=None, ge=2)
+    overlong_buffer: int | None = Field(default=None, ge=1)
+    pack_tokens: int = Field(default=4096, ge=16)
+    seed: int = 0
+    # As many as there are versions whose samples are trained (`max_staleness` and the newest) in any case.
+    keep_checkpoints: int = Field(default=4, ge=2)
+
+    def resolved(self) -> Self:
+        """The same with the loss's own value wherever none was given."""
+        own = LOSSES[self.loss]
+        found = {name: getattr(self, name) for name in LossDefaults.__dataclass_fields__}
+        found = {name: getattr(own, name) if value is None else value for name, value in found.items()}
+        if found["normaliser"] == "constant":
+            found["constant_tokens"] = self.constant_tokens or _CONSTANT_TOKENS
+        if self.overlong_tokens is not None:
+            found["overlong_buffer"] = self.overlong_buffer or max(1, self.overlong_tokens // 5)
+        return self.model_copy(update=found)
+
+    @model_validator(mode="after")
+    def _combination_means_something(self) -> Self:
+        for key, why in self._contradictions():
+            raise PydanticCustomError(COMBINATION, "{why}", {"key": key, "why": why})
+        return self
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """Keys that mean nothing beside the others, and why, with the way out."""
+        normaliser = self.normaliser or LOSSES[self.loss].normaliser
+        if self.loss == "gspo" and normaliser != "sequence":
+            yield "normaliser", "gspo clips whole answers, so each must count once: normaliser=sequence"
+        if self.loss == "dr_grpo" and normaliser == "sequence":
+            yield "normaliser", "dr_grpo is grpo without a division by the answer's length: loss=grpo has it"
+        if self.loss == "dr_grpo" and self.scale_rewards:
+            yield "scale_rewards", "dr_grpo is grpo without a division by the deviation: loss=grpo has it"
+        if self.constant_tokens is not None and normaliser != "constant":
+            yield "constant_tokens", f"nothing is divided by it with normaliser={normaliser}"
+        if self.clip_low is not None and self.clip_low >= 1 and self.loss != "cispo":
+            yield "clip_low", f"a ratio is never below 0, so {self.loss} would clip nothing: less than 1"
+        high = LOSSES[self.loss].clip_high if self.clip_high is None else self.clip_high
+        if self.dual_clip <= 1 + high and self.loss != "cispo":
+            yield "dual_clip", f"it lies inside the clip, which ends at {1 + high:g}: more than that"
+        if self.overlong == "soft" and self.overlong_tokens is None:
+            yield "overlong", "soft charges answers near a length: say which with train.overlong_tokens"
+        for key in ("overlong_tokens", "overlong_buffer"):
+            if getattr(self, key) is not None and self.overlong != "soft":
+                yield key, f"it is not read with overlong={self.overlong}: train.overlong=soft"
+        if self.overlong_tokens is not None and (self.overlong_buffer or 1) >= self.overlong_tokens:
+            yield "overlong_buffer", "it is a part of overlong_tokens, so it must be less"
+
+
+def complaint(error: ValidationError) -> tuple[str, str, str]:
+    """The first thing that does not fit: its dotted key, pydantic's type of it, and why."""
+    first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == COMBINATION:
+        place.append(first.get("ctx", {})["key"])
+    return ".".join(place), first["type"], first["msg"][0].lower() + first["msg"][1:]
