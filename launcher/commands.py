@@ -40,7 +40,7 @@ first, then everything that was started is taken down, and that is checked.
 # The parameters of `root` that are settings of a run; --max is named for what it is, max being Python's.
 _SETTINGS = (
     "model", "name", "resume", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb", "port",
-    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace",
+    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace", "copy_rate",
 )  # fmt: skip
 # `launch plan` takes these as well: all but taking up a run.
 _OF_A_PLAN = frozenset({*_SETTINGS, "settings", "env_file", "as_json", "debug"} - {"resume"})
@@ -149,6 +149,7 @@ def root(
     lease: options.Lease = None,
     idle: options.Idle = None,
     grace: options.Grace = None,
+    copy_rate: options.CopyRate = None,
     as_json: Json = False,
     plain: options.Plain = False,
     debug: Debug = False,

@@ -108,6 +108,7 @@ def load(
         lease_seconds=values["lease"].value,
         idle_seconds=values["idle"].value,
         grace_seconds=values["grace"].value,
+        copy_rate=values["copy_rate"].value,
         budget=values["budget"].value,
         max_price=values["max_price"].value,
         port=values["port"].value,

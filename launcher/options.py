@@ -187,6 +187,16 @@ Grace = Annotated[
     ),
 ]
 
+CopyRate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE",
+        help="How fast checkpoints come home while a rented run works, such as 2MB/s; none: no bound. "
+        "Default: half of what the line carries.",
+        rich_help_panel=_LIFETIME,
+    ),
+]
+
 # ------------------------------------------------------------------ output
 
 Json = Annotated[

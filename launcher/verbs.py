@@ -75,8 +75,8 @@ def logs(output: Output, name: str, which: str, follow: bool) -> int:
 def pull(output: Output, name: str) -> int:
     """Bring home what there is now."""
     store = RecordStore(Home.find())
-    with a_word_when_slow(output, f"still bringing home {name}, or waiting for another pull of it"):
-        report = take_down.pull(store, store.load(name))
+    with output.busy(f"bringing home {name}", "or waiting for another pull of it") as progress:
+        report = take_down.pull(store, store.load(name), progress)
     for skipped in report.skipped:
         output.note(f"not brought home: {skipped}")
     step = "no step yet" if report.step is None else f"step {report.step}"

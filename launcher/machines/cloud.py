@@ -28,9 +28,11 @@ from launcher.errors import LaunchError, NotPulled, PreflightError
 from launcher.failpoints import passing
 from launcher.log import LOGGER
 from launcher.machines import model_upload, scripts, sky_cache, ssh_config, strays
-from launcher.machines.base import Progress, Proof, PullReport, silent
+from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
+from launcher.machines.fetching import Fetching
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
+from launcher.machines.pace import Pace
 from launcher.machines.presence import Presence
 from launcher.machines.provision import Order, Provisioning
 from launcher.machines.remote import RemoteFolder
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 SETUP_SECONDS = 3600.0
 # Asking the runtime for its step takes milliseconds, copying starts a process on each side.
 _LOOK_EVERY_SECONDS = 0.5
+# Of a machine that is lost in mid-run the logs are here up to then.
+_LOGS_EVERY_SECONDS = 60.0
 
 
 class CloudMachine:
@@ -56,6 +60,7 @@ class CloudMachine:
     `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
     than these GPUs the machine must have. `model`: a folder of the user's own, brought there. `secrets` are
     variables for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
+    `copy_rate`: as `pace.py` takes it.
     `warn` is told what the user should know although the run goes on.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     """
@@ -78,6 +83,7 @@ class CloudMachine:
         keep: Callable[[dict[str, Any]], object] = lambda description: None,
         secrets: Mapping[str, str] | None = None,
         alias: str | None = None,
+        copy_rate: float | None = None,
         warn: Progress = silent,
     ) -> None:
         self._run_id = run_id
@@ -93,12 +99,15 @@ class CloudMachine:
         self._keep = keep
         self._secrets = secrets or {}
         self._alias = alias
+        self._pace = Pace(copy_rate)
+        self._logs_at = float("-inf")
         self._warn = warn
         self._link: Link | None = None
         self._token: str | None = None
         self._looked_at = 0.0
         self._seen = Standing()
         self._home_there: str | None = None
+        self._folder_there: RemoteFolder | None = None
         # Whether a provider may have been asked for a machine: from then on only its own list is a proof.
         self._asked = False
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
@@ -180,7 +189,11 @@ class CloudMachine:
         return self._home_there
 
     def _remote(self) -> RemoteFolder:
-        return RemoteFolder(self.host, self.state_dir, self._remote_copy)
+        """One for all that is asked of it, so that looks are counted."""
+        host = self.host
+        if self._folder_there is None or self._folder_there.host != host:
+            self._folder_there = RemoteFolder(host, self.state_dir, self._remote_copy)
+        return self._folder_there
 
     @property
     def device(self) -> str:
@@ -295,11 +308,11 @@ class CloudMachine:
 
     # -------------------------------------------------------------- results
 
-    def pull(self, into: Path) -> PullReport:
+    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
         """See base.py. First to the run's folder here, then as from a run on this computer; of a machine
         that is gone, what is here."""
         try:
-            return sync.pull(self._fetched(), into)
+            return sync.pull(self._fetched(lambda remote: Fetching(remote, progress, stopped)), into)
         except NotPulled:
             if not self._presence.gone():
                 raise
@@ -314,14 +327,16 @@ class CloudMachine:
         newest = checkpoints.newest_whole(self._remote_copy / "checkpoints")
         return None if newest is None else checkpoints.step_of(newest)
 
-    def secure(self, into: Path) -> Standing:
-        """See base.py. The runtime is asked for its step through the link; a new one is copied."""
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+        """See base.py. The runtime is asked for its step through the link; a new one is copied beside the
+        link, no faster than leaves the line to the rollouts."""
         if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
             return self._seen
         self._looked_at = time.monotonic()
         step = self._step_there()
         if step is None or step > (self._seen.durable or 0):
-            self._seen = sync.secure(self._fetched(), into)
+            here = self._fetched(lambda remote: self._beside_the_rollouts(remote, into, stopped))
+            self._seen = sync.secure(here, into)
         # What is committed there now, not what it was when the copy began.
         committed = max(
             (found for found in (self._step_there(), self._seen.committed) if found), default=None
@@ -351,16 +366,27 @@ class CloudMachine:
         """What was seen of the run's folder there."""
         return self._folder / "machine"
 
-    def _fetched(self) -> Path:
+    def _beside_the_rollouts(self, remote: RemoteFolder, into: Path, stopped: Stopped) -> Fetching:
+        """A copy of a live run: at its pace, the weights at home at once, the logs now and then."""
+        logs = time.monotonic() - self._logs_at > _LOGS_EVERY_SECONDS
+        self._logs_at = time.monotonic() if logs else self._logs_at
+        return Fetching(
+            remote,
+            stopped=stopped,
+            pace=self._pace,
+            weights_home=lambda: sync.secure_weights(remote.here, into),
+            logs=logs,
+        )
+
+    def _fetched(self, fetching: Callable[[RemoteFolder], Fetching]) -> Path:
         """The machine's results, copied to the run's folder. Raises NotPulled."""
         try:
-            remote = self._remote()
-            remote.fetch(remote.here)
+            fetching(self._remote()).bring()
         except LaunchError as error:
             raise NotPulled(
                 f"the results of {self._run_id} are still on the machine", error.why, error.hint
             ) from error
-        return remote.here
+        return self._remote_copy
 
     # -------------------------------------------------------------- down
 

@@ -16,6 +16,7 @@ from launcher import checkpoints, durable, sync
 from launcher.durable import Standing
 from launcher.errors import NotPulled, PreflightError
 from launcher.homeward import Homeward
+from launcher.machines.base import Stopped, never
 from tests.support.committed import commit, pin
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
@@ -211,8 +212,8 @@ class _Disk(PretendMachine):
         newest = checkpoints.newest_whole(self.folder / "checkpoints")
         return None if newest is None else checkpoints.step_of(newest)
 
-    def secure(self, into: Path) -> Standing:
-        super().secure(into)
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+        super().secure(into, stopped)
         return sync.secure(self.folder, into)
 
 
