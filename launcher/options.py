@@ -114,6 +114,15 @@ OpenaiEnv = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
+KeepOutput = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-output/--no-keep-output",
+        help="Keep what the program prints, for `launch logs RUN --which program`. Without it the program "
+        "writes to the terminal itself, as full-screen programs need. Default: kept.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 EnvFile = Annotated[
     Path | None,
     typer.Option(

@@ -182,6 +182,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("max_price", _money, show=lambda dollars: f"{format_money(dollars)}/h"),
         Setting("port", _port),
         Setting("openai_env", _switch, False),
+        Setting("keep_output", _switch, True),
         Setting("wandb", _wandb, "disabled"),
         Setting("yes", _switch, False),
     )
@@ -222,6 +223,7 @@ class Settings:
     max_price: float | None
     port: int | None
     openai_env: bool
+    keep_output: bool
     wandb: str
     yes: bool
     runtime: dict[str, Any] = field(default_factory=dict)

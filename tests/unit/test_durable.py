@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -278,3 +279,21 @@ def test_a_checkpoint_that_is_broken_is_not_read_again_and_again(
         assert len(looks) <= 3
     finally:
         homeward.stop()
+
+
+def test_g22_at_the_end_of_a_run_a_slow_copy_is_broken_off_for_the_pull(
+    state_dir: Path, results: Path
+) -> None:
+    begun = threading.Event()
+
+    class Slow(_Disk):
+        def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+            begun.set()
+            wait_until(stopped, what="it is broken off")
+            raise NotPulled("it was broken off", "the run ends")
+
+    homeward = Homeward(Slow(state_dir), results, look_every_seconds=0.01)
+    homeward.start()
+    assert begun.wait(120)
+    homeward.stop()
+    assert not homeward._thread.is_alive(), "it goes on beside the pull, at the pace of a live run"

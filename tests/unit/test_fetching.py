@@ -1,4 +1,4 @@
-"""launcher/machines/fetching.py over a real ssh: what comes home, in which order, at which rate, and what stays."""
+"""launcher/machines/fetching.py over a real ssh: what comes home, in which order, at which rate."""
 
 from __future__ import annotations
 
