@@ -182,7 +182,7 @@ def test_g22_a_copy_broken_off_behind_the_weights_costs_the_optimizer_and_not_th
     commit(there, 1)
     assert machine.secure(results).durable == 1
     commit(there, 2)
-    monkeypatch.setattr("launcher.machines.cloud._LOOK_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("launcher.machines.cloud_results._LOOK_EVERY_SECONDS", 0.0)
     with pytest.raises(NotPulled, match="are still on the machine"):
         machine.secure(results, lambda: _state(results / "adapter") == 2)
     assert (_state(results / "adapter"), durable.newest_step(results)) == (2, 1)

@@ -1,4 +1,4 @@
-"""Runs a command under its minder, its output kept: `keep_output.py LOG COMMAND…`; ends as the command did."""
+"""Runs a command under its minder, its output kept: `keep_output.py LOG COMMAND…`; ends as it did."""
 
 from __future__ import annotations
 
