@@ -61,14 +61,14 @@ class Fetching:
         here.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:  # `launch pull` may copy while the run does
             with locks.alone(here, _SILENT_SECONDS) as held:
-                wanted = 1
-                while not self._bring(wanted, held.still_here) and wanted < self._there:
-                    wanted += 1
+                newest = 1
+                while not self._bring(newest, held.still_here):
+                    newest += 1
         except OSError as error:
             raise JobFailed("copying did not begin", error.strerror, None) from error
 
     def _bring(self, newest: int, alive: Callable[[], object]) -> bool:
-        """So many of the newest; whether one of them is whole, or there is none."""
+        """So many of the newest; whether one of them is whole, or there are no more."""
         files = self._lay_out(newest)
         missing = {name: size for name, size in files.items() if not self._is_here(name, size)}
         of_checkpoints = {n: s for n, s in missing.items() if n.startswith("checkpoints/")}
@@ -79,14 +79,14 @@ class Fetching:
         if rest > _AT_ONCE_BYTES:
             self._copy(_WEIGHTS, sum(weights.values()), total, alive)
             self.weights_home()
-        if of_checkpoints:
+        if any(name.startswith("checkpoints/") for name in files):  # of one size is not the same
             self._copy(_CHECKPOINTS, sum(of_checkpoints.values()), total, alive)
         if self.logs:
             self._copy(("/logs/***",), self._logs_bytes(missing), total, alive, "--inplace")
         self._remove_unwanted(files)
-        names = checkpoints.names(self.remote.here / "checkpoints")
-        self._there = len(names) if len(names) < newest else newest + 1
-        return not names or any(_is_whole(self.remote.here, name) for name in names[:newest])
+        folder = self.remote.here / "checkpoints"
+        names = checkpoints.names(folder)
+        return len(names) < newest or any(checkpoints.is_whole(folder / name) for name in names[:newest])
 
     # -------------------------------------------------------------- what there is
 
@@ -187,7 +187,3 @@ def _own(name: str) -> str:
 def _is_weights(name: str) -> bool:
     parts = PurePosixPath(name).parts
     return len(parts) == 2 or parts[2] in ("adapter", checkpoints.MANIFEST, checkpoints.STATE)
-
-
-def _is_whole(here: Path, name: str) -> bool:
-    return checkpoints.is_whole(here / "checkpoints" / name)

@@ -81,6 +81,19 @@ def test_g20_where_the_newest_is_not_whole_the_one_before_comes_as_well(
     assert checkpoints.newest_whole(remote.here / "checkpoints") is None
 
 
+def test_g20_a_step_that_was_taken_again_replaces_its_namesake_of_the_same_size(
+    remote: RemoteFolder, there: Path
+) -> None:
+    before = commit(there, 1)
+    for path in before.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    Fetching(remote).bring()
+    shutil.rmtree(before)
+    commit(there, 1)
+    Fetching(remote).bring()
+    assert _same(remote, there, "step-000001")
+
+
 def test_g22_the_weights_are_home_before_what_a_resume_needs_besides(
     remote: RemoteFolder, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
