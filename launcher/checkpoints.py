@@ -103,15 +103,17 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def newest_whole(checkpoints: Path) -> str | None:
     """The newest checkpoint of which every byte is as promised: what the trainer will resume from."""
-    for name in names(checkpoints):
-        try:
-            manifest = read_manifest(checkpoints / name)
-            for file, expected in manifest.files.items():
-                _check(_describe(checkpoints / name, file), expected, file)
-        except (NotWholeError, OSError):
-            continue
-        return name
-    return None
+    return next((name for name in names(checkpoints) if is_whole(checkpoints / name)), None)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether every byte of it is as promised; all of it is read."""
+    try:
+        for file, expected in read_manifest(checkpoint).files.items():
+            _check(_describe(checkpoint, file), expected, file)
+    except (NotWholeError, OSError):
+        return False
+    return True
 
 
 def copy(

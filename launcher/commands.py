@@ -40,7 +40,8 @@ first, then everything that was started is taken down, and that is checked.
 # The parameters of `root` that are settings of a run; --max is named for what it is, max being Python's.
 _SETTINGS = (
     "model", "name", "resume", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb", "port",
-    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace",
+    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace", "copy_rate",
+    "keep_output",
 )  # fmt: skip
 # `launch plan` takes these as well: all but taking up a run.
 _OF_A_PLAN = frozenset({*_SETTINGS, "settings", "env_file", "as_json", "debug"} - {"resume"})
@@ -140,6 +141,7 @@ def root(
     wandb: options.Wandb = None,
     port: options.Port = None,
     openai_env: options.OpenaiEnv = None,
+    keep_output: options.KeepOutput = None,
     env_file: options.EnvFile = None,
     budget: options.Budget = None,
     max_price: options.MaxPrice = None,
@@ -149,6 +151,7 @@ def root(
     lease: options.Lease = None,
     idle: options.Idle = None,
     grace: options.Grace = None,
+    copy_rate: options.CopyRate = None,
     as_json: Json = False,
     plain: options.Plain = False,
     debug: Debug = False,
@@ -196,7 +199,7 @@ def logs(
     context: typer.Context,
     name: Name,
     which: Annotated[
-        str, typer.Option(metavar="LOG", help="launch, gateway, engine-0, trainer, supervisor, keeper, …")
+        str, typer.Option(metavar="LOG", help="launch, program, gateway, engine-0, trainer, supervisor, …")
     ] = "launch",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     debug: Debug = False,

@@ -23,7 +23,7 @@ from launcher.errors import LaunchError, NotPulled, TeardownUnverified, failure_
 from launcher.failpoints import passing
 from launcher.log import LOGGER
 from launcher.machines import recorded
-from launcher.machines.base import Machine, Proof, PullReport
+from launcher.machines.base import Machine, Progress, Proof, PullReport, silent
 from launcher.output import Output
 from launcher.safety import clock, lives, teardown_lock
 from launcher.safety.guardian import Guardian
@@ -141,8 +141,8 @@ class Ending:
         if not self._parts.served:
             return
         try:
-            with self._shown(machine, "pull"):
-                self._pulled = machine.pull(self._results)
+            with self._shown(machine, "pull") as progress:
+                self._pulled = machine.pull(self._results, turn.telling("results home", progress))
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
             if self._pulled is not None:  # they are at home, it could not be shown
                 self._trouble(f"showing pull failed: {recorded.described(error)}")
@@ -335,15 +335,14 @@ class Ending:
             self._output.warn(line)
 
     @contextlib.contextmanager
-    def _shown(self, machine: Machine, name: str) -> Iterator[None]:
+    def _shown(self, machine: Machine, name: str) -> Iterator[Progress]:
         """One phase: in the record before it begins, on the screen while it lasts, its time remembered; where
-        one of these cannot be had, the phase itself can."""
+        one of these cannot be had, the phase itself can. Yields what takes its progress."""
         self._try(f"noting {name}", lambda: self._enter(name))
         usual = self._try(f"asking how long {name} takes", lambda: self._timings.usual(machine.kind, name))
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:
-            self._try(f"showing {name}", lambda: stack.enter_context(self._output.phase(name, usual)))
-            yield
+            yield self._try(f"showing {name}", lambda: stack.enter_context(self._output.phase(name, usual))) or silent
         self._timings.add(machine.kind, name, time.monotonic() - begun)
 
     def _enter(self, state: str) -> None:

@@ -21,7 +21,6 @@ from launcher.safety import processes, reap, take_down, teardown_lock
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.units import parse_duration
-from launcher.verbs import a_word_when_slow
 
 # The run's own `launch` has so long to begin its end once it was told to: its program may be saving.
 _ORDERLY_SECONDS = 180.0
@@ -45,8 +44,8 @@ def down(output: Output, name: str, give_up: bool = False) -> int:
         record = _let_end(output, store, record, record.launch, name)
     record = take_down.after_guardian(store, record, output.note)
     if record.live:
-        with a_word_when_slow(output, f"still ending {name}"):
-            record = take_down.take_down(store, record, "down", output.note, give_up=give_up)
+        with output.busy(f"ending {name}") as progress:
+            record = take_down.take_down(store, record, "down", output.note, progress, give_up=give_up)
     proof = record.proof or {"verified": True, "detail": "nothing had been started"}
     said = f"{name} is down: verified ({proof['detail']})"
     if was_live and record.unpulled is not None and not give_up:

@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.durable import Standing
 from launcher.errors import LaunchError
 from launcher.log import LOGGER
-from launcher.machines.base import Machine, PullReport
+from launcher.machines.base import Machine, Progress, PullReport, silent
 from launcher.safety import clock
 
 # A look is a few small files; a step takes longer than this.
@@ -45,7 +45,8 @@ class Homeward:
         self._thread.start()
 
     def stop(self) -> None:
-        """No copying after this returns, unless a disk has stood still for very long."""
+        """No copying after this returns, unless a disk has stood still for very long. A copy that is under
+        way is broken off: the pull that comes next goes on from what came, and at full speed."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
@@ -60,7 +61,7 @@ class Homeward:
             pause = self._look_every_seconds
             before = self._standing
             try:
-                self._standing = self._machine.secure(self._results)
+                self._standing = self._machine.secure(self._results, self._over.is_set)
                 if self._standing.trouble and self._standing == before:
                     pause = max(pause, _AFTER_TROUBLE_SECONDS)
             except LaunchError as error:
@@ -79,10 +80,18 @@ class Homeward:
 
 
 def pull_patiently(
-    machine: Machine, results: Path, seconds: float, given_up: Callable[[], bool]
+    machine: Machine,
+    results: Path,
+    seconds: float,
+    given_up: Callable[[], bool],
+    progress: Progress = silent,
 ) -> PullReport | None:
     """Pull again and again, for so long at most, asleep or awake; None when it was in vain."""
     bound = clock.boot_seconds() + seconds
+
+    def over() -> bool:
+        return clock.boot_seconds() >= bound or given_up()
+
     while clock.boot_seconds() < bound:
         again = clock.boot_seconds() + _AGAIN_SECONDS
         while clock.boot_seconds() < min(again, bound):
@@ -90,7 +99,7 @@ def pull_patiently(
                 return None
             time.sleep(_LOOK_EVERY_SECONDS)
         try:
-            return machine.pull(results)
+            return machine.pull(results, progress, over)
         except Exception as error:  # noqa: BLE001 - a full disk here is mended like a lost network
             LOGGER.warning("not pulled: %s", error.why if isinstance(error, LaunchError) else repr(error))
     return None

@@ -46,5 +46,11 @@ def launch_run(
     for warning in checked.settings.warnings:
         output.warn(warning)
     for_runtime = request.secret_values(checked.settings)
-    machine = functools.partial(wanted.machine_for, checked.plan, secrets=for_runtime, warn=output.warn)
+    machine = functools.partial(
+        wanted.machine_for,
+        checked.plan,
+        secrets=for_runtime,
+        warn=output.warn,
+        copy_rate=checked.settings.copy_rate,
+    )
     return Run(checked, home, output, machine).execute()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
@@ -16,6 +18,8 @@ LOGGER = logging.getLogger("launcher")
 LOGGER.addHandler(logging.NullHandler())  # before there is a file, nothing goes to stderr
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 _SHORTEST_SECRET = 8  # shorter values would blank out ordinary words
+# Of a log of ours; the one before it is kept beside it, under the name that `before` gives it.
+MOST_BYTES = 8 << 20
 
 
 class Redactor(logging.Formatter):
@@ -26,10 +30,25 @@ class Redactor(logging.Formatter):
         self._secrets: set[str] = set()
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """Never write these values from now on."""
+        """Never write these values from now on, nor a line of one that has several."""
         for secret in secrets:
-            if len(secret) >= _SHORTEST_SECRET:
-                self._secrets |= _spellings(secret)
+            for part in {secret, *secret.splitlines()}:
+                if len(part) >= _SHORTEST_SECRET:
+                    self._secrets |= _spellings(part)
+
+    @property
+    def spellings(self) -> list[str]:
+        """All that is never written: for another process that writes on our behalf."""
+        return sorted(self._secrets)
+
+    def know(self, spellings: Iterable[str]) -> None:
+        """Never write these either, as they stand: another process's `spellings`."""
+        self._secrets.update(spellings)
+
+    @property
+    def longest(self) -> int:
+        """How long a secret may be: so much of a text's end may be the beginning of one."""
+        return max(map(len, self._secrets), default=0)
 
     def format(self, record: logging.LogRecord) -> str:
         return self.clean(super().format(record))
@@ -53,8 +72,28 @@ def _spellings(secret: str) -> set[str]:
     return found
 
 
+def before(log: Path) -> Path:
+    """What was in a log before it was full."""
+    return log.with_name(f"{log.name}.1")
+
+
 class _Appending(logging.FileHandler):
-    """A file that may be on a full disk: a line lost there is not worth a traceback in the terminal."""
+    """A bounded file, perhaps on a full disk: a line lost there is not worth a traceback in the terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One more line; a full file is begun anew, with the one before it kept."""
+        with contextlib.suppress(OSError):
+            if self.stream is not None and self.stream.tell() > MOST_BYTES:
+                self.close()
+                self.stream = None  # type: ignore[assignment] - the next line opens it again
+                os.replace(self.baseFilename, before(Path(self.baseFilename)))
+        super().emit(record)
+
+    def _open(self) -> io.TextIOWrapper:
+        """For nobody but this user, the next one as well."""
+        return open(  # type: ignore[return-value] - text, as it is opened
+            self.baseFilename, self.mode, encoding=self.encoding, opener=_for_us_alone
+        )
 
     def handleError(self, record: logging.LogRecord) -> None:
         """The line is lost, the run goes on."""
@@ -65,13 +104,16 @@ class _Appending(logging.FileHandler):
             super().close()
 
 
+def _for_us_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 REDACTOR = Redactor()
 
 
 def open_log(path: Path) -> None:
     """Append what `LOGGER` gets to this file (0600) from now on, and to no other."""
     close_log()
-    path.touch(mode=0o600)
     handler = _Appending(path, encoding="utf-8")
     handler.setFormatter(REDACTOR)
     LOGGER.addHandler(handler)

@@ -114,6 +114,15 @@ OpenaiEnv = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
+KeepOutput = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-output/--no-keep-output",
+        help="Keep what the program prints, for `launch logs RUN --which program`. Without it the program "
+        "writes to the terminal itself, as full-screen programs need. Default: kept.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 EnvFile = Annotated[
     Path | None,
     typer.Option(
@@ -183,6 +192,16 @@ Grace = Annotated[
     typer.Option(
         metavar="TIME",
         help="What the program has to save its own work after Ctrl-C, or when the run is ended. Default: 5s.",
+        rich_help_panel=_LIFETIME,
+    ),
+]
+
+CopyRate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE",
+        help="How fast checkpoints come home while a rented run works, such as 2MB/s; none: no bound. "
+        "Default: half of what the line carries.",
         rich_help_panel=_LIFETIME,
     ),
 ]

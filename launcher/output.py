@@ -187,6 +187,23 @@ class Output:
                 self._say(f"  {name:<9} {format_duration(seconds)}{how}")
 
     @contextlib.contextmanager
+    def busy(self, what: str, detail: str = "") -> Iterator[Callable[[str], None]]:
+        """A verb is at something that may take long: a live line; without a terminal, a line on stderr each
+        QUIET_SECONDS. Yields what takes its progress; stdout has the answer alone."""
+        begun = time.monotonic()
+
+        def text() -> str:
+            shown = f"{what}, {format_duration(time.monotonic() - begun)}"
+            return f"{shown} · {detail}" if detail else shown
+
+        def progress(line: str) -> None:
+            nonlocal detail
+            detail = line
+
+        with self._ticking(text, lambda: self.note(text())):
+            yield progress
+
+    @contextlib.contextmanager
     def shared_terminal(self, shared: bool) -> Iterator[None]:
         """While a program may write to our terminal, the live line stands apart on its last row."""
         if self._line and shared:

@@ -20,7 +20,7 @@ RENTED_SECONDS = 4 * 3600.0
 # A machine's own timer looks once a minute, and the provider takes a while to end it.
 TIMER_SECONDS = 90.0
 # What only a rented run has; on the command line they ask for one.
-_RENTED_ONLY = ("infra", "train_gpus", "infer_gpus", "budget", "max_price", "idle", "disk")
+_RENTED_ONLY = ("infra", "train_gpus", "infer_gpus", "budget", "max_price", "idle", "disk", "copy_rate")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.
 _SYSTEM_GB = 60
 _NO_PRICE = "no price: a cluster of your own"

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import log, rented, resume
+from launcher import log, program_log, rented, resume
 from launcher.ending import AGAIN, Ended, Ending, Parts
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
 from launcher.errors import JobFailed, LaunchError, LimitReached, PreflightError, failure_of
@@ -199,7 +199,8 @@ class Run:
                 after_step = self._request.resumed.step if self._request.resumed else 0
                 environ = endpoint.environ(os.environ, after_step)
                 grace = self._request.settings.grace_seconds
-                program = minder.start(command, environ, self._request.folder, grace)
+                kept = self._folder / program_log.FILE if self._request.settings.keep_output else None
+                program = minder.start(command, environ, self._request.folder, grace, kept)
                 self._update(minder=program.process)
             passing("cli.started")
             ending = "ending the program, " if command else ""

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.errors import suggestion
-from launcher.units import format_duration, format_money, parse_duration, parse_money
+from launcher.units import (
+    format_duration,
+    format_money,
+    format_rate,
+    parse_duration,
+    parse_money,
+    parse_rate,
+)
 
 TINY_MODEL = "tiny"
 WANDB_MODES = ("disabled", "offline", "online")
@@ -56,6 +63,13 @@ def _grace(value: Any) -> float:
 
 def _money(value: Any) -> float:
     return parse_money(str(value))
+
+
+def _rate(value: Any) -> float:
+    """Bytes a second; infinite for "none"."""
+    if str(value).strip().lower() == "none":
+        return float("inf")
+    return parse_rate(str(value))
 
 
 def _port(value: Any) -> int:
@@ -163,10 +177,12 @@ SETTINGS: dict[str, Setting] = {
         Setting("lease", _lease, 15 * 60.0, format_duration),
         Setting("idle", _idle, 10 * 60.0, format_duration),
         Setting("grace", _grace, 5.0, format_duration),
+        Setting("copy_rate", _rate, show=format_rate),
         Setting("budget", _money, show=format_money),
         Setting("max_price", _money, show=lambda dollars: f"{format_money(dollars)}/h"),
         Setting("port", _port),
         Setting("openai_env", _switch, False),
+        Setting("keep_output", _switch, True),
         Setting("wandb", _wandb, "disabled"),
         Setting("yes", _switch, False),
     )
@@ -202,10 +218,12 @@ class Settings:
     lease_seconds: float
     idle_seconds: float
     grace_seconds: float
+    copy_rate: float | None
     budget: float | None
     max_price: float | None
     port: int | None
     openai_env: bool
+    keep_output: bool
     wandb: str
     yes: bool
     runtime: dict[str, Any] = field(default_factory=dict)

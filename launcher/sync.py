@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher import checkpoints, durable
+from launcher import checkpoints, durable, journals
 from launcher.checkpoints import NotWholeError
 from launcher.durable import Standing
 from launcher.errors import NotPulled
@@ -53,7 +53,7 @@ def pull(state_dir: Path, into: Path) -> PullReport:
         step = _pull_adapters(state_dir / "checkpoints", into, incoming, tally)
         passing("cli.pulling")
         for name in durable.JOURNALS:
-            _pull_journal(state_dir, name, into, incoming, tally)
+            _pull_journal(state_dir, name, into, tally)
         _pull_logs(state_dir, into / "logs", incoming, tally)
     return PullReport(into, tally.files, tally.bytes, time.monotonic() - begun, step, tuple(tally.skipped))
 
@@ -68,8 +68,18 @@ def secure(state_dir: Path, into: Path) -> Standing:
     with _receiving(state_dir, into) as incoming:
         brought = durable.bring(state_dir, into, incoming)
         for name in durable.JOURNALS:
-            _pull_journal(state_dir, name, into, incoming, _Tally())
+            _pull_journal(state_dir, name, into, _Tally())
     return replace(durable.standing(state_dir, into), trouble="; ".join(brought.skipped) or None)
+
+
+def secure_weights(state_dir: Path, into: Path) -> None:
+    """Have the newest adapter at home before what else a resume needs of its checkpoint has come.
+
+    Raises NotPulled.
+    """
+    there = state_dir / "checkpoints"
+    with _receiving(state_dir, into) as incoming:
+        _pull_first_whole(there, checkpoints.names(there)[:1], into / "adapter", incoming, _Tally())
 
 
 @contextlib.contextmanager
@@ -137,20 +147,17 @@ def _as_adapter(name: str) -> str | None:
     return name if name == checkpoints.STATE else None
 
 
-def _pull_journal(state_dir: Path, name: str, into: Path, incoming: Path, tally: _Tally) -> None:
-    """Copy a file of lines that may be growing: whole lines only."""
+def _pull_journal(state_dir: Path, name: str, into: Path, tally: _Tally) -> None:
+    """Bring what a file of lines, which may be growing, has beyond what is at home: whole lines only."""
     try:
         with checkpoints.opened(state_dir, name) as file:
-            lines = file.read()
+            journals.bring(file, into / name)
     except FileNotFoundError:
         return
     except NotWholeError as error:
         tally.skipped.append(str(error))
         return
-    aside = incoming / name
-    aside.write_bytes(lines[: lines.rfind(b"\n") + 1])
-    tally.add(aside.stat().st_size)
-    aside.replace(into / name)
+    tally.add((into / name).stat().st_size)
 
 
 def _pull_logs(state_dir: Path, target: Path, incoming: Path, tally: _Tally) -> None:

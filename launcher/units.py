@@ -1,4 +1,4 @@
-"""Durations and money as people write and read them.
+"""Durations, money and rates as people write and read them.
 
 Neighbours: `config.py` parses with these, `output.py` shows with these.
 Knows nothing of where a value came from. Errors are ValueErrors whose text is the reason.
@@ -12,6 +12,10 @@ import re
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _LONGEST_SECONDS = 366 * 86400.0
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg])b(?:/s)?", re.IGNORECASE | re.ASCII)
+_POWERS = {"k": 1e3, "m": 1e6, "g": 1e9}
+# Slower than this nothing of a run comes home in time.
+_SLOWEST_BYTES_PER_SECOND = 100e3
 _MONEY = re.compile(r"\$?\s*(-?\d+(?:\.\d{1,2})?)\s*(?:\$|usd)?", re.IGNORECASE | re.ASCII)
 
 
@@ -38,6 +42,26 @@ def parse_money(text: str) -> float:
     if amount <= 0:
         raise ValueError("an amount is more than zero")
     return amount
+
+
+def parse_rate(text: str) -> float:
+    """Bytes a second in "2MB/s", "500 kB/s", "1.5MB"."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("a rate is a number of bytes a second with its unit: 500kB/s, 2MB/s; or none")
+    rate = float(match.group(1)) * _POWERS[match.group(2).lower()]
+    if rate < _SLOWEST_BYTES_PER_SECOND:
+        raise ValueError(f"the least is {format_rate(_SLOWEST_BYTES_PER_SECOND)}")
+    return rate
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """ "2.4 MB/s", "500 kB/s"; "none" for no bound."""
+    if math.isinf(bytes_per_second):
+        return "none"
+    if bytes_per_second < 1e6:
+        return f"{bytes_per_second / 1e3:.0f} kB/s"
+    return f"{bytes_per_second / 1e6:.1f} MB/s"
 
 
 def format_duration(seconds: float) -> str:

@@ -8,10 +8,11 @@ Imports no HTTP library and no pydantic where the answer is on this disk.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from launcher import durable
 from launcher.endpoint import RESULTS, Endpoint, is_open, token_file
 from launcher.errors import EXIT_OK, UsageError, suggestion
 from launcher.home import Home
+from launcher.log import before
 from launcher.output import Output, columns
 from launcher.safety import lives, take_down
 from launcher.safety.records import STATES, RecordStore, RunRecord
@@ -31,7 +33,7 @@ _FOLLOW_EVERY_SECONDS = 0.25
 _SLOW_SECONDS = 10.0
 # A run in one of these is on its way to an endpoint.
 _STARTING = STATES[: STATES.index("work")]
-_LAUNCHER_LOGS = ("launch", "guardian")
+_LAUNCHER_LOGS = ("launch", "program", "guardian")
 
 
 def status(output: Output, name: str | None) -> int:
@@ -61,22 +63,22 @@ def logs(output: Output, name: str, which: str, follow: bool) -> int:
         if (code := remote_verbs.log(store, record, which, follow)) is not None:
             return code
     path = _log_file(store.folder(record.id), name, which)
-    with path.open(encoding="utf-8", errors="replace") as file:
-        while True:
-            now = store.load(record.id)
-            lives = now.live and now.attended
-            while piece := file.read(65536):
-                output.raw(piece)
-            if not (follow and lives):
-                return EXIT_OK
-            time.sleep(_FOLLOW_EVERY_SECONDS)
+    if before(path).exists():
+        _show(output, before(path), lambda: False)
+
+    def going_on() -> bool:
+        now = store.load(record.id)
+        return follow and now.live and now.attended
+
+    _show(output, path, going_on)
+    return EXIT_OK
 
 
 def pull(output: Output, name: str) -> int:
     """Bring home what there is now."""
     store = RecordStore(Home.find())
-    with a_word_when_slow(output, f"still bringing home {name}, or waiting for another pull of it"):
-        report = take_down.pull(store, store.load(name))
+    with output.busy(f"bringing home {name}", "or waiting for another pull of it") as progress:
+        report = take_down.pull(store, store.load(name), progress)
     for skipped in report.skipped:
         output.note(f"not brought home: {skipped}")
     step = "no step yet" if report.step is None else f"step {report.step}"
@@ -283,6 +285,29 @@ def _log_file(folder: Path, name: str, which: str) -> Path:
     raise UsageError(
         f"{name} has no log {which}", f"it has {', '.join(known)}", f"launch logs {name} --which {meant}"
     )
+
+
+def _show(output: Output, path: Path, going_on: Callable[[], bool]) -> None:
+    """A file to its end, and what is added while it goes on; a full one is begun anew under its name."""
+    while True:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            while True:
+                more, replaced = going_on(), _is_another(path, file.fileno())
+                while piece := file.read(65536):
+                    output.raw(piece)
+                if replaced:
+                    break
+                if not more:
+                    return
+                time.sleep(_FOLLOW_EVERY_SECONDS)
+
+
+def _is_another(path: Path, descriptor: int) -> bool:
+    """Whether the name is by now that of another file."""
+    try:
+        return path.stat().st_ino != os.fstat(descriptor).st_ino
+    except OSError:
+        return False
 
 
 def _endpoint(store: RecordStore, name: str, wait: bool) -> tuple[RunRecord, Endpoint]:

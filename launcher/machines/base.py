@@ -22,8 +22,17 @@ if TYPE_CHECKING:  # pydantic costs 0.25 s, the guardian must start at once
 Progress = Callable[[str], None]
 
 
+# Whether nobody wants any more what is under way.
+Stopped = Callable[[], bool]
+
+
 def silent(line: str) -> None:
     """A Progress that says nothing."""
+
+
+def never() -> bool:
+    """A Stopped for what is wanted to its end."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -113,16 +122,20 @@ class Machine(Protocol):
         """
         ...
 
-    def pull(self, into: Path) -> PullReport:
-        """Bring the results home, whole files only. Raises NotPulled."""
+    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+        """Bring the results home, whole files only: as long as it moves, or until `stopped`.
+
+        Raises NotPulled.
+        """
         ...
 
     def committed(self) -> int | None:
         """The newest step of which everything is whole on the machine; None when there is none."""
         ...
 
-    def secure(self, into: Path) -> Standing:
-        """Make what is committed durable: bring it home, whole. Asked often, so cheap when it is.
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+        """Make what is committed durable: bring it home, whole. Asked often, so cheap when it is. What is
+        under way when it is `stopped` is broken off.
 
         Raises NotPulled.
         """

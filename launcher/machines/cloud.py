@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher import checkpoints, durable, sync
+from launcher import durable
 from launcher.durable import Standing
-from launcher.errors import LaunchError, NotPulled, PreflightError
+from launcher.errors import LaunchError, PreflightError
 from launcher.failpoints import passing
 from launcher.log import LOGGER
 from launcher.machines import model_upload, recorded, scripts, sky_cache, ssh_config, strays
-from launcher.machines.base import Progress, Proof, PullReport, silent
+from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
+from launcher.machines.cloud_results import CloudResults
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.local import make_own_folder, short_folder
 from launcher.machines.presence import Presence
@@ -39,15 +38,13 @@ from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
 from launcher.machines.startup import Startup, last_lines, reason_of_end, start_seconds
 from launcher.machines.teardown import Teardown
-from launcher.machines.unix_http import get_json
 from runtime.fitness import Needs
 
 if TYPE_CHECKING:
     from runtime.schema import RuntimeConfig
 
 SETUP_SECONDS = 3600.0
-# Asking the runtime for its step takes milliseconds, copying starts a process on each side.
-_LOOK_EVERY_SECONDS = 0.5
+_DOOR = "gateway.sock"
 
 
 class CloudMachine:
@@ -56,6 +53,7 @@ class CloudMachine:
     `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
     than these GPUs the machine must have. `model`: a folder of the user's own, brought there. `secrets` are
     variables for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
+    `copy_rate`: as `pace.py` takes it.
     `warn` is told what the user should know although the run goes on.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     """
@@ -78,6 +76,7 @@ class CloudMachine:
         keep: Callable[[dict[str, Any]], object] = lambda description: None,
         secrets: Mapping[str, str] | None = None,
         alias: str | None = None,
+        copy_rate: float | None = None,
         warn: Progress = silent,
     ) -> None:
         self._run_id = run_id
@@ -95,10 +94,8 @@ class CloudMachine:
         self._alias = alias
         self._warn = warn
         self._link: Link | None = None
-        self._token: str | None = None
-        self._looked_at = 0.0
-        self._seen = Standing()
         self._home_there: str | None = None
+        self._folder_there: RemoteFolder | None = None
         # Whether a provider may have been asked for a machine: from then on only its own list is a proof.
         self._asked = False
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
@@ -107,6 +104,9 @@ class CloudMachine:
         self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
         self._teardown = Teardown(run_id, gpus, infra, self._home, self._sky, self._learned)
         self._presence = Presence(run_id, lambda: self._teardown.listed(self._standing))
+        door = short_folder(run_id) / _DOOR
+        here = (run_id, self._remote_copy, self._remote, self._presence.gone, door)
+        self._results = CloudResults(*here, copy_rate)
 
     @classmethod
     def described(cls, description: dict[str, Any]) -> Self:
@@ -180,7 +180,11 @@ class CloudMachine:
         return self._home_there
 
     def _remote(self) -> RemoteFolder:
-        return RemoteFolder(self.host, self.state_dir, self._remote_copy)
+        """One for all that is asked of it, so that looks are counted."""
+        host = self.host
+        if self._folder_there is None or self._folder_there.host != host:
+            self._folder_there = RemoteFolder(host, self.state_dir, self._remote_copy)
+        return self._folder_there
 
     @property
     def device(self) -> str:
@@ -258,8 +262,8 @@ class CloudMachine:
         passing("cloud.serving")
         sockets = short_folder(self._run_id)
         make_own_folder(sockets)
-        gateway = sockets / "gateway.sock"
-        link = self._link = Link(self.host, gateway, f"{self.socket_dir}/gateway.sock")
+        gateway = sockets / _DOOR
+        link = self._link = Link(self.host, gateway, f"{self.socket_dir}/{_DOOR}")
         link.start()
 
         def keeper_code() -> int | None:
@@ -277,7 +281,7 @@ class CloudMachine:
         Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, bound_seconds)
         for line in last_lines(remote.here / "logs" / "serve.log"):
             self._warn(line)
-        self._token = token
+        self._results.token = token
         return gateway
 
     def ended(self) -> str | None:
@@ -295,49 +299,17 @@ class CloudMachine:
 
     # -------------------------------------------------------------- results
 
-    def pull(self, into: Path) -> PullReport:
-        """See base.py. First to the run's folder here, then as from a run on this computer; of a machine
-        that is gone, what is here."""
-        try:
-            return sync.pull(self._fetched(), into)
-        except NotPulled:
-            if not self._presence.gone():
-                raise
-        report = sync.pull(self._remote_copy, into)
-        lost = "what the machine had since then, for it is gone"
-        return replace(report, skipped=(*report.skipped, lost))
+    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+        """See base.py."""
+        return self._results.pull(into, progress, stopped)
 
     def committed(self) -> int | None:
         """See base.py. As it was seen last; nothing of a machine that is gone."""
-        if not self._home.folder.exists():
-            return None
-        newest = checkpoints.newest_whole(self._remote_copy / "checkpoints")
-        return None if newest is None else checkpoints.step_of(newest)
+        return self._results.committed() if self._home.folder.exists() else None
 
-    def secure(self, into: Path) -> Standing:
-        """See base.py. The runtime is asked for its step through the link; a new one is copied."""
-        if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
-            return self._seen
-        self._looked_at = time.monotonic()
-        step = self._step_there()
-        if step is None or step > (self._seen.durable or 0):
-            self._seen = sync.secure(self._fetched(), into)
-        # What is committed there now, not what it was when the copy began.
-        committed = max(
-            (found for found in (self._step_there(), self._seen.committed) if found), default=None
-        )
-        self._seen = replace(self._seen, committed=committed)
-        return self._seen
-
-    def _step_there(self) -> int | None:
-        """The runtime's newest step; None when it does not answer, or has none."""
-        try:
-            status, body = get_json(
-                short_folder(self._run_id) / "gateway.sock", "/slipway/status", self._token
-            )
-        except OSError:
-            return None
-        return int(body["step"]) if status == 200 and isinstance(body, dict) else None
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+        """See base.py."""
+        return self._results.secure(into, stopped)
 
     def seed(self, results: Path) -> int:
         """See base.py."""
@@ -350,17 +322,6 @@ class CloudMachine:
     def _remote_copy(self) -> Path:
         """What was seen of the run's folder there."""
         return self._folder / "machine"
-
-    def _fetched(self) -> Path:
-        """The machine's results, copied to the run's folder. Raises NotPulled."""
-        try:
-            remote = self._remote()
-            remote.fetch(remote.here)
-        except LaunchError as error:
-            raise NotPulled(
-                f"the results of {self._run_id} are still on the machine", error.why, error.hint
-            ) from error
-        return remote.here
 
     # -------------------------------------------------------------- down
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
 from launcher import checkpoints, credentials, durable, sync
 from launcher.errors import PreflightError
-from launcher.machines.base import Progress, Proof, PullReport, silent
+from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
 from launcher.machines.startup import Startup, reason_of_end, start_seconds
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
@@ -179,8 +179,8 @@ class LocalMachine:
             return None
         return reason_of_end(self._folder)
 
-    def pull(self, into: Path) -> PullReport:
-        """See base.py."""
+    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+        """See base.py. On one disk it is done at once."""
         return sync.pull(self._folder, into)
 
     def committed(self) -> int | None:
@@ -188,7 +188,7 @@ class LocalMachine:
         newest = checkpoints.newest_whole(self._folder / "checkpoints")
         return None if newest is None else checkpoints.step_of(newest)
 
-    def secure(self, into: Path) -> Standing:
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
         """See base.py. Linked where the disk can: the same bytes under a second name."""
         return sync.secure(self._folder, into)
 

@@ -1,7 +1,7 @@
 """A run's folder on a machine, seen from here over ssh: written to, looked at, copied.
 
-Neighbours: `cloud.py` owns one, `link.py` says how the machine is reached; what was copied here is read by
-`startup.py`, `sync.py` and `durable.py` as if the run were on this computer.
+Neighbours: `cloud.py` owns one, `link.py` says how the machine is reached, `fetching.py` brings its results;
+what was copied here is read by `startup.py`, `sync.py` and `durable.py` as if the run were on this computer.
 What is written goes over ssh's stdin, never into a command line; secrets go into no file at all
 (`remote_job.py`). Knows nothing of SkyPilot.
 """
@@ -10,30 +10,26 @@ from __future__ import annotations
 
 import io
 import shlex
-import subprocess
 import tarfile
 import time
 from pathlib import Path
 
 from launcher.errors import JobFailed
-from launcher.machines import ssh_config
+from launcher.machines import rsync, ssh_config
 from launcher.machines.link import Host, run_on
+from launcher.machines.rsync import Copy, RsyncError
 from launcher.machines.scripts import EXIT
-from launcher.safety import locks
 
-# What a run's results are made of; samples and batches stay on the machine.
-RESULTS = ("checkpoints", "metrics.jsonl", "publications.jsonl", "logs")
 _STATES = ("keeper.json", "supervisor.json", "trainer.json", EXIT)
 _WRITE_SECONDS = 30.0
 _LOOK_SECONDS = 20.0
-_LOOK_EVERY_SECONDS = 1.0
-_COPY_SECONDS = 900.0
+# A look is an ssh connection of its own: soon at first, then more rarely. The shortest lease is 15 s.
+_SOONEST_SECONDS = 1.0
+_RAREST_SECONDS = 5.0
 _LOG_BYTES = 8192
 _SSH = ".copy_ssh_config"
 # For rsync's -e, in the folder that `keep_ssh` names.
 SSH_BY_FILE = f"ssh -F {_SSH}"
-# rsync's own word for "some files vanished before they could be copied": the trainer prunes as we look.
-_VANISHED = 24
 
 
 class RemoteFolder:
@@ -43,7 +39,8 @@ class RemoteFolder:
         self.host = host
         self.there = there
         self.here = here
-        self._looked_at = 0.0
+        self._looked_at = float("-inf")
+        self._look_after = _SOONEST_SECONDS
 
     def make(self, sockets: str) -> None:
         """The run's folder, there and here, and its folder of sockets there; for nobody but their user."""
@@ -58,8 +55,9 @@ class RemoteFolder:
 
     def look(self) -> None:
         """Bring the small files that say how it is, and the ends of the logs. Renews the lease: who looks
-        is alive. At most once a second; raises JobFailed when the machine cannot be reached."""
-        if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
+        is alive. At most once a second, and every five before long; raises JobFailed when the machine
+        cannot be reached."""
+        if time.monotonic() - self._looked_at < self._look_after:
             return
         names = " ".join(_STATES)
         said = self.shell(
@@ -70,6 +68,7 @@ class RemoteFolder:
             bound_seconds=_LOOK_SECONDS,
         )
         _unpack(said, self.here)
+        self._look_after = min(2 * self._look_after, _RAREST_SECONDS)
         self._looked_at = time.monotonic()
 
     def exit_code(self) -> int | None:
@@ -79,42 +78,19 @@ class RemoteFolder:
         except (FileNotFoundError, ValueError):
             return None
 
-    def fetch(self, into: Path) -> None:
-        """Copy what the results are made of, only what changed. Raises JobFailed."""
-        into.mkdir(mode=0o700, parents=True, exist_ok=True)
-        wanted = [f"--include=/{name}" for name in RESULTS]
-        wanted += [f"--include=/{name}/***" for name in RESULTS if "." not in name]
-        try:  # `launch pull` may copy while the run does
-            with locks.alone(into, _COPY_SECONDS):
-                self._rsync([*wanted, "--exclude=*", "--delete", f"{self._target}/", f"{into}/"])
-        except OSError as error:
-            raise JobFailed("copying did not begin", error.strerror, None) from error
-
     def send(self, folder: Path) -> None:
-        """Copy a folder's content there."""
-        self._rsync([f"{folder}/", f"{self._target}/"])
+        """Copy a folder's content there. Raises JobFailed."""
+        size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+        self.rsync(["-a", f"{folder}/", f"{self.host.address}:{self.there}/"], Copy(size))
 
-    @property
-    def _target(self) -> str:
-        return f"{self.host.address}:{self.there}"
-
-    def _rsync(self, arguments: list[str]) -> None:
+    def rsync(self, arguments: list[str], copy: Copy) -> None:
+        """rsync over an ssh connection of its own. Raises JobFailed."""
         try:
-            done = subprocess.run(
-                ["rsync", "-a", "--partial", "--timeout=60", "-e", SSH_BY_FILE, *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_COPY_SECONDS,
-                cwd=self.keep_ssh(),
-            )
-        except subprocess.TimeoutExpired:
-            raise JobFailed("copying took too long", f"{_COPY_SECONDS:.0f} s", None) from None
+            rsync.run(["-e", SSH_BY_FILE, *arguments], self.keep_ssh(), copy)
         except FileNotFoundError:
             raise JobFailed("copying needs rsync", "it is not on this computer", "launch doctor") from None
-        if done.returncode not in (0, _VANISHED):
-            lines = done.stderr.strip().splitlines() or [f"rsync ended with code {done.returncode}"]
-            raise JobFailed(f"{self.host.address}: copying failed", lines[-1], None)
+        except RsyncError as error:
+            raise JobFailed(f"{self.host.address}: copying failed", error.why, None) from error
 
     def keep_ssh(self) -> Path:
         """How ssh gets there, in a file of the folder that is returned, where rsync is to be started.

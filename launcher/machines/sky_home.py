@@ -36,7 +36,8 @@ _END_SECONDS = 3.0
 _HEALTH_SECONDS = 5.0
 # A port that was free may be another's a moment later; not three times in a row.
 _PORTS = 3
-_POLL_SECONDS = 0.1
+# A server takes seconds to start, and a look at one that answers is one at all processes of this computer.
+_POLL_SECONDS, _RAREST_POLL_SECONDS = 0.1, 1.0
 _MARK = "SLIPWAY_SKYPILOT_HOME"
 _PORT = "api-port"
 # What of the user's environment SkyPilot gets for every cloud.
@@ -173,12 +174,14 @@ class SkyHome:
                 start_new_session=True,
             )
         bound = time.monotonic() + bound_seconds
+        pause = _POLL_SECONDS
         while not self.healthy():
             code = server.poll()
             if code is not None or time.monotonic() > bound:
                 self.end_server()
                 return f"no answer in {bound_seconds:.0f} s" if code is None else f"it ended with code {code}"
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(1.5 * pause, _RAREST_POLL_SECONDS)
         return ""
 
     def processes(self) -> set[ProcessId]:

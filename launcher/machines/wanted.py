@@ -30,6 +30,7 @@ def machine_for(
     home: Home,
     secrets: Mapping[str, str] | None = None,
     warn: Progress = silent,
+    copy_rate: float | None = None,
 ) -> Machine:
     """A new machine. `secrets` are for its runtime alone, not for the program."""
     if plan.rented is None:
@@ -53,6 +54,7 @@ def machine_for(
         keep=lambda description: store.update(record.id, machine=description),
         secrets=secrets,
         alias=record.name,
+        copy_rate=copy_rate,
         warn=warn,
     )
 

@@ -1,10 +1,11 @@
 """Runs the user's command and leaves none of its descendants, whoever dies first.
 
-    python -m launcher.safety.minder --pipe FD -- COMMAND…
+    python -m launcher.safety.minder --pipe FD [--keep FILE] -- COMMAND…
 
-The command keeps the terminal: same standard streams, same foreground process group, so Ctrl-C reaches it
-from there. The minder stands between it and `launch`, adopts its orphans, and holds a pipe from `launch`:
-at its end (the launcher is dead) it ends them all. It exits as the command did (128 + n for signal n).
+The command keeps the terminal: same input, same foreground process group, so Ctrl-C reaches it from there.
+What it prints is its own stream, or, with `--keep`, passes through here and is kept as well (`streams.py`).
+The minder stands between it and `launch`, adopts its orphans, and holds a pipe from `launch`: at its end (the
+launcher is dead) it ends them all. It exits as the command did (128 + n for signal n).
 
     SIGTERM  goes on to the command; after the grace everything is killed
     SIGUSR1  sends the command a SIGINT, where no terminal did
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import select
 import signal
@@ -27,13 +29,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher import terminal
+from launcher.log import REDACTOR
+from launcher.program_log import ProgramLog
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
+from launcher.safety.streams import Streams
 
 GRACE_SECONDS = 5.0
 # After the command has ended: for what it left running in the background.
 LEFTOVER_SECONDS = 1.0
 _SLACK_SECONDS = 10.0
+# Whoever is not ours and still holds a stream open may be silent for ever: it is looked at so often.
+_REST_SECONDS = 0.25
 # In the command's environment (run.py puts it there): finds what is left when the minder itself was killed.
 COMMAND_VARIABLE = "LAUNCH_RUN_ID"
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -95,12 +102,15 @@ def start(
     environ: Mapping[str, str],
     cwd: Path | None = None,
     grace_seconds: float = GRACE_SECONDS,
+    keep: Path | None = None,
 ) -> Command:
-    """Start the command under a minder, with this process's standard streams."""
+    """Start the command under a minder, with this process's standard streams. `keep`: a file that gets what
+    it prints, too."""
     theirs, ours = os.pipe()
     # -P: a file in the user's folder must not stand in for a module.
     minder = [sys.executable, "-P", "-m", "launcher.safety.minder"]
     options = ["--pipe", str(theirs), "--grace", str(grace_seconds)]
+    options += ["--keep", str(keep.absolute())] if keep is not None else []
     # A Ctrl-C while the minder's Python starts would show a traceback: it waits, blocked, until it is caught.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
@@ -113,7 +123,17 @@ def start(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(theirs)
+    if keep is not None:
+        _tell_secrets(ours)
     return Command(popen, ours, environ.get(COMMAND_VARIABLE), grace_seconds + _SLACK_SECONDS)
+
+
+def _tell_secrets(pipe: int) -> None:
+    """What must not be kept, by the pipe: in no command line, environment or file."""
+    said = memoryview(json.dumps(REDACTOR.spellings).encode() + b"\n")
+    with contextlib.suppress(BrokenPipeError):  # it could not start: its exit code says so
+        while said:
+            said = said[os.write(pipe, said) :]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -121,6 +141,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="launcher.safety.minder")
     parser.add_argument("--pipe", type=int, required=True, help="descriptor whose end means: end everything")
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS, help="seconds between TERM and KILL")
+    parser.add_argument("--keep", type=Path, help="a file for what the command prints")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -128,16 +149,32 @@ def main(arguments: Sequence[str]) -> int:
     processes.adopt_orphans()
     wakeup = _catch_signals()
     parent = os.getpid()
+    streams = _kept(options.keep, options.pipe) if options.keep is not None else None
+    stdout, stderr = streams.for_command if streams is not None else (None, None)
     try:
         child = subprocess.Popen(
             command,
+            stdout=stdout,
+            stderr=stderr,
             # The minder has one thread, so Python between fork and exec is safe.
             preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, parent),
         )
     except OSError as error:
         print(f"launch: {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201 - as a shell says it
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-    return _Minder(child, options.pipe, wakeup, options.grace).run()
+    if streams is not None:
+        streams.begin()  # with threads: from here on nothing is forked
+    return _Minder(child, options.pipe, wakeup, options.grace, streams).run()
+
+
+def _kept(path: Path, pipe: int) -> Streams:
+    """The streams of a command whose output is kept, once it is known what of it must not be."""
+    said = b""
+    while not said.endswith(b"\n") and (piece := os.read(pipe, 65536)):
+        said += piece
+    if said.endswith(b"\n"):  # else the launcher is gone, and the command ends at once
+        REDACTOR.know(json.loads(said))
+    return Streams(ProgramLog(path))
 
 
 def _catch_signals() -> int:
@@ -149,6 +186,7 @@ def _catch_signals() -> int:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (
         signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
+        signal.SIGWINCH,
     ):  # fmt: skip
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda received, frame: None)
@@ -159,8 +197,16 @@ def _catch_signals() -> int:
 class _Minder:
     """The loop: signals, the pipe, and the command's end."""
 
-    def __init__(self, child: subprocess.Popen[bytes], pipe: int, wakeup: int, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        pipe: int,
+        wakeup: int,
+        grace_seconds: float,
+        streams: Streams | None = None,
+    ) -> None:
         self._child = child
+        self._streams = streams
         self._pipe = pipe
         self._wakeup = wakeup
         self._grace_seconds = grace_seconds
@@ -182,7 +228,23 @@ class _Minder:
                 return self._end_all(128 + signal.SIGKILL)
         code = self._child.returncode
         processes.end(_below, LEFTOVER_SECONDS)
+        self._hand_on_the_rest()
         return code if code >= 0 else 128 - code
+
+    def _hand_on_the_rest(self, seconds: float | None = None) -> None:
+        """What it printed last reaches whoever reads it, however slowly, or for so long; told to end, for the
+        grace."""
+        end_at = self._kill_at if seconds is None else time.monotonic() + seconds
+        while self._streams is not None and not self._streams.done():
+            if end_at is not None and time.monotonic() > end_at:
+                return
+            readable, _, _ = select.select(
+                [self._streams.ended, self._wakeup, self._pipe], [], [], _REST_SECONDS
+            )
+            if seconds is None and self._pipe in readable and not os.read(self._pipe, 4096):
+                return
+            if self._wakeup in readable and signal.SIGTERM in os.read(self._wakeup, 4096):
+                end_at = end_at or time.monotonic() + self._grace_seconds
 
     def _pass_on(self, received: bytes) -> None:
         if signal.SIGTERM in received and self._kill_at is None:
@@ -190,11 +252,15 @@ class _Minder:
             self._child.terminate()
         if signal.SIGUSR1 in received:
             self._child.send_signal(signal.SIGINT)
+        if signal.SIGWINCH in received and self._streams is not None:
+            self._streams.resize()
+            self._child.send_signal(signal.SIGWINCH)  # the terminal's own may have come before the new size
         if signal.SIGCHLD in received:
             self._reap_adopted()
 
     def _end_all(self, code: int) -> int:
         processes.end(_below, self._grace_seconds)
+        self._hand_on_the_rest(_REST_SECONDS)
         return code
 
     def _reap_adopted(self) -> None:

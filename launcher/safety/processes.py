@@ -20,6 +20,8 @@ from pathlib import Path
 import psutil
 
 _POLL_SECONDS = 0.02
+# Every look reads what all processes of the computer say of themselves: soon at first, then more rarely.
+_RAREST_POLL_SECONDS = 0.25
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded and looked up here, never first in the child of a process with threads: one of those may hold the
@@ -114,6 +116,7 @@ def end(
     even when its parent's death hides it from `find`.
     """
     begun = time.monotonic()
+    pause = _POLL_SECONDS
     known: set[ProcessId] = set()
     while True:
         now = time.monotonic() - begun
@@ -126,7 +129,8 @@ def end(
             for process in left:
                 process.send(signal.SIGKILL)
         known |= left
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(1.5 * pause, _RAREST_POLL_SECONDS)
 
 
 def wait_gone(process: ProcessId, seconds: float) -> bool:

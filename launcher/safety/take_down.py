@@ -16,7 +16,7 @@ from launcher.endpoint import RESULTS, drop_token
 from launcher.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified
 from launcher.homeward import pull_patiently
 from launcher.machines import recorded
-from launcher.machines.base import Machine, Proof, PullReport
+from launcher.machines.base import Machine, Progress, Proof, PullReport, silent
 from launcher.machines.recorded import NoMachine, from_record
 from launcher.safety import lives, processes, teardown_lock
 from launcher.safety.lease import Limits
@@ -33,18 +33,14 @@ _STILL_SECONDS = teardown_lock.STILL_SECONDS
 Note = Callable[[str], None]
 
 
-def silent(line: str) -> None:
-    """A Note that says nothing."""
-
-
-def pull(store: RecordStore, record: RunRecord) -> PullReport:
+def pull(store: RecordStore, record: RunRecord, progress: Progress = silent) -> PullReport:
     """What the run has, brought home. Raises NotPulled."""
     machine = from_record(record)
     if isinstance(machine, NoMachine):
         raise NotPulled(
             f"{record.id} has nothing to bring home", "it ended before it had a machine", "launch status"
         )
-    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress)
 
 
 def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunRecord:
@@ -66,10 +62,17 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
 
 
 def take_down(
-    store: RecordStore, record: RunRecord, ended_by: str, note: Note = silent, *, give_up: bool = False
+    store: RecordStore,
+    record: RunRecord,
+    ended_by: str,
+    note: Note = silent,
+    progress: Progress = silent,
+    *,
+    give_up: bool = False,
 ) -> RunRecord:
     """End a run that nobody looks after, or find it ended by whoever was at it. `give_up`: the user wants no
-    waiting for its results. The record says in `unpulled` why the newest are not at home.
+    waiting for its results. The record says in `unpulled` why the newest are not at home. `progress` is told
+    how far the copy is.
 
     Raises NotPulled when the machine is kept for them, TeardownUnverified; the record then stays live.
     """
@@ -78,7 +81,7 @@ def take_down(
         if not record.live:
             return record
         turn.doing("results home")
-        unpulled = _bring_home(store, record, note, give_up)
+        unpulled = _bring_home(store, record, note, turn.telling("results home", progress), give_up)
         turn.doing("down")
         proof = recorded.end(from_record(record), note)
         turn.doing("writing it down")
@@ -92,10 +95,12 @@ def limit_reached(record: RunRecord, now: float) -> str | None:
     return limits.reached(now)
 
 
-def _bring_home(store: RecordStore, record: RunRecord, note: Note, give_up: bool) -> str | None:
+def _bring_home(
+    store: RecordStore, record: RunRecord, note: Note, progress: Progress, give_up: bool
+) -> str | None:
     """Why the results are not at home; None when they are. Raises NotPulled when the machine is kept."""
     try:
-        pull(store, record)
+        pull(store, record, progress)
         return None
     except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
         why = recorded.described(error)
@@ -111,7 +116,8 @@ def _bring_home(store: RecordStore, record: RunRecord, note: Note, give_up: bool
         return why
     note(f"{why}; trying for a minute")
     results = store.folder(record.id) / RESULTS
-    if pull_patiently(cast("Machine", machine), results, TRIES_SECONDS, lambda: False) is not None:
+    tries = (cast("Machine", machine), results, TRIES_SECONDS, lambda: False, progress)
+    if pull_patiently(*tries) is not None:
         return None
     raise _kept(record, why)
 

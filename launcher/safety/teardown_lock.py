@@ -31,6 +31,8 @@ KEEPING = "waiting for results that cannot be brought home"
 # A holder that is stopped (Ctrl-Z) is waited for so long: each of its own steps is bounded, so is no other.
 STILL_SECONDS = 30.0
 _SAY_EVERY_SECONDS = 20.0
+# What stands behind it changes all the time and is said now and then.
+_DETAIL = ": "
 _LOOK_EVERY_SECONDS = 0.1
 # Written whole over what stood there: that takes no new room on a disk.
 _ROOM_BYTES = 512
@@ -65,6 +67,16 @@ class Turn:
         with contextlib.suppress(OSError):  # also where this process may open no more files
             said = dataclasses.asdict(Holder(self._who, ProcessId.own(), what))
             self._write(json.dumps(said).encode())
+
+    def telling(self, what: str, progress: Callable[[str], None]) -> Callable[[str], None]:
+        """A progress that whoever waits sees as well. Raises nothing: what is shown must not end a copy."""
+
+        def tell(line: str) -> None:
+            self.doing(f"{what}{_DETAIL}{line}")
+            with contextlib.suppress(Exception):
+                progress(line)
+
+        return tell
 
     def over(self) -> None:
         """Nobody is at it any more."""
@@ -132,9 +144,10 @@ def _wait(descriptor: int, run: str, note: Callable[[str], None], insist: bool) 
         now = time.monotonic()
         at_it = _read(descriptor)
         text = "somebody is ending it" if at_it is None else at_it.describe()
-        if text != said or now - said_at > _SAY_EVERY_SECONDS:
+        what = text if at_it is None else f"{at_it.who} {at_it.doing.partition(_DETAIL)[0]}"
+        if what != said or now - said_at > _SAY_EVERY_SECONDS:
             note(f"{run}: {text}; waiting")
-            said, said_at = text, now
+            said, said_at = what, now
         if at_it is not None and not at_it.stands_still():
             still_since = None
         elif still_since is None:

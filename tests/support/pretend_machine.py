@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.durable import Standing
-from launcher.machines.base import Progress, Proof, PullReport, silent
+from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
 from runtime.schema import RuntimeConfig, RuntimeStatus
 
 
@@ -87,8 +87,9 @@ class PretendMachine:
         self._act("ended")
         return None if self._server is not None else "its supervisor ended"
 
-    def pull(self, into: Path) -> PullReport:
+    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
         self._called("pull")
+        progress("1 MB of 2 MB")
         (into / "adapter").mkdir(parents=True, exist_ok=True)
         return PullReport(into, files=0, bytes=0, seconds=0.0, step=None)
 
@@ -96,7 +97,7 @@ class PretendMachine:
         self._act("committed")
         return self.standing.committed
 
-    def secure(self, into: Path) -> Standing:
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
         self._act("secure")
         return self.standing
 

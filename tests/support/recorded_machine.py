@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from launcher.errors import NotPulled
 from launcher.machines import recorded
-from launcher.machines.base import Proof, PullReport
+from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
 
 KIND = "folder"
 
@@ -47,8 +47,9 @@ class RecordedMachine:
     def described(cls, description: dict[str, Any]) -> Self:
         return cls(Path(description["folder"]))
 
-    def pull(self, into: Path) -> PullReport:
+    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
         self._called("pull")
+        progress("1 MB of 2 MB")
         hangs = self._folder / "pull-hangs"
         while hangs.exists():
             time.sleep(0.05)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from launcher import checkpoints, durable, sync
 from launcher.durable import Standing
 from launcher.errors import NotPulled, PreflightError
 from launcher.homeward import Homeward
+from launcher.machines.base import Stopped, never
 from tests.support.committed import commit, pin
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
@@ -227,8 +229,8 @@ class _Disk(PretendMachine):
         newest = checkpoints.newest_whole(self.folder / "checkpoints")
         return None if newest is None else checkpoints.step_of(newest)
 
-    def secure(self, into: Path) -> Standing:
-        super().secure(into)
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+        super().secure(into, stopped)
         return sync.secure(self.folder, into)
 
 
@@ -293,3 +295,21 @@ def test_a_checkpoint_that_is_broken_is_not_read_again_and_again(
         assert len(looks) <= 3
     finally:
         homeward.stop()
+
+
+def test_g22_at_the_end_of_a_run_a_slow_copy_is_broken_off_for_the_pull(
+    state_dir: Path, results: Path
+) -> None:
+    begun = threading.Event()
+
+    class Slow(_Disk):
+        def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+            begun.set()
+            wait_until(stopped, what="it is broken off")
+            raise NotPulled("it was broken off", "the run ends")
+
+    homeward = Homeward(Slow(state_dir), results, look_every_seconds=0.01)
+    homeward.start()
+    assert begun.wait(120)
+    homeward.stop()
+    assert not homeward._thread.is_alive(), "it goes on beside the pull, at the pace of a live run"

@@ -13,6 +13,7 @@ import pytest
 
 from launcher import sync
 from launcher.errors import JobFailed, NotPulled
+from launcher.machines.fetching import Fetching
 from launcher.machines.link import Host
 from launcher.machines.remote import RemoteFolder, _unpack
 from launcher.safety import locks
@@ -60,11 +61,13 @@ def test_g31_results_come_home_below_a_folder_with_a_blank_by_an_rsync_that_spli
     (tools / "rsync").symlink_to(PROGRAMS / "unit" / "rsync_that_splits.py")
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     there = sshd.home / "state"
-    there.mkdir()
+    (there / "logs").mkdir(parents=True)
+    (there / "logs" / "trainer.log").write_text("step 1\n")
     (there / "metrics.jsonl").write_text("{}\n")
     remote = RemoteFolder(sshd.host(), str(there), tmp_path / "a home" / "machine")
-    remote.fetch(remote.here)
+    Fetching(remote).bring()
     assert (remote.here / "metrics.jsonl").read_text() == "{}\n"
+    assert (remote.here / "logs" / "trainer.log").read_text() == "step 1\n"
     (tmp_path / "a model").mkdir()
     (tmp_path / "a model" / "weights").write_text("w")
     remote.send(tmp_path / "a model")
@@ -79,7 +82,7 @@ def test_g22_without_rsync_or_ssh_on_this_computer_copying_fails_in_words(
     monkeypatch.setenv("PATH", str(tmp_path))
     remote = RemoteFolder(host, "/state", tmp_path / "machine")
     with pytest.raises(JobFailed, match="copying needs rsync"):
-        remote.fetch(remote.here)
+        remote.send(tmp_path)
     with pytest.raises(JobFailed) as refused:
         remote.shell("true", "look")
     assert refused.value.why == "there is no ssh on this computer"

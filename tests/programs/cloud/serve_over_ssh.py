@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 from launcher.machines import scripts
+from launcher.machines.fetching import Fetching
 from launcher.machines.link import Host, Link, run_on
 from launcher.machines.remote import RemoteFolder
 from launcher.machines.remote_job import RemoteJob
@@ -118,7 +119,7 @@ def reached(host: Host, prefix: str) -> str:
 
 def bring_home_and_end(folder: RemoteFolder, keeper: int) -> None:
     assert (folder.here / "logs" / "serve.log").read_text() == ""
-    folder.fetch(folder.here)
+    Fetching(folder).bring()
     assert (folder.here / "logs" / "keeper.log").exists() and not (folder.here / "runtime.json").exists()
     run_on(folder.host, f"kill -TERM {keeper}")
     wait_until(lambda: exit_code(folder) is not None, WAIT_SECONDS, "its end")

@@ -1,0 +1,115 @@
+"""The results of a rented machine: brought home at its end, made durable while it lives, sent to a new one.
+
+Neighbours: `cloud.py` is the machine, `fetching.py` copies to the run's folder here, from where `sync.py` and
+`durable.py` take them as from a run on this computer. Knows nothing of how a machine comes and goes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+# All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
+from launcher import checkpoints, sync
+from launcher.durable import Standing
+from launcher.errors import LaunchError, NotPulled
+from launcher.machines.base import Progress, PullReport, Stopped
+from launcher.machines.fetching import Fetching
+from launcher.machines.pace import Pace
+from launcher.machines.remote import RemoteFolder
+from launcher.machines.unix_http import get_json
+
+# Asking the runtime for its step takes milliseconds, copying starts a process on each side.
+_LOOK_EVERY_SECONDS = 0.5
+# Of a machine that is lost in mid-run the logs are here up to then.
+_LOGS_EVERY_SECONDS = 60.0
+
+
+class CloudResults:
+    """Those of one run. `here` is what was seen of its folder, `remote` the folder itself, `gone` whether the
+    machine is; `door` is the gateway's socket on this computer, `token` what it asks for, once served."""
+
+    def __init__(
+        self,
+        run_id: str,
+        here: Path,
+        remote: Callable[[], RemoteFolder],
+        gone: Callable[[], bool],
+        door: Path,
+        copy_rate: float | None,
+    ) -> None:
+        self._run_id = run_id
+        self._here = here
+        self._remote = remote
+        self._gone = gone
+        self._door = door
+        self._pace = Pace(copy_rate)
+        self._looked_at = self._logs_at = float("-inf")
+        self._seen = Standing()
+        self.token: str | None = None
+
+    def pull(self, into: Path, progress: Progress, stopped: Stopped) -> PullReport:
+        """See base.py. First to the run's folder here, then as from a run on this computer; of a machine
+        that is gone, what is here."""
+        try:
+            self._fetch(lambda remote: Fetching(remote, progress, stopped))
+            return sync.pull(self._here, into)
+        except NotPulled:
+            if not self._gone():
+                raise
+        report = sync.pull(self._here, into)
+        lost = "what the machine had since then, for it is gone"
+        return replace(report, skipped=(*report.skipped, lost))
+
+    def committed(self) -> int | None:
+        """The newest whole step, as it was seen last."""
+        newest = checkpoints.newest_whole(self._here / "checkpoints")
+        return None if newest is None else checkpoints.step_of(newest)
+
+    def secure(self, into: Path, stopped: Stopped) -> Standing:
+        """See base.py. The runtime is asked for its step through the link; a new one is copied beside the
+        link, no faster than leaves the line to the rollouts."""
+        if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
+            return self._seen
+        self._looked_at = time.monotonic()
+        step = self._step_there()
+        if step is None or step > (self._seen.durable or 0):
+            self._fetch(lambda remote: self._beside_the_rollouts(remote, into, stopped))
+            self._seen = sync.secure(self._here, into)
+        # What is committed there now, not what it was when the copy began.
+        committed = max(
+            (found for found in (self._step_there(), self._seen.committed) if found), default=None
+        )
+        self._seen = replace(self._seen, committed=committed)
+        return self._seen
+
+    def _step_there(self) -> int | None:
+        """The runtime's newest step; None when it does not answer, or has none."""
+        try:
+            status, body = get_json(self._door, "/slipway/status", self.token)
+        except OSError:
+            return None
+        return int(body["step"]) if status == 200 and isinstance(body, dict) else None
+
+    def _beside_the_rollouts(self, remote: RemoteFolder, into: Path, stopped: Stopped) -> Fetching:
+        """A copy of a live run: at its pace, the weights at home at once, the logs now and then."""
+        logs = time.monotonic() - self._logs_at > _LOGS_EVERY_SECONDS
+        self._logs_at = time.monotonic() if logs else self._logs_at
+        return Fetching(
+            remote,
+            stopped=stopped,
+            pace=self._pace,
+            weights_home=lambda: sync.secure_weights(self._here, into),
+            logs=logs,
+        )
+
+    def _fetch(self, fetching: Callable[[RemoteFolder], Fetching]) -> None:
+        """The machine's results, copied to the run's folder. Raises NotPulled."""
+        try:
+            fetching(self._remote()).bring()
+        except LaunchError as error:
+            raise NotPulled(
+                f"the results of {self._run_id} are still on the machine", error.why, error.hint
+            ) from error

@@ -1,0 +1,134 @@
+"""Lays out, on a machine, what of a run goes home; its source is sent there and run by the bare python3.
+
+    .home/checkpoints/step-000007/   the newest checkpoints and the pinned ones, under second names: they stay
+                                     whole when the trainer removes them while they are copied
+    .home/checkpoints/pinned.json    .home/logs/
+
+Neighbours: `fetching.py` sends it, with {"newest": how many, "journals": {name: [bytes, sha256] of what home
+has}} as its argument, and reads what it prints: a line of JSON, {"files": {path: bytes}, "journals": [[name,
+from, bytes]]}, then what the journals have beyond that. Standard library only, and Python 3.8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from typing import Any, BinaryIO
+
+OUT = ".home"
+_CHECKPOINT = re.compile(r"step-(\d{6,12})")
+_PINNED = "pinned.json"
+_CHUNK_BYTES = 1 << 20
+# Of one journal at a time; the rest comes with the next step.
+_MOST_BYTES = 64 << 20
+
+
+def lay_out(newest: int) -> dict[str, int]:
+    """Fill `.home` anew; what is in it, by path, with sizes."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    os.makedirs(os.path.join(OUT, "checkpoints"))
+    os.makedirs(os.path.join(OUT, "logs"))
+    pinned = _pinned()
+    left = newest
+    for name in _checkpoints():
+        wanted = left > 0 or name in pinned
+        if wanted and _second_name(os.path.join("checkpoints", name)):
+            left -= 1
+    _second_name(os.path.join("checkpoints", _PINNED))
+    for name in sorted(os.listdir("logs") if os.path.isdir("logs") else ()):
+        if name.endswith(".log") and os.path.isfile(os.path.join("logs", name)):
+            _second_name(os.path.join("logs", name))
+    return _sizes()
+
+
+def grown(name: str, known: int, sha256: str) -> tuple[int, bytes]:
+    """What a file of lines has beyond what is known of it, and where that begins: at 0 where it is another
+    file by now. Whole lines only."""
+    with open(name, "rb") as file:
+        at = known if known and _digest(file, known) == sha256 else 0
+        file.seek(at)
+        more = file.read(_MOST_BYTES)
+    return at, more[: more.rfind(b"\n") + 1]
+
+
+def _checkpoints() -> list[str]:
+    """Newest first."""
+    try:
+        found = [name for name in os.listdir("checkpoints") if _CHECKPOINT.fullmatch(name)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda name: int(name[5:]), reverse=True)
+
+
+def _pinned() -> set[str]:
+    try:
+        with open(os.path.join("checkpoints", _PINNED)) as file:
+            return {str(name) for name in json.load(file)}
+    except (OSError, ValueError, TypeError):
+        return set()
+
+
+def _second_name(path: str) -> bool:
+    """Give a file, or all in a folder, a second name in `.home`; False where it went meanwhile."""
+    target = os.path.join(OUT, path)
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.copytree(path, target, symlinks=True, copy_function=_link)
+        else:
+            _link(path, target)
+    except (OSError, shutil.Error):
+        shutil.rmtree(target, ignore_errors=True)
+        return False
+    return True
+
+
+def _link(path: str, target: str) -> None:
+    try:
+        os.link(path, target, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a disk without second names
+        shutil.copy2(path, target, follow_symlinks=False)
+
+
+def _sizes() -> dict[str, int]:
+    found = {}
+    for folder, _, names in os.walk(OUT):
+        for name in names:
+            path = os.path.join(folder, name)
+            found[os.path.relpath(path, OUT)] = os.lstat(path).st_size
+    return found
+
+
+def _digest(file: BinaryIO, count: int) -> str | None:
+    """Of its first bytes; None when it has fewer."""
+    digest = hashlib.sha256()
+    while count:
+        chunk = file.read(min(count, _CHUNK_BYTES))
+        if not chunk:
+            return None
+        digest.update(chunk)
+        count -= len(chunk)
+    return digest.hexdigest()
+
+
+def main(asked: dict[str, Any]) -> None:
+    files = lay_out(int(asked["newest"]))
+    journals, texts = [], []
+    for name, (known, sha256) in asked["journals"].items():
+        try:
+            at, text = grown(name, known, sha256)
+        except OSError:
+            continue
+        journals.append([name, at, len(text)])
+        texts.append(text)
+    said = json.dumps({"files": files, "journals": journals})
+    sys.stdout.buffer.write(said.encode() + b"\n" + b"".join(texts))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

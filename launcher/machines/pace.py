@@ -1,0 +1,52 @@
+"""How fast the copies of a live run may be, so that they leave the line to its rollouts.
+
+Neighbours: `fetching.py` asks before each copy and tells how it went; `--copy-rate` says it outright.
+Where nobody says, half of what the line carries: a copy that reaches its rate shows that there is room, and
+the next one may be twice as fast; one that does not was as fast as the line. Knows nothing of ssh.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+# Where nothing is known yet: 8 Mbit/s.
+FIRST_BYTES_PER_SECOND = 1e6
+# Of what a line carries.
+SHARE = 0.5
+# A copy this near to its rate has reached it.
+_REACHED = 0.85
+# What is shorter says nothing of a line.
+_LEAST_SECONDS = 3.0
+# A laptop that has moved to a better line notices within this.
+_AGAIN_SECONDS = 600.0
+
+
+class Pace:
+    """`fixed`: bytes a second, as the user said it, infinite for no bound; None to follow the line."""
+
+    def __init__(self, fixed: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fixed = fixed
+        self._clock = clock
+        self._rate = FIRST_BYTES_PER_SECOND
+        # When the line was seen to be full; None before.
+        self._full_at: float | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """The most bytes a second now; None for as fast as it goes."""
+        if self._fixed is not None:
+            return None if self._fixed == float("inf") else self._fixed
+        return self._rate
+
+    def learn(self, moved: int, seconds: float) -> None:
+        """A copy at `rate` has moved so many bytes in so long."""
+        if self._fixed is not None or seconds < _LEAST_SECONDS:
+            return
+        reached = moved / seconds
+        now = self._clock()
+        if reached < _REACHED * self._rate:
+            self._rate = max(SHARE * reached, SHARE * FIRST_BYTES_PER_SECOND / 4)
+            self._full_at = now
+        elif self._full_at is None or now - self._full_at > _AGAIN_SECONDS:
+            self._rate *= 2

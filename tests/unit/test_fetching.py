@@ -1,0 +1,205 @@
+"""launcher/machines/fetching.py over a real ssh: what comes home, in which order, at which rate."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher import checkpoints, durable
+from launcher.errors import JobFailed, NotPulled
+from launcher.home import Home
+from launcher.machines import fetching
+from launcher.machines.cloud import CloudMachine
+from launcher.machines.fetching import Fetching
+from launcher.machines.pace import Pace
+from launcher.machines.remote import SSH_BY_FILE, RemoteFolder
+from launcher.safety.records import RecordStore
+from tests.support.committed import commit, pin
+from tests.support.own_sshd import OwnSshd
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> RemoteFolder:
+    """A run's folder on a machine, which is another folder here."""
+    sshd = OwnSshd(tmp_path / "sshd")
+    there = sshd.home / "state"
+    (there / "logs").mkdir(parents=True)
+    (there / "logs" / "trainer.log").write_text("step 1\n")
+    (there / "metrics.jsonl").write_text('{"step": 1}\n')
+    return RemoteFolder(sshd.host(), str(there), tmp_path / "home" / "machine")
+
+
+@pytest.fixture
+def there(remote: RemoteFolder) -> Path:
+    return Path(remote.there)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _same(remote: RemoteFolder, there: Path, name: str) -> bool:
+    return _files(remote.here / "checkpoints" / name) == _files(there / "checkpoints" / name)
+
+
+def test_g22_the_newest_and_the_pinned_checkpoints_come_home_and_no_other(
+    remote: RemoteFolder, there: Path
+) -> None:
+    for step in (1, 2, 3, 4):
+        commit(there, step)
+    pin(there, 2)
+    Fetching(remote).bring()
+    assert checkpoints.names(remote.here / "checkpoints") == ["step-000004", "step-000002"]
+    assert _same(remote, there, "step-000004") and _same(remote, there, "step-000002")
+    assert checkpoints.pinned(remote.here / "checkpoints") == {"step-000002"}
+    assert (remote.here / "logs" / "trainer.log").read_text() == "step 1\n"
+    commit(there, 5)
+    Fetching(remote).bring()
+    assert checkpoints.names(remote.here / "checkpoints") == ["step-000005", "step-000002"]
+
+
+def test_g20_where_the_newest_is_not_whole_the_one_before_comes_as_well(
+    remote: RemoteFolder, there: Path
+) -> None:
+    for step in (1, 2, 3):
+        commit(there, step)
+    (there / "checkpoints" / "step-000003" / "optimizer.safetensors").write_bytes(b"cut")
+    Fetching(remote).bring()
+    assert checkpoints.names(remote.here / "checkpoints") == ["step-000003", "step-000002"]
+    assert checkpoints.newest_whole(remote.here / "checkpoints") == "step-000002"
+    shutil.rmtree(there / "checkpoints" / "step-000002")
+    shutil.rmtree(there / "checkpoints" / "step-000001")
+    Fetching(remote).bring()
+    assert checkpoints.newest_whole(remote.here / "checkpoints") is None
+
+
+def test_g20_a_step_that_was_taken_again_replaces_its_namesake_of_the_same_size(
+    remote: RemoteFolder, there: Path
+) -> None:
+    before = commit(there, 1)
+    for path in before.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    Fetching(remote).bring()
+    shutil.rmtree(before)
+    commit(there, 1)
+    Fetching(remote).bring()
+    assert _same(remote, there, "step-000001")
+
+
+def test_g22_the_weights_are_home_before_what_a_resume_needs_besides(
+    remote: RemoteFolder, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_AT_ONCE_BYTES", 0)
+    commit(there, 1)
+    seen: list[list[str]] = []
+    here = remote.here / "checkpoints" / "step-000001"
+    Fetching(remote, weights_home=lambda: seen.append(sorted(_files(here)))).bring()
+    assert seen == [
+        ["adapter/adapter_config.json", "adapter/adapter_model.safetensors", "manifest.json", "state.json"]
+    ]
+    assert _same(remote, there, "step-000001")
+
+
+def test_g22_a_checkpoint_that_is_removed_while_it_is_copied_comes_home_whole(
+    remote: RemoteFolder, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_AT_ONCE_BYTES", 0)
+    folder = commit(there, 1)
+    Fetching(remote, weights_home=lambda: shutil.rmtree(folder)).bring()
+    assert checkpoints.newest_whole(remote.here / "checkpoints") == "step-000001"
+
+
+def test_metrics_are_added_to_what_is_here_and_taken_anew_where_the_machine_began_again(
+    remote: RemoteFolder, there: Path
+) -> None:
+    journal, home = there / "metrics.jsonl", remote.here / "metrics.jsonl"
+    Fetching(remote).bring()
+    file = home.stat().st_ino
+    with journal.open("a") as more:
+        more.write('{"step": 2}\n{"st')
+    Fetching(remote).bring()
+    assert home.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert home.stat().st_ino == file, "it was rewritten"
+    home.write_text('{"step": 1}\n{"step": 2}\n{"half a li')  # killed in mid-addition
+    Fetching(remote).bring()
+    assert home.read_text() == '{"step": 1}\n{"step": 2}\n'
+    journal.write_text('{"step": 1}\n{"step": 2, "again": true}\n')
+    Fetching(remote).bring()
+    assert home.read_text() == journal.read_text()
+
+
+def test_g23_a_copy_beside_rollouts_has_a_connection_of_its_own_and_a_bounded_rate(
+    remote: RemoteFolder, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, starts = shutil.which("rsync"), tmp_path / "starts"
+    shim = tmp_path / "bin" / "rsync"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\necho "$@" >> {starts}\nexec {real} "$@"\n')
+    shim.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{shim.parent}{os.pathsep}{os.environ['PATH']}")
+    commit(there, 1)
+    Fetching(remote, pace=Pace(2_048_000.0)).bring()
+    rates = [line for line in starts.read_text().splitlines() if "--version" not in line]
+    assert rates and all(" --bwlimit=2000 " in line and f"-e {SSH_BY_FILE} " in line for line in rates)
+    starts.unlink()
+    commit(there, 2)
+    Fetching(remote).bring()
+    assert "--bwlimit" not in starts.read_text()
+    # Nor would ssh take the way of another connection, whatever the user's own configuration says.
+    said = subprocess.run(
+        [*SSH_BY_FILE.split(), "-G", remote.host.address],
+        cwd=remote.keep_ssh(),
+        capture_output=True,
+        text=True,
+    )
+    assert "controlmaster false" in said.stdout and "\ncontrolpath" not in said.stdout
+
+
+def test_g24_what_a_machine_says_it_has_writes_nothing_elsewhere(remote: RemoteFolder, there: Path) -> None:
+    told = {"files": {"checkpoints/step-000001/manifest.json": 3}, "journals": [["../../outside", 0, 2]]}
+    python = there.parent / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\ncat > /dev/null\necho '{json.dumps(told)}'\necho x\n")
+    python.chmod(stat.S_IRWXU)
+    lying = RemoteFolder(remote.host, remote.there, remote.here)
+    shell = lying.shell
+    lying.shell = lambda command, *rest: shell(f"PATH={python.parent}:$PATH; {command}", *rest)  # type: ignore[method-assign]
+    with pytest.raises(JobFailed, match="what it has is not known"):
+        Fetching(lying).bring()
+    assert not list(there.parent.parent.parent.rglob("outside"))
+
+
+# ----------------------------------------------------------------- a rented machine's
+
+
+def _state(folder: Path) -> int:
+    return json.loads((folder / "state.json").read_text())["step"]
+
+
+def test_g22_a_copy_broken_off_behind_the_weights_costs_the_optimizer_and_not_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_AT_ONCE_BYTES", 0)
+    sshd = OwnSshd(tmp_path / "sshd")
+    record = sshd.rented(RecordStore(Home.find({"LAUNCH_HOME": str(tmp_path / "home")})), "dev")
+    machine, results = CloudMachine.described(record.machine), tmp_path / "results"
+    there = sshd.logs(record).parent
+    commit(there, 1)
+    assert machine.secure(results).durable == 1
+    commit(there, 2)
+    monkeypatch.setattr("launcher.machines.cloud_results._LOOK_EVERY_SECONDS", 0.0)
+    with pytest.raises(NotPulled, match="are still on the machine"):
+        machine.secure(results, lambda: _state(results / "adapter") == 2)
+    assert (_state(results / "adapter"), durable.newest_step(results)) == (2, 1)
+    said: list[str] = []
+    assert machine.pull(results, said.append).step == 2
+    assert durable.newest_step(results) == 2
+    assert said and said[-1].startswith("0 MB of 0 MB"), said

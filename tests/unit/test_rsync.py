@@ -1,0 +1,160 @@
+"""launcher/machines/rsync.py, pace.py with the real rsync: seen while it moves, ended when it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.machines import rsync
+from launcher.machines.pace import FIRST_BYTES_PER_SECOND, Pace
+from launcher.machines.rsync import Copy, Moved, RsyncError
+
+SIZE = 6_000_000
+# Slow enough to be met on its way, by whoever looks once a second.
+SLOW = 1_000_000.0
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A folder with a file that takes some seconds at the slow rate."""
+    folder = tmp_path / "there"
+    folder.mkdir()
+    (folder / "weights").write_bytes(os.urandom(SIZE))
+    return folder
+
+
+def _copy(weights: Path, copy: Copy) -> Moved:
+    home = weights.with_name("home")
+    home.mkdir(exist_ok=True)
+    return rsync.run(["-a", f"{weights}/", f"{home}/"], weights, copy)
+
+
+def _at_first_sight(act: Callable[[], object]) -> Callable[[Moved], None]:
+    done = []
+
+    def seen(moved: Moved) -> None:
+        if moved.bytes and not done:
+            done.append(moved)
+            act()
+
+    return seen
+
+
+@pytest.fixture
+def stop_all() -> Iterator[Callable[[], None]]:
+    """Has every rsync of this process stand still; what stands still at the end of the test is killed."""
+    stopped: list[psutil.Process] = []
+
+    def stop() -> None:
+        stopped.extend(it for it in psutil.Process().children(recursive=True) if it.name() == "rsync")
+        for process in stopped:
+            process.send_signal(signal.SIGSTOP)
+
+    yield stop
+    for process in stopped:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@pytest.mark.process
+def test_g22_a_copy_says_how_far_it_is_how_fast_and_what_is_left(weights: Path) -> None:
+    seen: list[Moved] = []
+    moved = _copy(weights, Copy(SIZE, seen.append, rate=SLOW))
+    assert moved.bytes == SIZE
+    assert len({one.bytes for one in seen}) >= 3, seen
+    on_its_way = next(one for one in seen if 0 < one.bytes < SIZE and one.bytes_per_second)
+    assert on_its_way.describe().startswith(f"{on_its_way.bytes / 1e6:.0f} MB of 6 MB, ")
+    assert on_its_way.describe().endswith(" left")
+
+
+@pytest.mark.process
+def test_g22_a_copy_that_stands_still_is_ended_and_gone_on_from(
+    weights: Path, stop_all: Callable[[], None]
+) -> None:
+    with pytest.raises(RsyncError, match="it stood still for 1 s") as still:
+        _copy(weights, Copy(SIZE, _at_first_sight(stop_all), rate=SLOW, still_seconds=1.0))
+    assert still.value.lost
+    assert not [one for one in psutil.Process().children() if one.name() == "rsync"]
+    assert _copy(weights, Copy(SIZE)).bytes <= SIZE
+    assert (weights.with_name("home") / "weights").read_bytes() == (weights / "weights").read_bytes()
+
+
+@pytest.mark.process
+def test_g22_a_copy_that_is_slower_than_is_accepted_is_ended_in_words(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rsync, "_LEAST_SECONDS", 0.0)
+    with pytest.raises(RsyncError, match=r"it is slower than 1000000\.0 MB/s: "):
+        _copy(weights, Copy(SIZE, slowest=1e12))
+
+
+def test_g22_how_long_a_copy_may_take_is_by_its_size() -> None:
+    seconds = Copy(450_000_000).bound_seconds
+    assert seconds > 450_000_000 / rsync.SLOWEST_BYTES_PER_SECOND > 900, "it was 900 s whatever the size"
+    assert Copy(450_000_000, rate=150_000.0).bound_seconds > seconds, "held to a rate it may take longer"
+
+
+@pytest.mark.process
+def test_g22_a_copy_that_nobody_wants_any_more_is_broken_off_and_what_came_is_kept(weights: Path) -> None:
+    over: list[bool] = []
+    with pytest.raises(RsyncError, match="it was broken off"):
+        _copy(weights, Copy(SIZE, _at_first_sight(lambda: over.append(True)), lambda: bool(over), SLOW))
+    assert 0 < (weights.with_name("home") / "weights").stat().st_size < SIZE
+
+
+# ----------------------------------------------------------------- pace
+
+
+class Line:
+    """A line that carries so much; copies over it at a pace, a minute after one another."""
+
+    def __init__(self, carries: float, pace: Pace | None = None) -> None:
+        self.carries = carries
+        self.now = 0.0
+        self.pace = pace or Pace(clock=lambda: self.now)
+
+    def copy(self) -> float:
+        """One copy of ten seconds; how fast it was."""
+        speed = min(self.carries, self.pace.rate or self.carries)
+        self.now += 60.0
+        self.pace.learn(round(speed * 10), 10.0)
+        return speed
+
+
+@pytest.mark.parametrize("carries", [0.3e6, 2.5e6, 40e6])
+def test_g23_copies_leave_half_of_the_line_to_the_rollouts(carries: float) -> None:
+    line = Line(carries)
+    assert line.copy() <= FIRST_BYTES_PER_SECOND
+    for _ in range(10):
+        line.copy()
+    speeds = [line.copy() / carries for _ in range(30)]
+    assert sorted(speeds)[len(speeds) // 2] == pytest.approx(0.5, abs=0.02)
+    assert sum(speed > 0.9 for speed in speeds) <= 8, "the whole line is tried now and then"
+
+
+def test_g23_a_line_that_became_better_is_noticed() -> None:
+    line = Line(1e6)
+    for _ in range(8):
+        line.copy()
+    line.carries = 20e6
+    for _ in range(60):
+        line.copy()
+    assert line.copy() > 5e6
+
+
+def test_g23_a_rate_that_was_asked_for_is_kept_whatever_the_line_does() -> None:
+    line = Line(9e6, Pace(2e6))
+    assert [line.copy() for _ in range(3)] == [2e6] * 3
+    assert Pace(float("inf")).rate is None
+
+
+def test_g23_what_comes_at_once_says_nothing_of_a_line() -> None:
+    pace = Pace()
+    pace.learn(1000, 0.5)
+    assert pace.rate == FIRST_BYTES_PER_SECOND
