@@ -22,7 +22,7 @@ from launcher.machines.spare_home import SpareHome
 DOWN_SECONDS = 300.0
 # SkyPilot's server rests while a machine works, and is back in 5 s. Of the minute in which a machine is gone
 # (G1) the guardian has spent 20 s on its results; without the server its provider ends it.
-SERVER_SECONDS = 25.0
+SERVER_BACK_SECONDS = 30.0
 ASK_SECONDS = 60.0
 # The provider's list may go on showing what is ending.
 GONE_SECONDS = 120.0
@@ -112,7 +112,7 @@ class Teardown:
 
     def _by_name(self) -> None:
         self._learn()
-        self._sky.serve(SERVER_SECONDS)
+        self._sky.serve(SERVER_BACK_SECONDS)
         passing("cloud.downing")
         if not self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)["known"]:
             self._end_unlisted()
@@ -171,7 +171,7 @@ class Teardown:
     def _end_unlisted(self) -> None:
         """A launch on its way into the books, or between two zones, is not in them, and `down` leaves it."""
         if self._last_standing():
-            self._sky.serve(SERVER_SECONDS)
+            self._sky.serve(SERVER_BACK_SECONDS)
             self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
 
     def _last_standing(self) -> bool:

@@ -96,7 +96,7 @@ def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_no
     assert run["region"] == "us-west-2"
     assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
     assert rig.witness("terminate-refused")
-    assert f"ending {launched.run.name} failed" in (launched.run / "launch.log").read_text()
+    assert f"{launched.run.name}: ending it by name failed" in (launched.run / "launch.log").read_text()
     # What it said last is shown, one line as the reason; all it said stays, after the machine has gone.
     assert launched.text.count("\n  | ") > 1, launched.text
     whole = verb(rig, "logs", launched.run.name, "--which", "setup").splitlines()

@@ -181,7 +181,7 @@ def test_g01_a_server_that_does_not_come_back_is_waited_for_once(
     rented: Rented, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine costs money meanwhile, and its provider can end it."""
-    monkeypatch.setattr(teardown, "SERVER_SECONDS", 0.5)
+    monkeypatch.setattr(teardown, "SERVER_BACK_SECONDS", 0.5)
     rented.sky.rest()
     (rented.folder / "deaf").touch()
     rented.ended()
