@@ -29,6 +29,7 @@ _NOT_SETTINGS = frozenset(
         "LAUNCH_RUN_DIR",
         "LAUNCH_RUN_ID",
         "LAUNCH_PROGRAM",
+        "LAUNCH_PATIENCE_SECONDS",
     }
 )
 # A foreign LAUNCH_X in the environment is nobody's mistake; one this close to a setting's name is.

@@ -7,12 +7,14 @@ The token is in a file of its own (0600) in the run's folder, never in the recor
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import patience
 from launcher.errors import UsageError
 from launcher.log import REDACTOR
 from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
@@ -29,12 +31,14 @@ _PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A run's door on this computer. `root` is its address without `/v1`."""
+    """A run's door on this computer. `root` is its address without `/v1`. `patience_seconds`: for how long
+    the door itself asks a runtime that does not answer (`patience.py`)."""
 
     root: str
     token: str
     run_id: str
     run_dir: Path
+    patience_seconds: float
     openai_env: bool = False
 
     @property
@@ -50,6 +54,7 @@ class Endpoint:
             "LAUNCH_MODEL": SERVED_NAME,
             "LAUNCH_RUN_DIR": str(self.run_dir),
             "LAUNCH_RUN_ID": self.run_id,
+            patience.VARIABLE: str(math.ceil(self.patience_seconds)),
         }
         if self.openai_env:
             variables |= {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.token}
@@ -86,7 +91,8 @@ class Endpoint:
             REDACTOR.hide([token])
             if record.url and is_open(record):
                 openai_env = bool(record.details.get("openai_env"))
-                return cls(record.url, token, record.id, folder / RESULTS, openai_env)
+                waits = patience.of_record(record.details.get("plan") or {})
+                return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env)
         label = record.name or record.id
         raise UsageError(
             f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"

@@ -29,7 +29,7 @@ from typing import Any
 import aiohttp
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from launcher import open_files, relay_rules
+from launcher import open_files, patience, relay_rules
 from launcher.endpoint import DEFAULT_PORT
 from launcher.errors import PreflightError
 from launcher.failpoints import passing
@@ -42,7 +42,6 @@ from launcher.relay_receipts import FOLLOWS, RECEIPT_HEADER, Receipts
 HOST = "127.0.0.1"
 # How many ports after the default are tried before the system chooses one.
 _PORTS = 64
-REPLAY_SECONDS = 120.0
 _PROBE_PERIOD_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 _PROBES_KEPT = 15
@@ -76,7 +75,7 @@ class Relay:
         self,
         socket: Path,
         port: int | None = None,
-        replay_seconds: float = REPLAY_SECONDS,
+        replay_seconds: float = patience.LEAST_SECONDS,
         token: str | None = None,
     ) -> None:
         self._socket = socket

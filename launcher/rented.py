@@ -81,12 +81,6 @@ def pull_later(
     return pull_patiently(machine, results, seconds, given_up)
 
 
-def patience_seconds(plan: Plan, here: float) -> float:
-    """How long a runtime that says nothing is waited for: `here` on this computer. A rented one is behind a
-    network that may be lost for a while, and itself waits for its lease (G5)."""
-    return here if plan.rented is None else max(here, plan.lease_seconds)
-
-
 def runtime_overrides(gpus: Rented) -> dict[str, Any]:
     """What the runtime is told of its GPUs, unless the user says otherwise."""
     told: dict[str, Any] = {"dtype": gpus.dtype}

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import log, program_log, rented, resume
+from launcher import log, patience, program_log, rented, resume
 from launcher.ending import AGAIN, Ended, Ending, Parts
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
 from launcher.errors import JobFailed, LaunchError, LimitReached, PreflightError, failure_of
@@ -166,24 +166,22 @@ class Run:
         """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
         from launcher.homeward import Homeward
         from launcher.pulse import Pulse
-        from launcher.relay import REPLAY_SECONDS, Relay
-        from launcher.work import SILENT_AT_MOST_SECONDS
+        from launcher.relay import Relay
 
-        settings, plan = self._request.settings, self._request.plan
+        settings, patience_seconds = self._request.settings, self._patience_seconds
         hint = f"launch logs {self._label} --which supervisor"
         with self._phase("connect") as progress:
-            patience = rented.patience_seconds(plan, REPLAY_SECONDS)
-            relay = self._parts.relay = Relay(socket, settings.port, patience, token)
+            relay = self._parts.relay = Relay(socket, settings.port, patience_seconds, token)
             root = f"http://127.0.0.1:{relay.start()}"
             pulse = self._parts.pulse = Pulse(root, token, settings.lease_seconds, hint)
-            pulse.start(rented.patience_seconds(plan, SILENT_AT_MOST_SECONDS), machine.ended, progress)
+            pulse.start(patience_seconds, machine.ended, progress)
             keep_token(self._folder, token)
             self._update(url=root)
         results = self._folder / RESULTS
         results.mkdir(mode=0o700, exist_ok=True)
         homeward = self._parts.homeward = Homeward(machine, results)
         homeward.start()
-        return Endpoint(root, token, self._record.id, results, settings.openai_env)
+        return Endpoint(root, token, self._record.id, results, patience_seconds, settings.openai_env)
 
     # -------------------------------------------------------------- work
 
@@ -211,7 +209,7 @@ class Run:
                 program.terminate()
 
     def _watched(self, machine: Machine) -> Watched:
-        from launcher.work import SILENT_AT_MOST_SECONDS, Watched
+        from launcher.work import Watched
 
         assert self._parts.pulse is not None  # _connect made both
         assert self._parts.homeward is not None
@@ -223,7 +221,7 @@ class Run:
             self._parts.pulse,
             machine.ended,
             self._parts.homeward.now,
-            rented.patience_seconds(self._request.plan, SILENT_AT_MOST_SECONDS),
+            self._patience_seconds,
             self._request.settings.grace_seconds,
         )
 
@@ -241,6 +239,11 @@ class Run:
         )
 
     # -------------------------------------------------------------- small things
+
+    @property
+    def _patience_seconds(self) -> float:
+        plan = self._request.plan
+        return patience.seconds(plan.lease_seconds, plan.rented is not None)
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
         from launcher import runtime_config

@@ -108,6 +108,7 @@ def env(output: Output, name: str, wait: bool = False) -> int:
         "model": endpoint.variables()["LAUNCH_MODEL"],
         "run_id": record.id,
         "run_dir": str(endpoint.run_dir),
+        "patience_seconds": endpoint.patience_seconds,
     }
     output.result(data, endpoint.exports(path if sys.stdout.isatty() else None))
     return EXIT_OK

@@ -24,8 +24,6 @@ from launcher.signals import Interrupted
 
 _LOOK_EVERY_SECONDS = 0.25
 _DRAW_EVERY_SECONDS = 1.0
-# A runtime on this computer; a rented one is behind a network (rented.py).
-SILENT_AT_MOST_SECONDS = 180.0
 # A program that got the same Ctrl-C as we did has its grace to end by itself; when the signal did not come
 # from the terminal it may have missed it, and is told after a moment.
 _MISSED_SECONDS = 1.0
@@ -34,7 +32,8 @@ _MISSED_SECONDS = 1.0
 @dataclass(frozen=True)
 class Watched:
     """What the loop looks at. `ended` asks the machine why the runtime is gone, `standing` how far it got;
-    `grace_seconds` is the program's time to save what it has when the run is interrupted.
+    `grace_seconds` is the program's time to save what it has when the run is interrupted;
+    `patience_seconds` is how long the runtime may be silent (`patience.py`).
 
     `begun_at` and the limits are on the clock that counts the laptop's sleep (`safety/clock.py`).
     """
@@ -46,7 +45,7 @@ class Watched:
     pulse: Pulse
     ended: Callable[[], str | None]
     standing: Callable[[], Standing]
-    silent_at_most_seconds: float = SILENT_AT_MOST_SECONDS
+    patience_seconds: float
     grace_seconds: float = GRACE_SECONDS
 
 
@@ -129,7 +128,7 @@ class Work:
         hint = f"launch logs {label} --which supervisor"
         if reason := self._watched.ended():
             raise JobFailed("the runtime has ended by itself", reason, hint)
-        if time.monotonic() - beat.silent_since > self._watched.silent_at_most_seconds:
+        if time.monotonic() - beat.silent_since > self._watched.patience_seconds:
             raise JobFailed("the runtime does not answer any more", beat.silence, hint)
 
     def _say_detail(self, beat: Beat) -> None:

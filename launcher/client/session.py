@@ -42,6 +42,7 @@ from launcher.client.errors import EndpointLost, NotConnected, Refused, Rewound,
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
 
 _LONG_POLL_SECONDS = 30
+# A step's own time; the endpoint may be away meanwhile, once for all of its patience.
 _STEP_SECONDS = 3600.0
 _SETTLED = ("published", "failed")
 
@@ -54,6 +55,7 @@ def connect(
     """The run this program was started in; `LAUNCH_BASE_URL` and `LAUNCH_API_KEY` say which.
 
     Asks for the run's status, so it raises NotConnected, EndpointLost or Refused now rather than later.
+    `patience`: instead of the run's own (`Patience.of_run`).
     """
     base_url = base_url or os.environ.get("LAUNCH_BASE_URL")
     api_key = api_key or os.environ.get("LAUNCH_API_KEY")
@@ -63,7 +65,8 @@ def connect(
             f"This program has no run to train on: {missing} is not set",
             hint="start it with `launch -- python YOUR_PROGRAM.py`",
         )
-    session = Session(Endpoint(base_url.rstrip("/").removesuffix("/v1"), api_key), patience)
+    endpoint = Endpoint(base_url.rstrip("/").removesuffix("/v1"), api_key)
+    session = Session(endpoint, patience or Patience.of_run())
     session.status()
     return session
 
@@ -88,7 +91,7 @@ class Session:
     """Made by `connect()`. Safe to use from several threads."""
 
     endpoint: Endpoint
-    patience: Patience | None = None
+    patience: Patience = field(default_factory=Patience.of_run)
     wire: Wire = field(init=False, repr=False)
     _served_name: str | None = field(default=None, init=False, repr=False)
     _run_id: str | None = field(default=None, init=False, repr=False)
@@ -161,7 +164,7 @@ class Session:
         key: str | None = None,
         client_state: dict[str, Any] | None = None,
         wait: bool = True,
-        timeout_seconds: float = _STEP_SECONDS,
+        timeout_seconds: float | None = None,
     ) -> StepStatus:
         """Train one step on these groups; with `wait`, until its version is published.
 
@@ -176,11 +179,12 @@ class Session:
         status = self._post("/slipway/steps", request, StepStatus)
         return self.wait(status.id, timeout_seconds) if wait else status
 
-    def wait(self, step: int, timeout_seconds: float = _STEP_SECONDS) -> StepStatus:
-        """The step once it is published.
+    def wait(self, step: int, timeout_seconds: float | None = None) -> StepStatus:
+        """The step once it is published; without a time-out an hour is enough, and the endpoint's patience.
 
         Raises StepFailed when it failed or took too long, Rewound when it was lost with the machine.
         """
+        timeout_seconds = self._bound(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         while True:
             status = self._get(f"/slipway/steps/{step}?wait={_LONG_POLL_SECONDS}", StepStatus)
@@ -200,8 +204,9 @@ class Session:
                 )
             self._check_alive()
 
-    def settle(self, timeout_seconds: float = _STEP_SECONDS) -> RuntimeStatus:
+    def settle(self, timeout_seconds: float | None = None) -> RuntimeStatus:
         """The status once no step is under way: what a restarted program should resume from."""
+        timeout_seconds = self._bound(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         while (status := self.status()).steps_queued:
             if time.monotonic() > deadline:
@@ -211,6 +216,9 @@ class Session:
             self._check_alive(status)
             time.sleep(0.2)
         return status
+
+    def _bound(self, timeout_seconds: float | None) -> float:
+        return _STEP_SECONDS + self.patience.away_seconds if timeout_seconds is None else timeout_seconds
 
     def _check_alive(self, status: RuntimeStatus | None = None) -> None:
         status = status or self.status()
@@ -236,7 +244,7 @@ class Session:
         key: str | None = None,
         client_state: dict[str, Any] | None = None,
         wait: bool = True,
-        timeout_seconds: float = _STEP_SECONDS,
+        timeout_seconds: float | None = None,
     ) -> StepStatus:
         """Serve a kept checkpoint again, as a new version. It is a step: see `step` for what it raises.
 

@@ -9,6 +9,7 @@ Knows nothing of steps, samples or DSPy.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 import time
@@ -20,13 +21,21 @@ from dataclasses import dataclass
 import httpx
 
 from launcher.client.bodies import REQUEST_HEADER
-from launcher.client.errors import EndpointLost
+from launcher.client.errors import EndpointLost, NotConnected
 
 # Answers that say "not now": the link or an engine is away (502, 503, 504), the queue is full (429).
 _NOT_NOW = frozenset({429, 502, 503, 504})
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 8.0
 _CONNECT_SECONDS = 10.0
+# The launcher's own copies of these are in `launcher/patience.py`.
+PATIENCE_VARIABLE = "LAUNCH_PATIENCE_SECONDS"
+# Of a rented run with the usual lease: for a program that was given an address and nothing else.
+_USUAL_SECONDS = 900.0
+# What the runtime itself gives the sampling of one answer.
+_LONGEST_ANSWER_SECONDS = 1800.0
+# The run's door takes connections while the run lives, whatever its runtime does.
+_REFUSED_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -51,10 +60,31 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for one answer, and in all for an endpoint that is away."""
+    """How long to wait for one answer, and in all for an endpoint that is away.
 
-    answer_seconds: float = 600.0
-    away_seconds: float = 180.0
+    A client that hangs up before the run's door does has its question asked anew: `of_run` is the patience
+    that does not. Another OpenAI client wants `answer_seconds` as its time-out.
+    """
+
+    answer_seconds: float
+    away_seconds: float
+
+    @classmethod
+    def of_run(cls, environ: Mapping[str, str] = os.environ) -> Patience:
+        """That of the run this program is in. Raises NotConnected for a variable that is no number.
+
+        The door asks for so long after a loss; before a step it may wait as long to say which answers
+        arrived; and all the while the runtime may be at work on the answer.
+        """
+        said = environ.get(PATIENCE_VARIABLE, _USUAL_SECONDS)
+        try:
+            seconds = float(said)
+        except ValueError:
+            raise NotConnected(
+                f"{PATIENCE_VARIABLE} is no number of seconds: {said}",
+                hint='eval "$(launch env RUN)" sets it',
+            ) from None
+        return cls(_LONGEST_ANSWER_SECONDS + 2 * seconds, seconds)
 
     @property
     def timeout(self) -> httpx.Timeout:
@@ -67,12 +97,16 @@ def new_request_id() -> str:
 
 
 class _Away:
-    """Counts one request's failures; says how long to pause, or that patience has ended."""
+    """Counts one request's failures; says how long to pause, or that patience has ended.
+
+    A door that is shut is given up soon, however long an absent runtime is waited for.
+    """
 
     def __init__(self, endpoint: Endpoint, patience: Patience) -> None:
         self._root = endpoint.root
         self._seconds = patience.away_seconds
-        self._deadline: float | None = None
+        self._since: float | None = None
+        self._refused_since: float | None = None
         self._attempt = 0
         self.last = "no answer"
 
@@ -82,18 +116,25 @@ class _Away:
         if asked_seconds is not None:
             pause = max(pause, min(asked_seconds, _LONGEST_PAUSE_SECONDS))
         self._attempt += 1
-        if self._deadline is None:  # a slow answer is not an absent one: patience starts at the first failure
-            self._deadline = time.monotonic() + self._seconds
-        if time.monotonic() + pause > self._deadline:
+        now = time.monotonic()
+        if self._since is None:  # a slow answer is not an absent one: patience starts at the first failure
+            self._since = now
+        self._give_up_after(self._since + self._seconds, now + pause, self._seconds)
+        if self._refused_since is not None:
+            self._give_up_after(self._refused_since + _REFUSED_SECONDS, now + pause, _REFUSED_SECONDS)
+        return pause
+
+    def _give_up_after(self, deadline: float, until: float, seconds: float) -> None:
+        if until > deadline:
             raise EndpointLost(
-                f"No answer from the run at {self._root} for {self._seconds:.0f} s",
+                f"No answer from the run at {self._root} for {seconds:.0f} s",
                 why=self.last,
                 hint="`launch status` shows the run; its log says why it is gone",
             )
-        return pause
 
     def after(self, response: httpx.Response) -> float | None:
         """Seconds to pause before asking again, or None when this answer stands."""
+        self._refused_since = None
         if response.status_code not in _NOT_NOW:
             return None
         self.last = f"HTTP {response.status_code}: {response.text[:300]}"
@@ -101,7 +142,19 @@ class _Away:
 
     def after_error(self, error: httpx.TransportError) -> float:
         self.last = f"{type(error).__name__}: {error}".rstrip(": ")
+        if not _is_refused(error):
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = time.monotonic()
         return self.pause()
+
+
+def _is_refused(error: httpx.TransportError) -> bool:
+    """Whether nobody listens there, as the system said it to what httpx is made of."""
+    found: BaseException | None = error if isinstance(error, httpx.ConnectError) else None
+    while found is not None and not isinstance(found, ConnectionRefusedError):
+        found = found.__cause__ or found.__context__
+    return found is not None
 
 
 def _retry_after_seconds(response: httpx.Response) -> float | None:
@@ -124,7 +177,7 @@ class Wire:
 
     def __init__(self, endpoint: Endpoint, patience: Patience | None = None) -> None:
         self.endpoint = endpoint
-        self.patience = patience or Patience()
+        self.patience = patience or Patience.of_run()
         self._client = httpx.Client(
             base_url=endpoint.root,
             headers=endpoint.headers,
@@ -157,7 +210,7 @@ class AsyncWire:
 
     def __init__(self, endpoint: Endpoint, patience: Patience | None = None) -> None:
         self.endpoint = endpoint
-        self.patience = patience or Patience()
+        self.patience = patience or Patience.of_run()
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopClient] = (
             weakref.WeakKeyDictionary()
         )

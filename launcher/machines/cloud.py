@@ -215,6 +215,14 @@ class CloudMachine:
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
         remote = self._remote()
         remote.make(self.socket_dir)
+        self._rest()
+
+    def _rest(self) -> None:
+        """SkyPilot's server is asked nothing until the end, which starts it again (`teardown.py`)."""
+        try:
+            self._sky.rest()
+        except Exception as error:  # noqa: BLE001 - it costs memory, and the machine is up
+            LOGGER.warning("SkyPilot's server could not be ended: %r", error)
 
     def _asking(self, asked: bool) -> None:
         self._asked = asked

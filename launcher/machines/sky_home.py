@@ -2,7 +2,8 @@
 
 Neighbours: `sky_process.py` calls SkyPilot in it, `sky_config.py` says how that is configured, `cloud.py` has
 one for each run; it goes when the machine is proven down. A home of each run's own, so that no run meets
-another's server, keys or state, and ending one ends no other. Knows nothing of clusters.
+another's server, keys or state, and ending one ends no other. Its server is there while a machine is made and
+while one is ended, not in between. Knows nothing of clusters.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import psutil
@@ -38,11 +39,16 @@ _HEALTH_SECONDS = 5.0
 _PORTS = 3
 # A server takes seconds to start, and a look at one that answers is one at all processes of this computer.
 _POLL_SECONDS, _RAREST_POLL_SECONDS = 0.1, 1.0
+_NOBODY: frozenset[ProcessId] = frozenset()
 _MARK = "SLIPWAY_SKYPILOT_HOME"
 _PORT = "api-port"
 # What of the user's environment SkyPilot gets for every cloud.
 _PLAIN = ("PATH", "LANG", "LC_", "TERM", "TMPDIR", "SSL_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "USER")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+
+
+class NoServerError(PreflightError):
+    """SkyPilot's API server cannot be had."""
 
 
 class SkyHome:
@@ -121,6 +127,14 @@ class SkyHome:
             return int(path.read_text())
         return self._choose_port()
 
+    def _port_again(self) -> int:
+        """The port it had, unless somebody has it now."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            port = int((self.folder / _PORT).read_text())
+            if not _taken(port):
+                return port
+        return self._choose_port()
+
     def _choose_port(self) -> int:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -143,24 +157,25 @@ class SkyHome:
         current = isinstance(said, dict) and said.get("version") == said.get("version_on_disk")
         return current and any(_listens(process, self.port()) for process in self.processes())
 
-    def serve(self, bound_seconds: float = SERVER_SECONDS) -> None:
-        """Have the API server answer: the one that runs, or a new one. Raises PreflightError."""
+    def serve(self, bound_seconds: float = SERVER_SECONDS, spared: Set[ProcessId] = _NOBODY) -> None:
+        """Have the API server answer: the one that runs, or a new one; at the port it had, if that is free:
+        who has asked it before, and is `spared`, knows no other. Raises NoServerError."""
         if self.processes() and self.healthy():
             return
         why = ""
         for _ in range(_PORTS):
-            self.end_server()  # what is left of one that does not answer
-            port = self._choose_port()
-            why = self._start_server(bound_seconds)
+            self.end_server(spared)  # what is left of one that does not answer
+            port = self._port_again()
+            why = self._start_server(bound_seconds, spared)
             if not why:
                 return
             if not _taken(port):  # else somebody took it before us: another one
                 break
-        raise PreflightError(
+        raise NoServerError(
             "SkyPilot's API server does not start", why, f"less {self.folder / 'api-server.log'}"
         )
 
-    def _start_server(self, bound_seconds: float) -> str:
+    def _start_server(self, bound_seconds: float, spared: Set[ProcessId]) -> str:
         """Start one and wait for its answer; why there is none."""
         command = [sys.executable, "-m", _SERVER, "--host=127.0.0.1", f"--port={self.port()}"]
         with (self.folder / "api-server.log").open("ab") as output:
@@ -178,7 +193,7 @@ class SkyHome:
         while not self.healthy():
             code = server.poll()
             if code is not None or time.monotonic() > bound:
-                self.end_server()
+                self.end_server(spared)
                 return f"no answer in {bound_seconds:.0f} s" if code is None else f"it ended with code {code}"
             time.sleep(pause)
             pause = min(1.5 * pause, _RAREST_POLL_SECONDS)
@@ -195,9 +210,9 @@ class SkyHome:
                     found |= {known} if known is not None else set()
         return found
 
-    def end_server(self) -> None:
-        """End the API server, its executors and whatever else works here."""
-        processes.end(self.processes, _END_SECONDS)
+    def end_server(self, spared: Set[ProcessId] = _NOBODY, grace_seconds: float = _END_SECONDS) -> None:
+        """End the API server, its executors and whatever else works here but `spared`."""
+        processes.end(lambda: self.processes() - processes.tree(spared), grace_seconds)
 
     def remove(self) -> None:
         """After the machine is proven down: the server and the folder go, its links' targets stay."""

@@ -21,7 +21,8 @@ from typing import IO, Any
 from launcher.errors import CapacityError, LaunchError, PreflightError
 from launcher.failpoints import passing
 from launcher.machines.base import Progress, silent
-from launcher.machines.sky_home import SkyHome
+from launcher.machines.sky_home import SERVER_SECONDS, SkyHome
+from launcher.safety.processes import ProcessId
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # SkyPilot's exceptions by name, most telling first.
@@ -61,7 +62,8 @@ class SkyCallLateError(LaunchError):
 class SkyProcess:
     """One process that has imported SkyPilot; started when first needed, again after a call was left behind.
 
-    `log` gets all that SkyPilot says.
+    It outlives the API server it asks: what ends a machine is imported in it, whatever becomes of SkyPilot's
+    files meanwhile. `log` gets all that SkyPilot says.
     """
 
     def __init__(self, home: SkyHome, log: Path) -> None:
@@ -141,6 +143,23 @@ class SkyProcess:
                     f"it has not answered for {silent_for:.0f} s; the call was left behind",
                     f"less {self._home.folder / 'api-server.log'}",
                 )
+
+    def serve(self, bound_seconds: float = SERVER_SECONDS) -> None:
+        """Have the home's API server answer. Raises NoServerError."""
+        self._home.serve(bound_seconds, self._own())
+
+    def end_server(self) -> None:
+        """End the API server, and what is left of others' calls."""
+        self._home.end_server(self._own())
+
+    def rest(self) -> None:
+        """End the API server while it has nothing to do; `serve` starts it again. At once: what it knows is
+        in its databases, and it works at nothing."""
+        self._home.end_server(self._own(), grace_seconds=0)
+
+    def _own(self) -> set[ProcessId]:
+        process = None if self._process is None else ProcessId.of(self._process.pid)
+        return set() if process is None else {process}
 
     def end(self) -> None:
         """Leave whatever runs behind; the next call starts anew."""

@@ -15,11 +15,14 @@ from launcher.errors import LaunchError
 from launcher.failpoints import passing
 from launcher.log import LOGGER
 from launcher.machines.base import Proof
-from launcher.machines.sky_home import SkyHome
+from launcher.machines.sky_home import NoServerError, SkyHome
 from launcher.machines.sky_process import SkyProcess
 from launcher.machines.spare_home import SpareHome
 
 DOWN_SECONDS = 300.0
+# SkyPilot's server rests while a machine works, and is back in 5 s. Of the minute in which a machine is gone
+# (G1) the guardian has spent 20 s on its results; without the server its provider ends it.
+SERVER_BACK_SECONDS = 30.0
 ASK_SECONDS = 60.0
 # The provider's list may go on showing what is ending.
 GONE_SECONDS = 120.0
@@ -59,7 +62,7 @@ class Teardown:
         # Where it may be besides, with how each provider is asked.
         self._elsewhere: dict[str, Any] | None = None
         # Why the last attempt to end it failed.
-        self._trouble: str | None = None
+        self._failed: Exception | None = None
         # Instead of `sky`, once the run's own home has failed.
         self._spare: SpareHome | None = None
         # What the books said last.
@@ -75,8 +78,10 @@ class Teardown:
             time.sleep(_POLL_SECONDS if attempt else 0)
             if self._tried("ending it by name", self._by_name):
                 return
+            if isinstance(self._failed, NoServerError):  # it has had its time, and the machine is paid for
+                break
         # A launch it still works on would make another machine.
-        self._tried("ending its API server", self._home.end_server)
+        self._tried("ending its API server", self._sky.end_server)
         if not self._tried("ending it at its provider", self._end_listed):
             self._tried("ending it at its provider from a spare home", self._end_from_spare_home)
 
@@ -99,15 +104,15 @@ class Teardown:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - a full disk here, or any trouble with SkyPilot
-            self._trouble = _described(error)
-            LOGGER.warning("%s: %s failed: %s", self._run_id, what, self._trouble)
+            self._failed = error
+            LOGGER.warning("%s: %s failed: %s", self._run_id, what, _described(error))
             return False
-        self._trouble = None
+        self._failed = None
         return True
 
     def _by_name(self) -> None:
         self._learn()
-        self._home.serve()
+        self._sky.serve(SERVER_BACK_SECONDS)
         passing("cloud.downing")
         if not self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)["known"]:
             self._end_unlisted()
@@ -166,7 +171,7 @@ class Teardown:
     def _end_unlisted(self) -> None:
         """A launch on its way into the books, or between two zones, is not in them, and `down` leaves it."""
         if self._last_standing():
-            self._home.serve()
+            self._sky.serve(SERVER_BACK_SECONDS)
             self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
 
     def _last_standing(self) -> bool:
@@ -198,9 +203,9 @@ class Teardown:
             waiting = [provider for provider, found in listed if found]
             if not waiting:
                 return self._nothing_listed(asked)
-            if self._trouble is not None or time.monotonic() > bound:
+            if self._failed is not None or time.monotonic() > bound:
                 left = [f"{machine} ({place(provider)})" for provider, found in listed for machine in found]
-                why = "" if self._trouble is None else f" ({self._trouble})"
+                why = "" if self._failed is None else f" ({_described(self._failed)})"
                 return Proof(False, f"there still is {', '.join(left)}{why}; {self._look_yourself()}")
             time.sleep(_POLL_SECONDS)
 

@@ -8,9 +8,10 @@ import re
 import signal
 import threading
 
+import psutil
 import pytest
 
-from tests.cloud.launched import EVERYWHERE, RENTED, Launched, left, verb
+from tests.cloud.launched import EVERYWHERE, RENTED, Launched, left, running, verb
 from tests.cloud.rig import Rig
 from tests.support.waiting import wait_until
 
@@ -34,6 +35,7 @@ def _the_quickstart(rig: Rig, steps: int) -> float:
     program = ["python", "examples/quickstart.py", "--steps", str(steps)]
     launched = Launched(rig, [*RENTED, "--", *program])
     launched.wait_for("ready: http", 900)
+    _skypilots_server_rests(rig)
     _the_machine_is_entered(rig, launched)
     assert launched.wait(1800) == 0, launched.text
     print(launched.text)
@@ -54,6 +56,13 @@ def _the_quickstart(rig: Rig, steps: int) -> float:
     assert not (rig.home / ".ssh" / "config").exists()
     assert not left(rig)
     return summary["rise"]
+
+
+def _skypilots_server_rests(rig: Rig) -> None:
+    """While the run is at work the process that asks SkyPilot is there, and nothing that it asks."""
+    assert not running(rig, "sky_server", "SkyPilot:")
+    for pid in running(rig, "sky_calls"):
+        print(f"SkyPilot in mid-run: {psutil.Process(pid).memory_full_info().pss / 1e6:.0f} MB")
 
 
 def _the_machine_is_entered(rig: Rig, launched: Launched) -> None:
@@ -87,7 +96,7 @@ def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_no
     assert run["region"] == "us-west-2"
     assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
     assert rig.witness("terminate-refused")
-    assert f"ending {launched.run.name} failed" in (launched.run / "launch.log").read_text()
+    assert f"{launched.run.name}: ending it by name failed" in (launched.run / "launch.log").read_text()
     # What it said last is shown, one line as the reason; all it said stays, after the machine has gone.
     assert launched.text.count("\n  | ") > 1, launched.text
     whole = verb(rig, "logs", launched.run.name, "--which", "setup").splitlines()

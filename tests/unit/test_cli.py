@@ -158,16 +158,18 @@ def test_env_prints_what_a_shell_needs(launch: Launch, store: RecordStore) -> No
     record = store.create(name="dev")
     fails(launch("env", "dev"), 2, "has no endpoint now")
     keep_token(store.folder(record.id), "secret-token-of-the-run")
-    details = {"openai_env": True}
+    details = {"openai_env": True, "plan": {"lease_seconds": 900.0, "rented": {"gpus": "H100:4"}}}
     store.update(record.id, state="work", url="http://127.0.0.1:7453", details=details)
     done = launch("env", "dev")
     script = done.stdout + "\necho $LAUNCH_BASE_URL $LAUNCH_API_KEY $LAUNCH_MODEL $OPENAI_API_KEY"
+    script += " $LAUNCH_PATIENCE_SECONDS"
     shell = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     token = "secret-token-of-the-run"
-    assert shell.stdout.split() == ["http://127.0.0.1:7453/v1", token, "policy", token]
+    assert shell.stdout.split() == ["http://127.0.0.1:7453/v1", token, "policy", token, "900"]
     as_json = launch("env", "dev", "--json").stdout
     assert token not in as_json
-    assert set(json.loads(as_json)) == {"schema", "base_url", "api_key_file", "model", "run_id", "run_dir"}
+    keys = {"schema", "base_url", "api_key_file", "model", "run_id", "run_dir", "patience_seconds"}
+    assert set(json.loads(as_json)) == keys
     assert (store.folder(record.id) / "token").stat().st_mode & 0o777 == 0o600
 
 

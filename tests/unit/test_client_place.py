@@ -233,7 +233,7 @@ def test_a_validation_set_has_one_name_in_every_process(tmp_path: Path) -> None:
 
 def test_only_the_program_that_launch_starts_is_given_its_life(tmp_path: Path) -> None:
     assert endpoint.PROGRAM_VARIABLE == PROGRAM_VARIABLE
-    door = endpoint.Endpoint("http://127.0.0.1:1", "token", RUN, tmp_path)
+    door = endpoint.Endpoint("http://127.0.0.1:1", "token", RUN, tmp_path, 180.0)
     assert door.environ({})[PROGRAM_VARIABLE] == f"{RUN}@0"
     assert door.environ({}, 12)[PROGRAM_VARIABLE] == f"{RUN}@12"
     assert PROGRAM_VARIABLE not in door.exports()

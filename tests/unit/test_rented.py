@@ -12,7 +12,7 @@ import pytest
 from launcher.machines.base import Machine
 from launcher.output import Output
 from launcher.plan import Plan, Rented
-from launcher.rented import SHARED_FRACTION, announce, patience_seconds, runtime_overrides
+from launcher.rented import SHARED_FRACTION, announce, runtime_overrides
 from launcher.runtime_config import build
 
 FOUR = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
@@ -51,13 +51,3 @@ def test_engine_and_trainer_leave_each_other_room_on_a_gpu_they_share() -> None:
     assert shared.engine.memory_fraction == SHARED_FRACTION <= 0.5
     asked = build(runtime_overrides(ONE) | {"engine.memory_fraction": 0.3}, **places)
     assert asked.engine.memory_fraction == 0.3
-
-
-@pytest.mark.parametrize(
-    ("rented", "lease_seconds", "waited"), [(None, 900.0, 120.0), (FOUR, 900.0, 900.0), (FOUR, 15.0, 120.0)]
-)
-def test_g05_a_rented_runtime_is_waited_for_as_long_as_it_waits_for_us(
-    rented: Rented | None, lease_seconds: float, waited: float
-) -> None:
-    plan = Plan("here", "tiny", 0.0, None, lease_seconds, None, rented)
-    assert patience_seconds(plan, 120.0) == waited

@@ -74,6 +74,13 @@ def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
 
     assert _asked_of_the_server(home) == {"sky.down"}, "none of its standing jobs"
 
+    asks, port = _sky_process(sky), home.port()
+    sky.rest()
+    assert home.processes() == {asks}, "while a machine works nothing else of SkyPilot is there"
+    sky.serve()
+    assert sky.call("down", 300.0, cluster="slip-0123abcd") == {"known": False}
+    assert (_sky_process(sky), home.port()) == (asks, port), "and who was there asks the server that is back"
+
     frozen = home.processes() - {_sky_process(sky)}
     for process in frozen:
         process.send(signal.SIGSTOP)

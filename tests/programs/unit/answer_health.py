@@ -1,6 +1,6 @@
-"""Answers /api/health as SkyPilot's server does, with two versions: `answer_health.py RUNS INSTALLED`.
+"""Answers /api/health as SkyPilot's server does, with two versions: `answer_health.py RUNS INSTALLED [PORT]`.
 
-It says its port first.
+It says its port first; without one it takes any.
 """
 
 from __future__ import annotations
@@ -23,6 +23,6 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    server = http.server.HTTPServer(("127.0.0.1", 0), Answers)
+    server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[3]) if len(sys.argv) > 3 else 0), Answers)
     print(server.server_port, flush=True)
     server.serve_forever()

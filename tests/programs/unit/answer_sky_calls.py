@@ -1,6 +1,8 @@
 """Stands in for `sky_calls.py`: `answer_sky_calls.py PROVIDER`, a folder whose files are the machines.
 
-Like SkyPilot it writes in its HOME at each call, and fails where it cannot. Its books are HOME/books.json.
+Like SkyPilot it writes in its HOME at each call, and fails where it cannot. Its books are HOME/books.json; a
+launch puts there what is in PROVIDER.json.
+A `down` is its API server's to do: it fails where none answers at this process's port.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,25 @@ def answer(provider: Path, call: str, arguments: dict[str, Any]) -> Any:
     if call == "standing":
         books = home / "books.json"
         return json.loads(books.read_text()) if books.exists() else None
+    if call == "version":
+        return {}
+    if call == "launch":
+        (home / "books.json").write_text(provider.with_suffix(".json").read_text())
+        (provider / "i-0123").touch()
+        return json.loads((home / "books.json").read_text())
     if call == "candidates":
         return {"providers": [], "unasked": []}
     if call == "instances":
         return {"instances": [sorted(os.listdir(provider)) for _ in arguments["providers"]]}
-    if call == "terminate":
+    if call == "down":
+        port = os.environ["SKYPILOT_API_SERVER_LOCAL_PORT"]
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.open(f"http://127.0.0.1:{port}/api/health", timeout=30).close()
+        (home / "ended-by-name").touch()
+    if call in ("terminate", "down"):
         for machine in provider.iterdir():
             machine.unlink()
-        return {}
+        return {"known": True}
     raise RuntimeError(f"nobody answers {call} here")
 
 

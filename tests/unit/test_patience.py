@@ -1,0 +1,136 @@
+"""launcher/patience.py: one number for how long an absent runtime is waited for, which none contradicts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import patience, pulse
+from launcher.client import session, wire
+from launcher.client.errors import EndpointLost, NotConnected
+from launcher.client.wire import AsyncWire, Endpoint, Patience, Wire
+from launcher.machines import link
+from launcher.pulse import Pulse
+from launcher.relay import Relay
+from launcher.safety.lease import Lease
+from launcher.settings import LEAST_LEASE_SECONDS, SETTINGS
+from launcher.work import Watched
+from runtime import probes
+from runtime.serving import engine_client, fleet
+
+USUAL_LEASE = float(SETTINGS["lease"].default)
+LEASES = (LEAST_LEASE_SECONDS, 60.0, USUAL_LEASE, 4 * 3600.0)
+
+
+def test_the_program_and_launch_call_it_the_same() -> None:
+    assert wire.PATIENCE_VARIABLE == patience.VARIABLE
+    assert patience.seconds(USUAL_LEASE, rented=True) == wire._USUAL_SECONDS
+    assert wire._LONGEST_ANSWER_SECONDS == engine_client._COMPLETION_SECONDS
+
+
+@pytest.mark.parametrize("lease_seconds", LEASES)
+def test_g05_a_rented_runtime_is_waited_for_as_long_as_it_waits_for_us(lease_seconds: float) -> None:
+    assert patience.seconds(lease_seconds, rented=True) >= lease_seconds
+    assert patience.seconds(USUAL_LEASE, rented=True) == USUAL_LEASE
+    assert patience.seconds(lease_seconds, rented=False) == patience.LEAST_SECONDS
+
+
+@pytest.mark.parametrize("rented", [False, True])
+@pytest.mark.parametrize("lease_seconds", LEASES)
+def test_g17_a_client_waits_longer_than_the_door_may_take_to_answer(
+    lease_seconds: float, rented: bool
+) -> None:
+    """It hangs up on a door that still asks for it in no case: that would be another question."""
+    door = patience.seconds(lease_seconds, rented)
+    client = Patience.of_run({patience.VARIABLE: str(door)})
+    assert client.away_seconds >= door
+    # Before rewards the door says which answers arrived; then it asks, and the runtime samples.
+    assert client.answer_seconds >= door + door + engine_client._COMPLETION_SECONDS
+    waiting = session.Session(Endpoint("http://127.0.0.1:1", "token"), client)
+    assert waiting._bound(None) > door, "a step may meet a link that is away"
+    assert waiting._bound(0.0) == 0.0
+
+
+@pytest.mark.parametrize("rented", [False, True])
+@pytest.mark.parametrize("lease_seconds", LEASES)
+def test_g23_what_mends_itself_has_its_time_before_anybody_gives_up(
+    lease_seconds: float, rented: bool
+) -> None:
+    waited = patience.seconds(lease_seconds, rented)
+    frozen = probes.STALL_SECONDS + fleet.WAIT_SECONDS
+    assert waited > frozen, "a gateway that froze is ended and started again, then it waits for its engines"
+    assert waited > link.MOST_SILENT_SECONDS + link.OPEN_SECONDS, "a link that fell silent is made anew"
+    lease = Lease(lease_seconds, 0.0)
+    answer = min(pulse._ANSWER_SECONDS, lease_seconds / 4)
+    assert lease.renew_every + answer + pulse._ASK_EVERY_SECONDS < lease.seconds, "one renewal may be lost"
+
+
+def test_g23_one_patience_is_told_to_the_door_the_heart_the_work_and_the_program(
+    live: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: dict[str, float] = {}
+    open_door, first_beat, watch = Relay.__init__, Pulse.start, Watched.__init__
+
+    def door(self: Relay, socket: Path, port: int | None, replay_seconds: float, token: str) -> None:
+        told["door"] = replay_seconds
+        open_door(self, socket, port, replay_seconds, token)
+
+    def beat(self: Pulse, patience_seconds: float, *others: Any) -> None:
+        told["heart"] = patience_seconds
+        first_beat(self, patience_seconds, *others)
+
+    def work(self: Watched, *fields: Any, **named: Any) -> None:
+        watch(self, *fields, **named)
+        told["work"] = self.patience_seconds
+
+    monkeypatch.setattr(Relay, "__init__", door)
+    monkeypatch.setattr(Pulse, "start", beat)
+    monkeypatch.setattr(Watched, "__init__", work)
+    monkeypatch.setattr("launcher.patience.LEAST_SECONDS", 41.5)
+    seen = tmp_path / "seen.json"
+    text = f"import os, json; json.dump(dict(os.environ), open({str(seen)!r}, 'w'))"
+    assert live((sys.executable, "-c", text)).code == 0
+    assert told == {"door": 41.5, "heart": 41.5, "work": 41.5}
+    program = Patience.of_run(json.loads(seen.read_text()))
+    assert program.away_seconds == 42.0, "in whole seconds, and not less"
+
+
+def test_a_patience_that_is_no_number_is_refused() -> None:
+    with pytest.raises(NotConnected, match="LAUNCH_PATIENCE_SECONDS"):
+        Patience.of_run({patience.VARIABLE: "long"})
+
+
+@pytest.mark.parametrize("how", ["at once", "from an event loop"])
+def test_g23_a_door_that_is_shut_is_given_up_soon_however_long_a_runtime_is_waited_for(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is over: `launch` has closed its door, and a program in another terminal asks on."""
+    monkeypatch.setattr("launcher.client.wire._REFUSED_SECONDS", 0.4)
+    with socket.socket() as shut:  # bound, and nobody listens
+        shut.bind(("127.0.0.1", 0))
+        endpoint = Endpoint(f"http://127.0.0.1:{shut.getsockname()[1]}", "token")
+        begun = time.monotonic()
+        with pytest.raises(EndpointLost, match="ConnectError"):
+            _asked(endpoint) if how == "at once" else asyncio.run(_asked_from_a_loop(endpoint))
+    assert time.monotonic() - begun < 45, "a bound, not a measure"
+
+
+def _asked(endpoint: Endpoint) -> None:
+    Wire(endpoint, Patience(60.0, 60.0)).send("GET", "/slipway/status")
+
+
+async def _asked_from_a_loop(endpoint: Endpoint) -> None:
+    await AsyncWire(endpoint, Patience(60.0, 60.0)).send("GET", "/slipway/status")
+
+
+def test_a_program_takes_the_patience_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, patience.VARIABLE, "240")
+    assert session.Session(Endpoint("http://127.0.0.1:1", "token")).wire.patience.away_seconds == 240.0
