@@ -1,7 +1,7 @@
 """What survives the loss of the machine: whole checkpoints at home, in `results/durable`.
 
     durable/step-000007/   a checkpoint with all that a resume needs: adapter, optimizer, random state, …
-    durable/pinned.json    those of them that are kept for good
+    durable/pinned.json    those of them that are kept for good; best.json: the one that was named best
 
 Two words. *Committed*: on the machine's disk. *Durable*: here. `bring` makes the newest committed step and
 the pinned ones durable, `seed` begins a new machine with them: a rewind.
@@ -16,12 +16,12 @@ import json
 import os
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher import checkpoints
-from launcher.checkpoints import NotWholeError
+from launcher.checkpoints import Best, NotWholeError
 from launcher.errors import NotPulled, PreflightError
 from launcher.failpoints import passing
 
@@ -100,8 +100,10 @@ def is_current(state_dir: Path, results: Path) -> bool:
     there, home = state_dir / "checkpoints", results / FOLDER
     names = checkpoints.names(there)
     wanted = {*names[:1], *(checkpoints.pinned(there) & set(names))}
-    return all(_same(there / name, home / name) for name in wanted) and (
-        checkpoints.pinned(there) & set(names) <= checkpoints.pinned(home)
+    return (
+        all(_same(there / name, home / name) for name in wanted)
+        and checkpoints.pinned(there) & set(names) <= checkpoints.pinned(home)
+        and _best_among(there, set(names)) in (None, checkpoints.best(home))
     )
 
 
@@ -127,6 +129,7 @@ def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
         if name == newest or _bring_one(there, home, name, incoming, brought):
             kept.add(name)
     _keep_pins(home, sorted(checkpoints.pinned(there) & kept), incoming)
+    _keep_best(home, _best_among(there, kept), incoming)
     _remove_older(home, newest, kept, incoming)
     brought.step = checkpoints.step_of(newest)
     return brought
@@ -181,6 +184,8 @@ def _fill(there: Path, home: Path, newest: str) -> None:
             checkpoints.copy(home / name, there / name)
             brought.add(name)
     _write(there / checkpoints.PINNED, json.dumps(sorted(pins & brought)))
+    if (best := _best_among(home, brought)) is not None:
+        _write(there / checkpoints.BEST, json.dumps(asdict(best)))
 
 
 def _newest(folder: Path) -> int | None:
@@ -220,6 +225,20 @@ def _keep_pins(home: Path, pins: list[str], incoming: Path) -> None:
         return
     _write(incoming / checkpoints.PINNED, json.dumps(pins))
     (incoming / checkpoints.PINNED).replace(home / checkpoints.PINNED)
+    checkpoints.sync(home)
+
+
+def _best_among(folder: Path, names: set[str]) -> Best | None:
+    """The one named best, where it is one of these."""
+    best = checkpoints.best(folder)
+    return best if best is not None and best.checkpoint in names else None
+
+
+def _keep_best(home: Path, best: Best | None, incoming: Path) -> None:
+    if best is None or checkpoints.best(home) == best:
+        return
+    _write(incoming / checkpoints.BEST, json.dumps(asdict(best)))
+    (incoming / checkpoints.BEST).replace(home / checkpoints.BEST)
     checkpoints.sync(home)
 
 

@@ -1,7 +1,7 @@
 """Brings a run's results home: whole files only, each checked against the checkpoint's own checksums.
 
     adapter/   the newest whole checkpoint's adapter (PEFT form) with its state.json
-    best/      the same of the newest pinned checkpoint, when there is one
+    best/      the same of the checkpoint that an optimizer named its best last; best.json says which one's
     durable/   whole checkpoints, complete enough to resume from (`durable.py`)
     metrics.jsonl  publications.jsonl  logs/
 
@@ -12,6 +12,7 @@ already is replaced only by what is whole, so both may be repeated, killed, or r
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 import time
@@ -99,14 +100,26 @@ def _only_pull(into: Path) -> Iterator[None]:
 
 
 def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally) -> int | None:
-    """The newest whole checkpoint as `adapter`, the newest pinned one as `best`; the step of the first."""
+    """The newest whole checkpoint as `adapter`, the one named best as `best`; the step of the first."""
     names = checkpoints.names(there)
-    pinned = checkpoints.pinned(there)
     step = _pull_first_whole(there, names, into / "adapter", incoming, tally)
     if names and step is None:
         raise durable.none_whole(there, tally.skipped)
-    _pull_first_whole(there, [name for name in names if name in pinned], into / "best", incoming, tally)
+    _pull_best(there, names, into / "best", incoming, tally)
     return step
+
+
+def _pull_best(there: Path, names: list[str], target: Path, incoming: Path, tally: _Tally) -> None:
+    """What is at home already stays where nobody has named another, or that one is not there any more."""
+    best = checkpoints.best(there)
+    if best is None or best.checkpoint not in names:
+        return
+    if _pull_first_whole(there, [best.checkpoint], target, incoming, tally) is None:
+        return
+    aside = incoming / checkpoints.BEST
+    aside.write_text(json.dumps({"checkpoint": best.checkpoint, "of": best.of}) + "\n")
+    tally.add(aside.stat().st_size)
+    aside.replace(target / checkpoints.BEST)
 
 
 def _pull_first_whole(

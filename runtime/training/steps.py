@@ -140,10 +140,13 @@ class StepQueue:
         step = Step(self._next_id(), key, digest, "restore", source=name, client_state=state)
         return self._take_in(step)
 
-    async def pin(self, name: str) -> CheckpointInfo:
-        """Keep a checkpoint for good. Raises UnknownCheckpointError."""
+    async def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
+        """Keep a checkpoint for good, as the best of some work where that is named.
+
+        Raises UnknownCheckpointError.
+        """
         await self._checkpoint(name)
-        await asyncio.to_thread(self.checkpoints.pin, name)
+        await asyncio.to_thread(self.checkpoints.pin, name, best_of)
         return await self._checkpoint(name)
 
     async def wait(self, number: int, seconds: float) -> StepStatus:
