@@ -4,6 +4,7 @@
     best/      the same of the checkpoint that an optimizer named its best last; best.json says which one's
     durable/   whole checkpoints, complete enough to resume from (`durable.py`)
     metrics.jsonl  publications.jsonl  logs/
+    rollouts/  wandb/      what was said in each step, and wandb's offline runs (`said.py`)
 
 Neighbours: `machines/local.py` calls `pull` at the end and `secure` while the run lives. What is there
 already is replaced only by what is whole, so both may be repeated, killed, or run while the trainer commits.
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher import checkpoints, durable
+from launcher import checkpoints, durable, said
 from launcher.checkpoints import NotWholeError
 from launcher.durable import Standing
 from launcher.errors import NotPulled
@@ -55,6 +56,10 @@ def pull(state_dir: Path, into: Path) -> PullReport:
         passing("cli.pulling")
         for name in durable.JOURNALS:
             _pull_journal(state_dir, name, into, incoming, tally)
+        for brought in (said.bring(state_dir, into, incoming), said.bring_wandb(state_dir, into, incoming)):
+            tally.files += brought.files
+            tally.bytes += brought.bytes
+            tally.skipped += brought.skipped
         _pull_logs(state_dir, into / "logs", incoming, tally)
     return PullReport(into, tally.files, tally.bytes, time.monotonic() - begun, step, tuple(tally.skipped))
 
@@ -70,6 +75,7 @@ def secure(state_dir: Path, into: Path) -> Standing:
         brought = durable.bring(state_dir, into, incoming)
         for name in durable.JOURNALS:
             _pull_journal(state_dir, name, into, incoming, _Tally())
+        said.bring(state_dir, into, incoming)
     return replace(durable.standing(state_dir, into), trouble="; ".join(brought.skipped) or None)
 
 

@@ -217,6 +217,8 @@ class RuntimeConfig(Body):
     deadline_seconds: float | None = Field(default=None, gt=0)
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str = "slipway"
+    # How many completions of a step come home as text, with their rewards; 0 keeps none.
+    completions_per_step: int = Field(default=64, ge=0, le=4096)
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()
 

@@ -297,11 +297,13 @@ class GRPOLoRARecipe(FTRecipeInterface):
     # ------------------------------------------------------------------ what it says
 
     def _open_logs(self, last: Checkpoint | None) -> None:
+        logs = self.output / "logs"
+        logs.mkdir(exist_ok=True)  # wandb goes elsewhere, unasked, where its folder is not there
         self.wandb = WandbLog(
             self.cfg.wandb_mode if self.ranks.first else "disabled",
             self.cfg.wandb_project,
             self.cfg.run_id,
-            self.output,
+            logs,
             OmegaConf.to_container(self.cfg),
         )
         if self.ranks.first:

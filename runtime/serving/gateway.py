@@ -48,6 +48,7 @@ from runtime.serving.samples import SampleStore
 from runtime.serving.status import Machine
 from runtime.serving.versions import Versions, kept_versions
 from runtime.training.checkpoint import CheckpointStore
+from runtime.training.said import Bounds, Said, tokenizer_of
 from runtime.training.steps import StepQueue
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,11 @@ def build_parts(config: RuntimeConfig) -> Parts:
         trainer_failure=trainer_failure,
         max_lag=config.max_staleness,
         resolve=TextMembers(samples, fleet, versions).resolve,
+        said=Said(
+            state_dir,
+            lambda: tokenizer_of(config.model_path),
+            Bounds(completions=config.completions_per_step),
+        ),
     )
     return Parts(
         clients=clients,

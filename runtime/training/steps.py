@@ -24,6 +24,7 @@ from runtime.serving.samples import SampleStore
 from runtime.training.batch import SCHEMA, empty_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
 from runtime.training.rewind import Rewind
+from runtime.training.said import Said
 from runtime.training.selection import Selection, Snapshot, build, select
 from runtime.training.step_errors import (
     ClientStateTooLargeError,
@@ -62,12 +63,14 @@ class StepQueue:
         trainer_failure: Callable[[], str | None],
         max_lag: int,
         resolve: Resolve | None = None,
+        said: Said | None = None,
     ) -> None:
         self.checkpoints = checkpoints
         self._samples = samples
         self._folder = StepFolder(state_dir / "steps")
         self._publish = publish
         self._resolve = resolve
+        self._said = said
         self._trainer_failure = trainer_failure
         self._max_lag = max_lag
         self._rewind = Rewind.read(state_dir)
@@ -225,6 +228,8 @@ class StepQueue:
                 return False
             batch = await asyncio.to_thread(build, selection, self._samples, meta)
             step.counts = StepCounts.model_validate(batch.meta["counts"])
+            if self._said is not None:
+                await asyncio.to_thread(self._said.write, step.id, selection, self._samples)
             await asyncio.to_thread(self._folder.give, step.id, batch)
         failpoints.passing("gateway.given")
         step.state = "training"
