@@ -24,6 +24,7 @@ from launcher import checkpoints
 from launcher.checkpoints import Best, NotWholeError
 from launcher.errors import NotPulled, PreflightError
 from launcher.failpoints import passing
+from runtime.training.start import FILES, START
 
 FOLDER = "durable"
 # How many committed steps may not be durable yet.
@@ -138,11 +139,15 @@ def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
 def seed(results: Path, state_dir: Path) -> int:
     """Begin a new machine at the last durable step, which is returned; `rewound.json` tells the runtime.
 
-    Whatever the folder had of other steps and samples goes. A kill at any instant leaves a machine that has
-    nothing to resume from, or all of it. Raises PreflightError.
+    Before there is any, with the adapter that the run begins with: that is step 0. Whatever the folder had of
+    other steps and samples goes. A kill at any instant leaves a machine that has nothing to resume from, or
+    all of it. Raises PreflightError.
     """
     home = results / FOLDER
     newest = checkpoints.newest_whole(home)
+    if newest is None and (results / START).is_dir():
+        _copy_start(results / START, state_dir / START)
+        return 0
     if newest is None:
         raise PreflightError(
             "nothing of the run is durable", f"no whole checkpoint in {home}", f"ls -lR {home}"
@@ -166,6 +171,30 @@ def seed(results: Path, state_dir: Path) -> int:
             f"the run cannot begin again from {home}", str(error), f"df -h {state_dir}"
         ) from error
     return step
+
+
+def keep_start(results: Path, adapter: Path) -> None:
+    """Keep at home the adapter that a run begins with, for `seed`. Raises PreflightError."""
+    results.mkdir(mode=0o700, exist_ok=True)
+    _copy_start(adapter, results / START)
+
+
+def _copy_start(adapter: Path, target: Path) -> None:
+    """Whole or absent: the rename comes last."""
+    aside = target.with_name(f".{target.name}.tmp")
+    try:
+        _remove(aside)
+        aside.mkdir(mode=0o700, parents=True)
+        for name in FILES:
+            shutil.copyfile(adapter / name, aside / name)
+            checkpoints.sync(aside / name)
+        _remove(target)
+        aside.rename(target)
+        checkpoints.sync(target.parent)
+    except OSError as error:
+        raise PreflightError(
+            f"the adapter {adapter} cannot be brought to the run", str(error), f"ls -l {adapter}"
+        ) from error
 
 
 def _fill(there: Path, home: Path, newest: str) -> None:

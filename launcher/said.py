@@ -122,7 +122,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(state_dir: Path, path: Path, most_bytes: int) -> bytes:
-    """A file's content. Raises NotWholeError for a link on the way to it, for no file, for too large a one."""
+    """A file's content. Raises NotWholeError for a link on the way to it, and for what is too large."""
     with checkpoints.opened(state_dir, str(path.relative_to(state_dir))) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:

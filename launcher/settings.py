@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import suggestion
 from launcher.units import format_duration, format_money, parse_duration, parse_money
+
+if TYPE_CHECKING:
+    from launcher.adapter_folder import Adapter
 
 TINY_MODEL = "tiny"
 WANDB_MODES = ("disabled", "offline", "online")
@@ -189,7 +192,8 @@ class Value:
 @dataclass(frozen=True)
 class Settings:
     """What one run was asked to be. `runtime` holds overrides of the runtime's own keys, dotted;
-    `warnings` is what is wrong without being an error."""
+    `warnings` is what is wrong without being an error. Where `--model` names an adapter, that is `adapter`,
+    and `model` its base."""
 
     model: str
     name: str | None
@@ -212,3 +216,4 @@ class Settings:
     values: dict[str, Value] = field(default_factory=dict)
     secrets: dict[str, Value] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    adapter: Adapter | None = None

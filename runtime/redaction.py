@@ -1,8 +1,8 @@
 """Hides what looks like a secret in a text that is kept for people.
 
-Known secrets are hidden by their values (`launcher/log.py`); this is for those that nobody told us of: a key in a
-document, a token that a tool printed. By the forms that their issuers gave them, so that ordinary text stays as it
-is; a password without a form is not seen. Standard library only.
+Known secrets are hidden by their values (`launcher/log.py`); this is for those that nobody told us of: a key
+in a document, a token that a tool printed. By the forms that their issuers gave them, so that ordinary text
+stays as it is; a password without a form is not seen. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _FORMS = (
     r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",  # JSON web tokens
 )
 _BARE = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(_FORMS)})")
-_KEY = re.compile(r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL)
+_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL
+)
 # What stands behind these is secret whatever it looks like; the word itself stays.
 _BEHIND = re.compile(
     r"(?i)(\bbearer\s{1,3}|(?:api[_-]?key|secret[_-]?(?:access[_-]?)?key|password|passwd|_token)"

@@ -247,7 +247,11 @@ def main(arguments: list[str]) -> int:
         log.error("no token on the first line of stdin")
         return 2
     config = RuntimeConfig.model_validate_json(config_path.read_text())
-    app = BearerAuth(build_app(build_parts(config)), token)
+    parts = build_parts(config)
+    if why := parts.steps.start_failure:
+        log.error("the run cannot begin with its adapter: %s", why)
+        return 2
+    app = BearerAuth(build_app(parts), token)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -1,13 +1,14 @@
 """What was said in a step, for people to read: `logs/rollouts/step-000007.jsonl`, a line a completion.
 
-    {"step": 7, "group", "rollout", "predictor", "call", "version", "reward", "failure", "dropped", "temperature",
-     "finish_reason", "prompt_tokens", "tokens", "prompt", "prompt_cut", "completion", "completion_cut"}
+    {"step": 7, "group", "rollout", "predictor", "call", "reward", "failure", "dropped", "version",
+     "temperature", "finish_reason", "prompt_tokens", "tokens", "prompt", "prompt_cut", "completion",
+     "completion_cut"}
 
-`prompt` and `completion` are the engine's own ids as text, special tokens included; `…_cut`: the prompt's beginning,
-the completion's end is left out. `dropped` is why the gateway trains nothing of it;
-what the trainer leaves out besides is counted in `metrics.jsonl`. A member without a sample is a line without text.
-Bounded, and without what looks like a secret. Neighbours: steps.py has it written before a batch is handed over,
-selection.py says what was named; the launcher brings the files home. Nothing is trained from them.
+`prompt` and `completion` are the engine's own ids as text, special tokens included; `…_cut`: the prompt's
+beginning, the completion's end is left out. `dropped` is why the gateway trains nothing of it; what the
+trainer leaves out besides is counted in `metrics.jsonl`. A member without a sample is a line without text.
+Bounded, and without what looks like a secret. Neighbours: steps.py has it written before a batch is handed
+over, selection.py says what was named; the launcher brings the files home. Nothing is trained from them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def tokenizer_of(model_path: str) -> Decode | None:
 
 
 class Said:
-    """The files of one run. `find_decode` is asked until it gives one: the engine may download the model yet."""
+    """The files of one run. `find_decode` is asked until it gives one: the model may still be downloaded."""
 
     def __init__(
         self, state_dir: Path, find_decode: Callable[[], Decode | None], bounds: Bounds | None = None
@@ -68,7 +69,7 @@ class Said:
         self._bounds = bounds or Bounds()
 
     def write(self, step: int, selection: Selection, store: Source) -> None:
-        """One step's file, whole or absent. What goes wrong is logged: no step waits for it or fails by it."""
+        """One step's file, whole or absent. What goes wrong is logged: no step fails by it."""
         if not self._bounds.completions:
             return
         try:
@@ -105,7 +106,7 @@ class Said:
             return said
         exchange, sample = store.load(ref)
         asked, answered = exchange.prompts[sample.prompt], sample.completion_ids
-        # Of a prompt the end says most: the newest turn. No more is read than may be kept: a token is a letter.
+        # Of a prompt the end says most: the newest turn. Of more ids than letters are kept, none is read.
         most, most_said = self._bounds.prompt_characters, self._bounds.completion_characters
         prompt, completion = self._text(asked[-most:]), self._text(answered[:most_said])
         return said | {
@@ -131,7 +132,8 @@ class Said:
 def keep_newest(folder: Path, most_bytes: int) -> None:
     """Remove the files of the oldest steps until the others take no more than that."""
     total = 0
-    for path in sorted(folder.glob("step-*.jsonl"), key=lambda path: (len(path.name), path.name), reverse=True):
+    found = sorted(folder.glob("step-*.jsonl"), key=lambda path: (len(path.name), path.name), reverse=True)
+    for path in found:
         total += path.stat().st_size
         if total > most_bytes:
             path.unlink(missing_ok=True)

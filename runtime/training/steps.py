@@ -26,6 +26,7 @@ from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_
 from runtime.training.rewind import Rewind
 from runtime.training.said import Said
 from runtime.training.selection import Selection, Snapshot, build, select
+from runtime.training.start import KEY, START, StartError
 from runtime.training.step_errors import (
     ClientStateTooLargeError,
     KeyReusedError,
@@ -88,6 +89,8 @@ class StepQueue:
         self.last_line: dict[str, Any] | None = None
         self.trouble: str | None = None
         self._recover()
+        # Whether what the run begins with is still to be served; nothing is asked of the policy until then.
+        self.starting = (state_dir / START).is_dir() and self._begin()
 
     @property
     def queued(self) -> int:
@@ -164,9 +167,11 @@ class StepQueue:
         return step.status
 
     async def run(self) -> None:
-        """Drive the steps to their ends, in order, for ever."""
+        """Drive the steps to their ends, in order, for ever. Raises StartError."""
         await self._catch_up()
         while True:
+            if why := self.start_failure:
+                raise StartError(why)
             step = min((s for s in self._steps.values() if not s.ended.is_set()), key=_id, default=None)
             if step is None:
                 await self._idle()
@@ -185,6 +190,20 @@ class StepQueue:
             await asyncio.wait_for(self._wake.wait(), None if self.trouble is None else RETRY_SECONDS)
         except TimeoutError:
             await self._catch_up()
+
+    @property
+    def start_failure(self) -> str | None:
+        """Why the trainer cannot take the adapter that the run begins with."""
+        first = self._by_key.get(KEY)
+        return first.error if self.starting and first is not None and not first.committed else None
+
+    def _begin(self) -> bool:
+        """Take in the run's first step, once; whether anything is still to come before the run has begun."""
+        first = self._by_key.get(KEY)
+        if first is None and not (self._steps or self._committed):
+            first = Step(1, KEY, _digest({"restore": START}), "restore", source=START)
+            self._take_in(first)
+        return max(self._committed, default=0) <= 1 and first is not None and first.state != "published"
 
     # ------------------------------------------------------------------ one step
 
@@ -266,7 +285,7 @@ class StepQueue:
         except NotPublishedError as error:
             self._fail(step, str(error))
             return
-        self.trouble = None
+        self.trouble, self.starting = None, False
         step.state = "published"
         self._end(step)
 
@@ -370,7 +389,7 @@ class StepQueue:
         except NotPublishedError as error:
             self.trouble = f"step {newest.step} is committed, but not published: {error}"
             return
-        self.trouble = None
+        self.trouble, self.starting = None, False
 
 
 def _check_size(client_state: dict[str, Any] | None) -> None:

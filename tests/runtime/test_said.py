@@ -76,7 +76,8 @@ def test_g22_the_text_is_that_of_the_ids_that_were_sampled(store: SampleStore, t
     text = "bonjour le chat"
     ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
     record(store, asked(rollout="r"), answer([ids[0]], choice(ids, [-0.5] * len(ids))), 3)
-    Said(tmp_path, lambda: tokenizer_of(str(TINY_MODEL))).write(1, chosen(store, group("g", {"r": 1.0})), store)
+    selection = chosen(store, group("g", {"r": 1.0}))
+    Said(tmp_path, lambda: tokenizer_of(str(TINY_MODEL))).write(1, selection, store)
 
     (line,) = lines(tmp_path)
     assert line["completion"] == tokenizer.decode(ids) and line["completion"].startswith(text)

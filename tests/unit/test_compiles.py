@@ -46,7 +46,8 @@ def test_g22_each_line_at_home_says_which_compile_it_is_of(run: SmallRun, tmp_pa
 
 
 def test_a_line_that_is_damaged_or_of_an_older_launch_is_passed_over(tmp_path: Path) -> None:
-    whole = {"compile": "c", "kind": "step", "step": 4, "reward": None, "rollout_seconds": 1, "train_seconds": 2}
+    whole: dict[str, object] = {"compile": "c", "kind": "step", "step": 4, "reward": None}
+    whole |= {"rollout_seconds": 1, "train_seconds": 2}
     lines = ['{"kind": "step"}', "[1]", '{"compile": "c"}', json.dumps(whole), '{"compile": "c", "ki']
     (tmp_path / "grpo.jsonl").write_text("\n".join(lines))
     (one,) = compiles.of_run(tmp_path)

@@ -62,7 +62,8 @@ def test_g14_secrets_in_what_was_said_stay_where_they_are(
 ) -> None:
     monkeypatch.setattr(REDACTOR, "_secrets", set())
     REDACTOR.hide([KNOWN])
-    write(state_dir, 1, {"prompt": f"log in with {KNOWN}", "tools": [{"said": f"token {SHAPED}."}], "reward": 1.0})
+    tools = [{"said": f"token {SHAPED}."}]
+    write(state_dir, 1, {"prompt": f"log in with {KNOWN}", "tools": tools, "reward": 1.0})
     sync.pull(state_dir, tmp_path / "results")
     assert at_home(tmp_path / "results", 1) == [
         {"prompt": "log in with ***", "tools": [{"said": "token ***."}], "reward": 1.0}
@@ -72,7 +73,8 @@ def test_g14_secrets_in_what_was_said_stay_where_they_are(
     (offline / "files" / "output.log").write_text("nothing")
     (offline / "run-slip.wandb").write_bytes(b"\0\1" + KNOWN.encode("latin-1"))
     report = sync.pull(state_dir, tmp_path / "results")
-    assert [path.name for path in (tmp_path / "results" / "wandb").rglob("*") if path.is_file()] == ["output.log"]
+    home = (tmp_path / "results" / "wandb").rglob("*")
+    assert [path.name for path in home if path.is_file()] == ["output.log"]
     assert any("it holds a secret" in line for line in report.skipped)
 
 
