@@ -85,8 +85,9 @@ def test_the_base_may_be_a_folder_of_the_users_or_a_hub_name(
     mine = project / "models" / "mine"
     mine.parent.mkdir()
     mine.symlink_to(TINY)
-    assert asked(home, str(write(project / "a", base_model_name_or_path=str(mine)))).model_path == str(mine)
-    assert asked(home, str(write(project / "b", base_model_name_or_path="models/mine"))).model_path == str(mine)
+    for name in (str(mine), "models/mine"):
+        folder = write(project / "adapter", base_model_name_or_path=name)
+        assert asked(home, str(folder)).model_path == str(mine)
 
     of_hub = adapter_folder.of(str(write(project / "c", base_model_name_or_path="Qwen/Qwen2.5-0.5B")))
     assert of_hub is not None and of_hub.base == "Qwen/Qwen2.5-0.5B"
