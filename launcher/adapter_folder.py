@@ -49,10 +49,12 @@ def of(model: str) -> Adapter | None:
 
     Raises PreflightError for one that says too little: no form that can be read, no base that is known.
     """
-    folder = Path(model).expanduser()
-    if not (folder / CONFIG).is_file() or any(folder.glob("model*.safetensors")):
+    try:
+        folder = Path(model).expanduser().absolute()
+        if not (folder / CONFIG).is_file() or any(folder.glob("model*.safetensors")):
+            return None
+    except (OSError, RuntimeError, ValueError):  # no name of a folder: whoever looks for the model says so
         return None
-    folder = folder.absolute()
     said = _read(folder)
     rank, alpha = said.get("r"), said.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not math.isfinite(alpha):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import checkpoints
+from launcher import checkpoints, credentials
 from launcher.checkpoints import NotWholeError
 from launcher.log import REDACTOR
 from runtime import redaction
@@ -44,6 +44,8 @@ class Brought:
 
 def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
     """Every step's file that is new, or was written anew, with its secrets hidden. Raises OSError."""
+    # The guardian, which brings the last ones home, was told of no secret.
+    credentials.hide_environment(os.environ)
     brought = Brought()
     there, home = state_dir / _LOGS / ROLLOUTS, results / ROLLOUTS
     for path in _files(there):
