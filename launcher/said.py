@@ -27,8 +27,8 @@ WANDB = "wandb"
 _LOGS = "logs"
 _STEP = re.compile(r"step-\d{6,12}\.jsonl")
 _OFFLINE = re.compile(r"offline-run-[\w-]{1,100}")
-# Of both together at home, and of one file there: the oldest steps go first, a larger file does not come.
-TOTAL_BYTES = 128 * 2**20
+# Of all steps at home, the oldest go first. Of one of them, of one of wandb's files: a larger one stays away.
+TOTAL_BYTES = 64 * 2**20
 _STEP_BYTES = 4 * 2**20
 _WANDB_BYTES = 64 * 2**20
 

@@ -40,7 +40,7 @@ class Bounds:
     prompt_characters: int = 4_000
     completion_characters: int = 8_000
     step_bytes: int = 512 * 2**10
-    total_bytes: int = 128 * 2**20
+    total_bytes: int = 64 * 2**20
 
 
 def tokenizer_of(model_path: str) -> Decode | None:
