@@ -74,7 +74,7 @@ def main() -> None:
     }
     if run.run_dir:
         (run.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        draw(optimizer.history, run.run_dir / "reward.png")
+        draw(optimizer.history, f"compile {optimizer.summary['compile']}", run.run_dir / "reward.png")
         print(f"\nThe figures and the reward curve are in {run.run_dir}")
 
 
@@ -96,7 +96,7 @@ def show(before, after, test) -> None:
     )
 
 
-def draw(history, path) -> None:
+def draw(history, title, path) -> None:
     """The reward of each step's rollouts, and the greedy score of each validation."""
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
@@ -108,6 +108,7 @@ def draw(history, path) -> None:
     )
     axes.set_xlabel("step")
     axes.set_ylabel("reward")
+    axes.set_title(title)  # the next program on this endpoint has its own
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
 

@@ -68,7 +68,7 @@ def main() -> None:
     if run.run_dir:
         summary = {"before": before.to_dict(), "after": after.to_dict(), "training": optimizer.summary}
         (run.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        draw(optimizer.history, run.run_dir / "reward.png")
+        draw(optimizer.history, f"compile {optimizer.summary['compile']}", run.run_dir / "reward.png")
 
 
 def as_examples(phrases):
@@ -76,7 +76,7 @@ def as_examples(phrases):
     return [example.with_inputs("english", "french") for example in examples]
 
 
-def draw(history, path) -> None:
+def draw(history, title, path) -> None:
     """One curve for each predictor."""
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
@@ -84,6 +84,7 @@ def draw(history, path) -> None:
         axes.plot([it["step"] for it in history], [it["rewards"].get(name) for it in history], label=name)
     axes.set_xlabel("step")
     axes.set_ylabel("reward")
+    axes.set_title(title)  # the next program on this endpoint has its own
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
 

@@ -22,6 +22,7 @@ from typing import Any
 from runtime.training.manifest import MANIFEST, STATE, text_of
 
 PINNED = "pinned.json"
+BEST = "best.json"
 _NAME = re.compile(r"step-(\d{6,12})")
 _CHUNK_BYTES = 1 << 20
 
@@ -64,6 +65,25 @@ def pinned(checkpoints: Path) -> set[str]:
             return {str(name) for name in json.load(file)}
     except (FileNotFoundError, NotWholeError, ValueError, TypeError):
         return set()
+
+
+@dataclass(frozen=True)
+class Best:
+    """The checkpoint that was named best last, and the work (a compile's id) that it is the best of."""
+
+    checkpoint: str
+    of: str
+
+
+def best(checkpoints: Path) -> Best | None:
+    """None where no optimizer has named one: what is only pinned is nobody's best."""
+    try:
+        with opened(checkpoints, BEST) as file:
+            said = json.load(file)
+            name, of = str(said["checkpoint"]), str(said["of"])
+    except (FileNotFoundError, NotWholeError, ValueError, TypeError, KeyError):
+        return None
+    return Best(name, of) if _NAME.fullmatch(name) else None
 
 
 def read_manifest(checkpoint: Path) -> Manifest:

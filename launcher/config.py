@@ -12,12 +12,15 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import credentials
 from launcher.errors import ConfigError, LaunchError, PreflightError, UsageError, suggestion
 from launcher.home import Home
 from launcher.settings import SECRETS, SETTINGS, TINY_MODEL, Setting, Settings, Value, variable_of
+
+if TYPE_CHECKING:
+    from launcher.adapter_folder import Adapter
 
 # LAUNCH_* names that are not settings: ours to read, or what a run tells its program.
 _NOT_SETTINGS = frozenset(
@@ -94,11 +97,18 @@ def load(
         _toml_layer(home.user_config, str(home.user_config), known),
     ]
     values = {key: _resolve(setting, layers) for key, setting in SETTINGS.items()}
-    if values["model"].value == TINY_MODEL:
+    from launcher import adapter_folder
+
+    model = values["model"].value
+    adapter = adapter_folder.of(model)
+    if adapter is not None:
+        layers.append(_adapter_layer(model, adapter))
+    if (adapter.base if adapter else model) == TINY_MODEL:
         layers.append(_toml_layer(_tiny_settings(), "the embedded model", known))
     overrides = _overrides(layers, runtime_defaults, values)
     return Settings(
-        model=values["model"].value,
+        model=adapter.base if adapter else model,
+        adapter=adapter,
         name=values["name"].value,
         gpus=values["gpus"].value,
         infra=values["infra"].value,
@@ -188,6 +198,12 @@ def _toml_layer(path: Path, name: str, known: list[str]) -> _Layer:
     for key in values:
         _known_or_raise(key, f"{name}: {key}", known, ConfigError, f"in {path}: {{}} = …")
     return _Layer(values, lambda _key: name, ConfigError)
+
+
+def _adapter_layer(model: str, adapter: Adapter) -> _Layer:
+    """An adapter can only be trained on as what it is, so that is what the run takes."""
+    values = {"train.lora.rank": adapter.rank, "train.lora.alpha": adapter.alpha}
+    return _Layer(values, lambda key: f"{key} of the adapter {model}", ConfigError)
 
 
 def _tiny_settings() -> Path:

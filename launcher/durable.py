@@ -1,7 +1,7 @@
 """What survives the loss of the machine: whole checkpoints at home, in `results/durable`.
 
     durable/step-000007/   a checkpoint with all that a resume needs: adapter, optimizer, random state, …
-    durable/pinned.json    those of them that are kept for good
+    durable/pinned.json    those of them that are kept for good; best.json: the one that was named best
     durable/rewound.json   the least step that a rewind of this run went back to, where there was one
 
 Two words. *Committed*: on the machine's disk. *Durable*: here. `bring` makes the newest committed step and
@@ -17,14 +17,15 @@ import json
 import os
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher import checkpoints
-from launcher.checkpoints import NotWholeError
+from launcher.checkpoints import Best, NotWholeError
 from launcher.errors import NotPulled, PreflightError
 from launcher.failpoints import passing
+from runtime.training.start import FILES, START
 
 FOLDER = "durable"
 # How many committed steps may not be durable yet.
@@ -101,8 +102,10 @@ def is_current(state_dir: Path, results: Path) -> bool:
     there, home = state_dir / "checkpoints", results / FOLDER
     names = checkpoints.names(there)
     wanted = {*names[:1], *(checkpoints.pinned(there) & set(names))}
-    return all(_same(there / name, home / name) for name in wanted) and (
-        checkpoints.pinned(there) & set(names) <= checkpoints.pinned(home)
+    return (
+        all(_same(there / name, home / name) for name in wanted)
+        and checkpoints.pinned(there) & set(names) <= checkpoints.pinned(home)
+        and _best_among(there, set(names)) in (None, checkpoints.best(home))
     )
 
 
@@ -128,6 +131,7 @@ def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
         if name == newest or _bring_one(there, home, name, incoming, brought):
             kept.add(name)
     _keep_pins(home, sorted(checkpoints.pinned(there) & kept), incoming)
+    _keep_best(home, _best_among(there, kept), incoming)
     _remove_older(home, newest, kept, incoming)
     brought.step = checkpoints.step_of(newest)
     return brought
@@ -136,11 +140,15 @@ def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
 def seed(results: Path, state_dir: Path) -> int:
     """Begin a new machine at the last durable step, which is returned; `rewound.json` tells the runtime.
 
-    Whatever the folder had of other steps and samples goes. A kill at any instant leaves a machine that has
-    nothing to resume from, or all of it. Raises PreflightError.
+    Before there is any, with the adapter that the run begins with: that is step 0. Whatever the folder had of
+    other steps and samples goes. A kill at any instant leaves a machine that has nothing to resume from, or
+    all of it. Raises PreflightError.
     """
     home = results / FOLDER
     newest = checkpoints.newest_whole(home)
+    if newest is None and (results / START).is_dir():
+        _copy_start(results / START, state_dir / START)
+        return 0
     if newest is None:
         raise PreflightError(
             "nothing of the run is durable", f"no whole checkpoint in {home}", f"ls -lR {home}"
@@ -179,6 +187,30 @@ def _reused_after(home: Path, step: int) -> int:
     return step
 
 
+def keep_start(results: Path, adapter: Path) -> None:
+    """Keep at home the adapter that a run begins with, for `seed`. Raises PreflightError."""
+    results.mkdir(mode=0o700, exist_ok=True)
+    _copy_start(adapter, results / START)
+
+
+def _copy_start(adapter: Path, target: Path) -> None:
+    """Whole or absent: the rename comes last."""
+    aside = target.with_name(f".{target.name}.tmp")
+    try:
+        _remove(aside)
+        aside.mkdir(mode=0o700, parents=True)
+        for name in FILES:
+            shutil.copyfile(adapter / name, aside / name)
+            checkpoints.sync(aside / name)
+        _remove(target)
+        aside.rename(target)
+        checkpoints.sync(target.parent)
+    except OSError as error:
+        raise PreflightError(
+            f"the adapter {adapter} cannot be brought to the run", str(error), f"ls -l {adapter}"
+        ) from error
+
+
 def _fill(there: Path, home: Path, newest: str) -> None:
     """Copy the newest durable checkpoint and the pinned ones before it that are whole.
 
@@ -195,6 +227,8 @@ def _fill(there: Path, home: Path, newest: str) -> None:
             checkpoints.copy(home / name, there / name)
             brought.add(name)
     _write(there / checkpoints.PINNED, json.dumps(sorted(pins & brought)))
+    if (best := _best_among(home, brought)) is not None:
+        _write(there / checkpoints.BEST, json.dumps(asdict(best)))
 
 
 def _newest(folder: Path) -> int | None:
@@ -234,6 +268,20 @@ def _keep_pins(home: Path, pins: list[str], incoming: Path) -> None:
         return
     _write(incoming / checkpoints.PINNED, json.dumps(pins))
     (incoming / checkpoints.PINNED).replace(home / checkpoints.PINNED)
+    checkpoints.sync(home)
+
+
+def _best_among(folder: Path, names: set[str]) -> Best | None:
+    """The one named best, where it is one of these."""
+    best = checkpoints.best(folder)
+    return best if best is not None and best.checkpoint in names else None
+
+
+def _keep_best(home: Path, best: Best | None, incoming: Path) -> None:
+    if best is None or checkpoints.best(home) == best:
+        return
+    _write(incoming / checkpoints.BEST, json.dumps(asdict(best)))
+    (incoming / checkpoints.BEST).replace(home / checkpoints.BEST)
     checkpoints.sync(home)
 
 

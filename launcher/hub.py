@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from launcher import disk, model_folder
 from launcher.errors import PreflightError
@@ -45,6 +46,19 @@ def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bo
         raise model_folder.unusable_model(model, unusable, "launch --model FOLDER") from None
     if config is None and here:
         _check_space(model, environ, token)
+
+
+def config_of(model: str, environ: Mapping[str, str], token: str | None) -> dict[str, Any] | None:
+    """A model's config.json, as `check` reads it; None where it cannot be had."""
+    try:
+        cached = _cached_config(model, environ)
+        if cached is None and not _may_ask(environ):
+            return None
+        content = cached.read_bytes() if cached else _fetch(model, environ, token or _login(environ))
+        described = json.loads(content)
+    except (PreflightError, OSError, ValueError):
+        return None
+    return described if isinstance(described, dict) else None
 
 
 def _cached_config(model: str, environ: Mapping[str, str]) -> Path | None:

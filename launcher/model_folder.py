@@ -55,7 +55,7 @@ def check(model: str, folder: Path) -> None:
     try:
         check_config(read_config(folder / "config.json"))
         for name in _weight_files(folder):
-            if reason := _broken_safetensors(folder / name):
+            if reason := broken_safetensors(folder / name):
                 raise UnusableError(f"{folder / name}: {reason}", "copy or download the model again")
         _check_tokenizer(folder)
     except UnusableError as unusable:
@@ -148,7 +148,14 @@ def _weight_files(folder: Path) -> list[str]:
     return names
 
 
-def _broken_safetensors(path: Path) -> str | None:
+def safetensors_shapes(path: Path) -> dict[str, list[int]]:
+    """The shape of each tensor of a file that is not broken, from its header."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
+def broken_safetensors(path: Path) -> str | None:
     """Why the file cannot be whole, from its header alone; None when its lengths agree."""
     try:
         size = path.stat().st_size
@@ -158,7 +165,10 @@ def _broken_safetensors(path: Path) -> str | None:
             if length > min(_HEADER_LIMIT, size):
                 return "not a safetensors file, or cut short"
             header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            entries = [entry for name, entry in header.items() if name != "__metadata__"]
+            ends = [entry["data_offsets"][1] for entry in entries]
+            if not all(isinstance(entry["shape"], list) for entry in entries):
+                return "its header is damaged"
     except FileNotFoundError:
         return "named in the index, but not there"
     except OSError as error:

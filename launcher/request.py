@@ -63,6 +63,7 @@ def check(
     preflight.check_names(command, folder)
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets, here=not rented)
+    _check_adapter(settings, model_path, secrets)
     if resumed is not None:
         _check_model(model_path, resumed, secrets)
     if settings.port is not None:
@@ -82,6 +83,19 @@ def secret_values(settings: Settings) -> dict[str, str]:
     """The secrets of a run, to be handed to its runtime; they are hidden from all that is written."""
     credentials.hide_environment(os.environ)
     return {name: secret.value for name, secret in settings.secrets.items()}
+
+
+def _check_adapter(settings: Settings, model_path: str, secrets: Mapping[str, str]) -> None:
+    if settings.adapter is None:
+        return
+    from launcher import adapter_folder, hub, model_folder
+
+    rank, alpha = (settings.values[f"train.lora.{name}"].value for name in ("rank", "alpha"))
+    here = Path(model_path) / "config.json"
+    base = model_folder.read_config(here) if here.is_file() else None
+    if base is None:
+        base = hub.config_of(model_path, os.environ, secrets.get("HF_TOKEN"))
+    adapter_folder.check(settings.adapter, int(rank), float(alpha), base)
 
 
 def _seen_from(folder: Path | None, command: tuple[str, ...]) -> tuple[str, ...]:

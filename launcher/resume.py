@@ -92,6 +92,7 @@ def details(settings: Settings, model_path: str, folder: Path | None = None) -> 
         "settings": kept,
         "runtime": runtime,
         "model_path": model_path,
+        "adapter": str(settings.adapter.folder) if settings.adapter else None,
         "folder": str(folder or Path.cwd()),
     }
 
@@ -136,6 +137,8 @@ def settings(given: Settings, record: RunRecord) -> Settings:
             f"{label} keeps its name", f"--name {given.name} is another one", f"launch --resume {label}"
         )
     values = dict(given.values)
+    if given.adapter is not None and _anew(values["model"]):
+        raise refused(label, f"the adapter {given.adapter.folder}", str(kept.get("model")))
     recorded = {key: value for key, value in {**kept, **runtime}.items() if key in values}
     for key, value in recorded.items():
         if not _anew(values[key]):
@@ -145,7 +148,8 @@ def settings(given: Settings, record: RunRecord) -> Settings:
             raise refused(label, f"{key} = {values[key].value}", f"{recorded[key]}")
     fields = {field: values[key].value for key, field in _KEPT.items()}
     overrides = {**given.runtime, **{key: values[key].value for key in runtime if key in values}}
-    return replace(given, **fields, name=record.name, runtime=overrides, values=values)
+    # What the run once began with is in its checkpoints.
+    return replace(given, **fields, name=record.name, runtime=overrides, values=values, adapter=None)
 
 
 def refused(label: str, wanted: str, was: str) -> UsageError:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import log, patience, program_log, rented, resume
+from launcher import durable, log, patience, program_log, rented, resume
 from launcher.ending import AGAIN, Ended, Ending, Parts
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
 from launcher.errors import JobFailed, LaunchError, LimitReached, PreflightError, failure_of
@@ -35,6 +35,7 @@ from launcher.request import Request
 from launcher.safety import clock, guardian, minder
 from launcher.safety.lease import Limits
 from launcher.safety.records import RecordStore, RunRecord
+from launcher.settings import TINY_MODEL
 from launcher.signals import Interrupted, Signals
 from launcher.timings import Timings
 
@@ -138,6 +139,10 @@ class Run:
         with self._phase("arm") as progress:
             machine.arm(progress)
             if resumed is not None and resumed.rewinds:
+                machine.seed(self._folder / RESULTS)
+            elif resumed is None and (adapter := self._request.settings.adapter) is not None:
+                progress(f"beginning with the adapter {adapter.folder}")
+                durable.keep_start(self._folder / RESULTS, adapter.folder)
                 machine.seed(self._folder / RESULTS)
         if plan.rented is not None:
             yes = self._request.settings.yes
@@ -247,15 +252,17 @@ class Run:
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
         from launcher import runtime_config
+        from runtime.training.peft_form import portable_name
 
         settings, gpus = self._request.settings, self._request.plan.rented
-        overrides = settings.runtime
+        model_path, overrides = self._request.model_path, settings.runtime
         if gpus is not None and machine.device == "cuda":
             overrides = rented.runtime_overrides(gpus) | overrides
         return runtime_config.build(
             overrides,
             run_id=self._record.id,
-            model_path=self._request.model_path,
+            model_path=model_path,
+            model_name=TINY_MODEL if settings.model == TINY_MODEL else portable_name(model_path),
             device=machine.device,
             state_dir=machine.state_dir,
             socket_dir=machine.socket_dir,

@@ -21,6 +21,7 @@ OURS = frozenset(
     {
         "run_id",
         "model_path",
+        "model_name",
         "served_name",
         "device",
         "state_dir",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import suggestion
 from launcher.units import (
@@ -20,6 +20,9 @@ from launcher.units import (
     parse_money,
     parse_rate,
 )
+
+if TYPE_CHECKING:
+    from launcher.adapter_folder import Adapter
 
 TINY_MODEL = "tiny"
 WANDB_MODES = ("disabled", "offline", "online")
@@ -205,7 +208,8 @@ class Value:
 @dataclass(frozen=True)
 class Settings:
     """What one run was asked to be. `runtime` holds overrides of the runtime's own keys, dotted;
-    `warnings` is what is wrong without being an error."""
+    `warnings` is what is wrong without being an error. Where `--model` names an adapter, that is `adapter`,
+    and `model` its base."""
 
     model: str
     name: str | None
@@ -230,3 +234,4 @@ class Settings:
     values: dict[str, Value] = field(default_factory=dict)
     secrets: dict[str, Value] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    adapter: Adapter | None = None

@@ -1,9 +1,10 @@
 """Brings a run's results home: whole files only, each checked against the checkpoint's own checksums.
 
     adapter/   the newest whole checkpoint's adapter (PEFT form) with its state.json
-    best/      the same of the newest pinned checkpoint, when there is one
+    best/      the same of the checkpoint that an optimizer named its best last; best.json says which one's
     durable/   whole checkpoints, complete enough to resume from (`durable.py`)
     metrics.jsonl  publications.jsonl  logs/
+    rollouts/  wandb/      what was said in each step, and wandb's offline runs (`said.py`)
 
 Neighbours: `machines/local.py` calls `pull` at the end and `secure` while the run lives. What is there
 already is replaced only by what is whole, so both may be repeated, killed, or run while the trainer commits.
@@ -12,6 +13,7 @@ already is replaced only by what is whole, so both may be repeated, killed, or r
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 import time
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher import checkpoints, durable, journals
+from launcher import checkpoints, durable, journals, said
 from launcher.checkpoints import NotWholeError
 from launcher.durable import Standing
 from launcher.errors import NotPulled
@@ -54,6 +56,10 @@ def pull(state_dir: Path, into: Path) -> PullReport:
         passing("cli.pulling")
         for name in durable.JOURNALS:
             _pull_journal(state_dir, name, into, tally)
+        for brought in (said.bring(state_dir, into, incoming), said.bring_wandb(state_dir, into, incoming)):
+            tally.files += brought.files
+            tally.bytes += brought.bytes
+            tally.skipped += brought.skipped
         _pull_logs(state_dir, into / "logs", incoming, tally)
     return PullReport(into, tally.files, tally.bytes, time.monotonic() - begun, step, tuple(tally.skipped))
 
@@ -69,6 +75,7 @@ def secure(state_dir: Path, into: Path) -> Standing:
         brought = durable.bring(state_dir, into, incoming)
         for name in durable.JOURNALS:
             _pull_journal(state_dir, name, into, _Tally())
+        said.bring(state_dir, into, incoming)
     return replace(durable.standing(state_dir, into), trouble="; ".join(brought.skipped) or None)
 
 
@@ -109,14 +116,26 @@ def _only_pull(into: Path) -> Iterator[None]:
 
 
 def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally) -> int | None:
-    """The newest whole checkpoint as `adapter`, the newest pinned one as `best`; the step of the first."""
+    """The newest whole checkpoint as `adapter`, the one named best as `best`; the step of the first."""
     names = checkpoints.names(there)
-    pinned = checkpoints.pinned(there)
     step = _pull_first_whole(there, names, into / "adapter", incoming, tally)
     if names and step is None:
         raise durable.none_whole(there, tally.skipped)
-    _pull_first_whole(there, [name for name in names if name in pinned], into / "best", incoming, tally)
+    _pull_best(there, names, into / "best", incoming, tally)
     return step
+
+
+def _pull_best(there: Path, names: list[str], target: Path, incoming: Path, tally: _Tally) -> None:
+    """What is at home already stays where nobody has named another, or that one is not there any more."""
+    best = checkpoints.best(there)
+    if best is None or best.checkpoint not in names:
+        return
+    if _pull_first_whole(there, [best.checkpoint], target, incoming, tally) is None:
+        return
+    aside = incoming / checkpoints.BEST
+    aside.write_text(json.dumps({"checkpoint": best.checkpoint, "of": best.of}) + "\n")
+    tally.add(aside.stat().st_size)
+    aside.replace(target / checkpoints.BEST)
 
 
 def _pull_first_whole(

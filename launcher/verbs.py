@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher import durable
+from launcher import compiles, durable
 from launcher.endpoint import RESULTS, Endpoint, is_open, token_file
 from launcher.errors import EXIT_OK, UsageError, suggestion
 from launcher.home import Home
@@ -159,6 +159,8 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         rows.append(["machine", _rented(record, standing)])
     if record.machine:
         rows.append(["steps", _standing(record, store).describe()])
+    trained = compiles.of_run(store.folder(record.id) / RESULTS)
+    rows += [["compile", f"{one.id} · {one.describe()}"] for one in trained]
     if record.unpulled:
         rows.append(["results", f"the newest are NOT at home: {record.unpulled}"])
     rows += [["trouble", trouble] for trouble in record.troubles]
@@ -183,7 +185,8 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         rows.append(["runtime", trouble])
     width = max(len(row[0]) for row in rows)
     text = "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
-    output.result({"run": _described(record, store), "runtime": runtime}, text)
+    by_compile = [one.to_dict() for one in trained]
+    output.result({"run": _described(record, store), "runtime": runtime, "compiles": by_compile}, text)
     return EXIT_OK
 
 

@@ -78,12 +78,14 @@ class EngineConfig(Body):
 class RuntimeConfig(Body):
     """Everything the runtime is told, saved as `runtime.json` beside the run it configures.
 
-    `model_path` is a local folder in Hugging Face form, or a hub name the runtime downloads.
+    `model_path` is a local folder in Hugging Face form, or a hub name the runtime downloads. `model_name` is
+    what adapters call it, the same on every machine; None: what `model_path` says without its place.
     `state_dir` holds samples, steps, checkpoints, logs; `socket_dir` (0700, short path) the sockets.
     """
 
     run_id: str
     model_path: str
+    model_name: str | None = None
     served_name: str = "policy"
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -97,6 +99,8 @@ class RuntimeConfig(Body):
     deadline_seconds: float | None = Field(default=None, gt=0)
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str = "slipway"
+    # How many completions of a step come home as text, with their rewards; 0 keeps none.
+    completions_per_step: int = Field(default=64, ge=0, le=4096)
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()
 

@@ -187,6 +187,7 @@ class GRPO(Teleprompter):
         held_out = trainset if self.use_train_as_val else valset
         start = Start(self._work(trained, len(trainset)), held_out, self.num_train_steps, self.resume)
         place = begin(start, session, journal)
+        journal.begin(place)
         journal.note(
             f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
             f"{self.num_train_steps} steps of {self.num_dspy_examples_per_grpo_step} examples × "
@@ -278,6 +279,7 @@ class GRPO(Teleprompter):
         self.history = training.history
         scores = training.place.scores
         self.summary = {
+            "compile": training.place.id,
             "steps": training.place.step,
             "version": training.served.version,
             "before": scores[0].score if scores else None,

@@ -53,7 +53,7 @@ class HeldOut:
         best = place.add(validated, scores)
         self.last = validated, scores
         if best and checkpoint is not None and self.keep != "none":
-            self.session.pin(checkpoint)
+            self.session.pin(checkpoint, best_of=place.id)
         self.journal.validation(validated, figures, best, time.monotonic() - began)
         if not comparable(scores):
             judged = sum(it is not None for it in scores)

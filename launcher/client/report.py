@@ -1,7 +1,7 @@
 """What an optimizer did: every rollout is trained or counted with its reason.
 
 Neighbours: `training.py` tells it each step and validation. Writes lines to stderr and `grpo.jsonl` into the
-run's folder. Knows nothing of how training is done.
+run's folder, of all compiles, each line with its own's id. Knows nothing of how training is done.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 from launcher.client.alarms import Alarm
 from launcher.client.bodies import StepCounts, StepStatus
 from launcher.client.grouping import Grouped
-from launcher.client.place import Validated
+from launcher.client.place import Place, Validated
 
 
 @dataclass
@@ -130,6 +131,14 @@ class Journal:
         self._path = folder / "grpo.jsonl" if folder is not None and folder.is_dir() else None
         self._steps = steps
         self._stream = stream or sys.stderr
+        self._compile = ""
+
+    def begin(self, place: Place) -> None:
+        """What is written from here on is this compile's: its id is on every line. Said once in its life."""
+        self._compile = place.id
+        if not place.step and not place.superseded:
+            work = {**place.work.to_dict(), "steps": self._steps, "step": 0}
+            self._write("compile", {"time": round(time.time(), 3), **work})
 
     def note(self, text: str) -> None:
         """A line for people alone."""
@@ -171,7 +180,8 @@ class Journal:
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(json.dumps({"kind": kind, **_plain(fields)}, allow_nan=False) + "\n")
+                line = {"kind": kind, "compile": self._compile, **_plain(fields)}
+                file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

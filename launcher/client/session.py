@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
@@ -234,9 +235,14 @@ class Session:
         found = [CheckpointInfo.model_validate(it) for it in _json(self._ask("GET", "/slipway/checkpoints"))]
         return sorted(found, key=lambda it: it.step)
 
-    def pin(self, name: str) -> CheckpointInfo:
-        """Keep this checkpoint, or that of a version's name, for as long as the run lives."""
-        return CheckpointInfo.model_validate(_json(self._ask("POST", f"/slipway/checkpoints/{name}/pin")))
+    def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
+        """Keep this checkpoint, or that of a version's name, for as long as the run lives.
+
+        `best_of`: a name (letters, digits, `_.-`) of the work whose best it is; the one that was named so
+        last comes home as `results/best`.
+        """
+        named = f"?best_of={quote(best_of, safe='')}" if best_of is not None else ""
+        return CheckpointInfo.model_validate(_json(self._ask("POST", f"/slipway/checkpoints/{name}/pin{named}")))
 
     def restore(
         self,

@@ -34,7 +34,10 @@ from runtime.training.batch import Batch, BatchError, read_batch, restored_from,
 from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.training.next_step import NextStep
 from runtime.training.older import Past
+from runtime.training.peft_form import portable_name
 from runtime.training.ranks import RankLostError, Ranks
+from runtime.training.spoken import spoken
+from runtime.training.start import START
 from runtime.training.tries import TriedOutError, Tries
 from runtime.training.update import SettingsError, Trained, UpdateSettings, probe, update
 
@@ -148,7 +151,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
             batch = read_batch(step_folder(self.steps, step))
             if batch.step != step:
                 raise BatchError(f"{step_folder(self.steps, step).name} holds step {batch.step}")
-            if batch.kind == "restore":
+            if batch.kind == "restore" and batch.meta["from"] == START:
+                self.policy.check_adapter(self._start())
+            elif batch.kind == "restore":
                 self.store.load(batch.meta["from"])
             else:
                 self.policy.check_tokens(int(batch.tokens.max()), int(np.diff(batch.offsets).max()))
@@ -201,10 +206,20 @@ class GRPOLoRARecipe(FTRecipeInterface):
             return None
 
     def _restore(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
-        """Go back to a kept checkpoint, as a new version."""
+        """Go back to a kept checkpoint, as a new version; or begin with the adapter the run was given."""
+        if batch.meta["from"] == START:
+            self.sound = False
+            self.policy.import_adapter(self._start())
+            self.optimizer.state.clear()
+            return Trained({"updated": 0.0}, {}), probe(self.policy, spoken(self.policy))
         source = self.store.load(batch.meta["from"])
         self._take_over(source)
         return Trained({"updated": 0.0}, {}), load_file(source.folder / _PROBE)
+
+    def _start(self) -> Path:
+        if self.cfg.init_adapter is None:
+            raise BatchError("the run began with an adapter: init_adapter does not say where it is")
+        return Path(self.cfg.init_adapter)
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
         self.sound = False
@@ -221,7 +236,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
     def _commit(self, batch: Batch, trained: Trained, evidence: dict[str, Tensor]) -> None:
         def write(folder: Path) -> None:
-            self.policy.export_adapter(folder / "adapter", str(self.cfg.model_path))
+            base = self.cfg.base_model_name or portable_name(str(self.cfg.model_path))
+            self.policy.export_adapter(folder / "adapter", base)
             failpoints.passing("checkpoint.writing")
             resume.save(folder, self.policy, self.optimizer)
             failpoints.passing("checkpoint.writing")
@@ -267,11 +283,13 @@ class GRPOLoRARecipe(FTRecipeInterface):
     # ------------------------------------------------------------------ what it says
 
     def _open_logs(self, last: Checkpoint | None) -> None:
+        logs = self.output / "logs"
+        logs.mkdir(parents=True, exist_ok=True)  # wandb goes elsewhere, unasked, where its folder is not there
         self.wandb = WandbLog(
             self.cfg.wandb_mode if self.ranks.first else "disabled",
             self.cfg.wandb_project,
             self.cfg.run_id,
-            self.output,
+            logs,
             OmegaConf.to_container(self.cfg),
         )
         if self.ranks.first:

@@ -49,6 +49,7 @@ from runtime.serving.status import Machine
 from runtime.serving.versions import Versions, kept_versions, weights_of
 from runtime.training.checkpoint import CheckpointStore
 from runtime.training.rewind import Rewind
+from runtime.training.said import Bounds, Said, tokenizer_of
 from runtime.training.steps import StepQueue
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,11 @@ def build_parts(config: RuntimeConfig) -> Parts:
         trainer_failure=trainer_failure,
         max_lag=config.max_staleness,
         resolve=TextMembers(samples, fleet, versions).resolve,
+        said=Said(
+            state_dir,
+            lambda: tokenizer_of(config.model_path),
+            Bounds(completions=config.completions_per_step),
+        ),
     )
     return Parts(
         clients=clients,
@@ -245,7 +251,11 @@ def main(arguments: list[str]) -> int:
         log.error("no token on the first line of stdin")
         return 2
     config = RuntimeConfig.model_validate_json(config_path.read_text())
-    app = BearerAuth(build_app(build_parts(config)), token)
+    parts = build_parts(config)
+    if why := parts.steps.start_failure:
+        log.error("the run cannot begin with its adapter: %s", why)
+        return 2
+    app = BearerAuth(build_app(parts), token)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -29,14 +29,16 @@ class Readiness:
         self._versions = versions
         self._samples = samples
 
-    def phase(self, trouble: str | None) -> Phase:
+    def phase(self, trouble: str | None, starting: bool = False) -> Phase:
         """The supervisor's word, unless the gateway knows better: an engine may be up and still lack the
-        served version, and a publication may have failed."""
+        served version, and a publication may have failed. `starting`: the run's first version is to come."""
         said = cast(Phase, self.machine.supervisor().get("phase", "ready"))
         if said in ("failed", "stopping"):
             return said
         if not self._fleet.all_ready:
-            return "degraded" if self._fleet.was_ready else "starting"
+            return "degraded" if self._fleet.was_ready and not starting else "starting"
+        if starting:
+            return "starting"
         return "degraded" if said == "ready" and (trouble or self.machine.silence()) else said
 
     def status(self, steps: StepQueue) -> RuntimeStatus:
@@ -44,7 +46,7 @@ class Readiness:
         words = (self.machine.silence(), self.machine.supervisor().get("detail"), steps.trouble)
         return RuntimeStatus(
             run_id=self._config.run_id,
-            phase=self.phase(steps.trouble),
+            phase=self.phase(steps.trouble, steps.starting),
             model=self._config.model_path,
             served_name=self._config.served_name,
             version=self._versions.current,

@@ -68,8 +68,10 @@ def slipway_routes(
         return await asyncio.to_thread(steps.checkpoints.list)
 
     @router.post("/checkpoints/{name}/pin")
-    async def pin(name: str) -> CheckpointInfo:
-        return await _answered(steps.pin(checkpoint(name)))
+    async def pin(
+        name: str, best_of: Annotated[str | None, Query(pattern=r"^[\w.-]{1,64}$")] = None
+    ) -> CheckpointInfo:
+        return await _answered(steps.pin(checkpoint(name), best_of))
 
     @router.post("/checkpoints/{name}/restore", status_code=202)
     async def restore(name: str, request: RestoreRequest) -> StepStatus:

@@ -9,6 +9,7 @@ Knows nothing of what the tensors mean, nor of models, torch or serving.
         state.json                                                         step, key, counters, client_state
         manifest.json                                                      sha256 and size of every file above
     checkpoints/pinned.json                                                names that are never removed
+    checkpoints/best.json                                                  the one that was named best last
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ ADAPTER = "adapter"
 # However few are asked for: a newest one that turns out broken must have one before it.
 LEAST_KEPT = 2
 _PINNED = "pinned.json"
+_BEST = "best.json"
 # Pins are changed in milliseconds; who holds the lock for longer stands still.
 _PIN_SECONDS = 10.0
 _log = logging.getLogger(__name__)
@@ -181,8 +183,12 @@ class CheckpointStore:
         """Names that `prune` never removes."""
         return self._pins() or set()
 
-    def pin(self, name: str) -> CheckpointInfo:
-        """Keep a checkpoint for good. Raises CheckpointError when it is not there or not whole."""
+    def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
+        """Keep a checkpoint for good. Raises CheckpointError when it is not there or not whole.
+
+        `best_of`: an optimizer's name for the work of which it is the best; what comes home as `best` is the
+        one that was named so last.
+        """
         with self._retention(_PIN_SECONDS) as held:
             if not held:
                 raise CheckpointError(f"{name}: old checkpoints have been under removal for {_PIN_SECONDS} s")
@@ -191,6 +197,8 @@ class CheckpointStore:
             # Pins that cannot be read any more could have been any: all that is there is kept.
             pins = set(self.names()) if pins is None else pins | {name}
             files.write_json(self.root / _PINNED, sorted(pins), durable=True)
+            if best_of is not None:
+                files.write_json(self.root / _BEST, {"checkpoint": name, "of": best_of}, durable=True)
         return _info(checkpoint, pinned=True)
 
     def prune(self, keep: int, spare: Collection[str] = ()) -> list[str]:

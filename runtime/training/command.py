@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from runtime.schema import RuntimeConfig
+from runtime.training.peft_form import portable_name
+from runtime.training.start import START
 
 # `tune run` makes a module of the path (it drops the suffix, dots or not), found on PYTHONPATH.
 _RECIPE = "runtime/recipes/grpo_lora.py"
@@ -21,6 +23,8 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
     train = config.train.resolved()
     keys = {
         "model_path": config.model_path,
+        "base_model_name": config.model_name or portable_name(config.model_path),
+        "init_adapter": start if (start := state / START).is_dir() else None,
         "steps_dir": state / "steps",
         "checkpoints_dir": state / "checkpoints",
         "output_dir": state,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +28,10 @@ from runtime.training.decoder import (
     start_adapter,
     start_positions,
 )
+from runtime.training.peft_form import CONFIG, PREFIX, TARGETS, WEIGHTS, Lora, check_adapter_config
 
 _MATRIX = {"lora_a": "lora_A", "lora_b": "lora_B"}
-TARGETS = tuple(name.rpartition(".")[2] for name in TO_HF.values())
-_WEIGHTS = "adapter_model.safetensors"
-_CONFIG = "adapter_config.json"
-_PREFIX = "base_model.model.model."
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Rank and alpha; the update is (alpha / rank) B A."""
-
-    rank: int
-    alpha: float
 
 
 def resolve(model_path: str) -> Path:
@@ -146,12 +134,15 @@ class Policy:
                 working.copy_(master.to(working.dtype) * self._scale[name])
 
     def export_adapter(self, folder: Path, base_model: str) -> None:
-        """Write the adapter in PEFT form: fp32, Hugging Face names, nothing permuted or scaled."""
+        """Write the adapter in PEFT form: fp32, Hugging Face names, nothing permuted or scaled.
+
+        `base_model`: the name of its base, which means the same on another machine.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
             _peft_name(name): weight.detach().cpu().contiguous() for name, weight in self.masters.items()
         }
-        save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -167,7 +158,11 @@ class Policy:
             "fan_in_fan_out": False,
             "inference_mode": True,
         }
-        (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+    def check_adapter(self, folder: Path) -> None:
+        """Raises PolicyError for an adapter in PEFT form that this policy cannot hold exactly."""
+        self._read_adapter(folder)
 
     @torch.no_grad()
     def import_adapter(self, folder: Path) -> None:
@@ -178,8 +173,8 @@ class Policy:
 
     def _read_adapter(self, folder: Path) -> dict[str, Tensor]:
         """An adapter's tensors by our names, each of its master's shape, on the CPU. Raises PolicyError."""
-        check_adapter_config(json.loads((folder / _CONFIG).read_text()), self.lora)
-        tensors = load_file(folder / _WEIGHTS)
+        check_adapter_config(json.loads((folder / CONFIG).read_text()), self.lora)
+        tensors = load_file(folder / WEIGHTS)
         wanted = {_peft_name(name): name for name in self.masters}
         if set(tensors) != set(wanted):
             odd = sorted(set(tensors) ^ set(wanted))
@@ -189,42 +184,6 @@ class Policy:
                 found, own = list(tensors[peft_name].shape), list(self.masters[name].shape)
                 raise PolicyError(f"{peft_name} is {found}, not {own}")
         return {name: tensors[peft_name] for peft_name, name in wanted.items()}
-
-
-def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:
-    """Refuse what would be trained or served as something else (C14, C27)."""
-    refused = {
-        "use_dora": "DoRA",
-        "use_rslora": "rank-stabilised scaling",
-        "use_qalora": "quantised LoRA",
-        "modules_to_save": "whole modules beside the adapter",
-        "trainable_token_indices": "rows of the embeddings",
-        "target_parameters": "parameters that are no linear layer",
-        "layers_to_transform": "some of the layers only",
-        "layer_replication": "repeated layers",
-        "alora_invocation_tokens": "an adapter that begins at a token",
-        "lora_bias": "a bias beside B",
-        "rank_pattern": "a rank per layer",
-        "alpha_pattern": "an alpha per layer",
-        "fan_in_fan_out": "transposed layers",
-    }
-    if config.get("peft_type", "LORA") != "LORA":
-        raise PolicyError(f"the adapter is of the kind {config['peft_type']}, only LORA is supported")
-    for key, what in refused.items():
-        if config.get(key):
-            raise PolicyError(f"the adapter uses {what} ({key}), which is not supported")
-    if config.get("bias", "none") != "none":
-        raise PolicyError(f"the adapter trains biases (bias={config['bias']!r}), which is not supported")
-    start = config.get("init_lora_weights", True)
-    if start not in (True, False, None, "gaussian"):  # the others move a part of the base into the adapter
-        raise PolicyError(f"the adapter was started by {start} (init_lora_weights), which changes the base")
-    if sorted(config["target_modules"]) != sorted(TARGETS):
-        raise PolicyError(
-            f"the adapter targets {config['target_modules']}, not the linear layers of the blocks: {TARGETS}"
-        )
-    if (config["r"], float(config["lora_alpha"])) != (lora.rank, float(lora.alpha)):
-        found = f"rank {config['r']}, alpha {config['lora_alpha']}"
-        raise PolicyError(f"the adapter has {found}, the run rank {lora.rank}, alpha {lora.alpha:g}")
 
 
 def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int) -> Policy:
@@ -262,4 +221,4 @@ def _weight_files(folder: Path) -> list[str]:
 def _peft_name(name: str) -> str:
     """`layers.0.attn.q_proj.lora_a.weight` -> `<prefix>layers.0.self_attn.q_proj.lora_A.weight`."""
     _, layer, block, module, matrix, _ = name.split(".")
-    return f"{_PREFIX}layers.{layer}.{TO_HF[f'{block}.{module}']}.{_MATRIX[matrix]}.weight"
+    return f"{PREFIX}layers.{layer}.{TO_HF[f'{block}.{module}']}.{_MATRIX[matrix]}.weight"

@@ -26,6 +26,17 @@ from runtime.training.turns import Turn, join, load_turn
 _REASON_CHARACTERS = 80
 
 
+@dataclass(frozen=True)
+class Named:
+    """A sample that a member names, or a member that names none; why nothing of it is trained, if so."""
+
+    # Index into the selection's groups.
+    group: int
+    member: Member
+    ref: SampleRef | None
+    dropped: str | None
+
+
 @dataclass
 class Selection:
     """The sequences to train, each with the member that rewards it, and the counts of everything named."""
@@ -36,6 +47,7 @@ class Selection:
     # (the samples that are its turns, index into members).
     sequences: list[tuple[list[SampleRef], int]] = field(default_factory=list)
     counts: StepCounts = field(default_factory=StepCounts)
+    named: list[Named] = field(default_factory=list)
 
     @property
     def samples(self) -> list[tuple[SampleRef, int]]:
@@ -125,6 +137,8 @@ class _Sorting:
     dropped: Counter[str] = field(default_factory=Counter)
     named: set[str] = field(default_factory=set)
     members = found = sealed = unreceived = 0
+    # Of the member at hand: sample id → why it is dropped.
+    why: dict[str, str] = field(default_factory=dict)
 
     def take(self, group: Group, member: Member) -> None:
         """Sort one member's samples."""
@@ -135,14 +149,18 @@ class _Sorting:
         self.unreceived += unreceived
         missing = "answer not received" if unreceived else "no sample"
         refused = _refused(member) or (None if refs else missing)
+        index = len(self.result.groups) - 1
         if refused is not None:
             self.dropped[refused] += max(1, len(refs))
+            self.result.named += [Named(index, member, ref, refused) for ref in refs or [None]]
             return
+        self.why = {}
         sequences = [turns for turns in self._sequences(refs) if self._is_fresh(turns)]
+        self.result.named += [Named(index, member, ref, self.why.get(ref.id)) for ref in refs]
         if sequences:
-            self.result.members.append((len(self.result.groups) - 1, member))
-            index = len(self.result.members) - 1
-            self.result.sequences += [(turns, index) for turns in sequences]
+            self.result.members.append((index, member))
+            rewarded = len(self.result.members) - 1
+            self.result.sequences += [(turns, rewarded) for turns in sequences]
 
     def counted(self) -> Selection:
         """The selection, with its counts."""
@@ -173,6 +191,7 @@ class _Sorting:
         self.named.add(ref.id)
         if reason is not None:
             self.dropped[reason] += 1
+            self.why[ref.id] = reason
         return reason is None
 
     def _why_not(self, ref: SampleRef) -> str | None:
@@ -188,6 +207,7 @@ class _Sorting:
         fresh = self.lag(min(ref.version for ref in turns)) <= self.max_lag
         if not fresh:
             self.dropped["stale"] += len(turns)
+            self.why |= dict.fromkeys((ref.id for ref in turns), "stale")
         return fresh
 
 

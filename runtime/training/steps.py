@@ -25,7 +25,9 @@ from runtime.training.batch import SCHEMA, empty_batch
 from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
 from runtime.training.claims import Claims
 from runtime.training.rewind import Rewind
-from runtime.training.selection import build
+from runtime.training.said import Said
+from runtime.training.selection import Selection, Snapshot, build
+from runtime.training.start import KEY, START, StartError
 from runtime.training.step_errors import (
     ClientStateTooLargeError,
     KeyReusedError,
@@ -62,12 +64,14 @@ class StepQueue:
         trainer_failure: Callable[[], str | None],
         max_lag: int,
         resolve: Resolve | None = None,
+        said: Said | None = None,
     ) -> None:
         self.checkpoints = checkpoints
         self._samples = samples
         self._folder = StepFolder(state_dir / "steps")
         self._publish = publish
         self._resolve = resolve
+        self._said = said
         self._trainer_failure = trainer_failure
         self._rewind = Rewind.read(state_dir)
         self._steps: dict[int, Step] = {}
@@ -80,6 +84,8 @@ class StepQueue:
         self.last_line: dict[str, Any] | None = None
         self.trouble: str | None = None
         self._recover()
+        # Whether what the run begins with is still to be served; nothing is asked of the policy until then.
+        self.starting = (state_dir / START).is_dir() and self._begin()
 
     @property
     def queued(self) -> int:
@@ -135,10 +141,13 @@ class StepQueue:
         step = Step(self._next_id(), key, digest, "restore", source=name, client_state=state)
         return self._take_in(step)
 
-    async def pin(self, name: str) -> CheckpointInfo:
-        """Keep a checkpoint for good. Raises UnknownCheckpointError."""
+    async def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
+        """Keep a checkpoint for good, as the best of some work where that is named.
+
+        Raises UnknownCheckpointError.
+        """
         await self._checkpoint(name)
-        await asyncio.to_thread(self.checkpoints.pin, name)
+        await asyncio.to_thread(self.checkpoints.pin, name, best_of)
         return await self._checkpoint(name)
 
     async def wait(self, number: int, seconds: float) -> StepStatus:
@@ -153,9 +162,11 @@ class StepQueue:
         return step.status
 
     async def run(self) -> None:
-        """Drive the steps to their ends, in order, for ever."""
+        """Drive the steps to their ends, in order, for ever. Raises StartError."""
         await self._catch_up()
         while True:
+            if why := self.start_failure:
+                raise StartError(why)
             step = self._next()
             if step is None:
                 await self._idle()
@@ -177,6 +188,20 @@ class StepQueue:
             await asyncio.wait_for(self._wake.wait(), None if self.trouble is None else RETRY_SECONDS)
         except TimeoutError:
             await self._catch_up()
+
+    @property
+    def start_failure(self) -> str | None:
+        """Why the trainer cannot take the adapter that the run begins with."""
+        first = self._by_key.get(KEY)
+        return first.error if self.starting and first is not None and not first.committed else None
+
+    def _begin(self) -> bool:
+        """Take in the run's first step, once; whether anything is still to come before the run has begun."""
+        first = self._by_key.get(KEY)
+        if first is None and not (self._steps or self._committed):
+            first = Step(1, KEY, _digest({"restore": START}), "restore", source=START)
+            self._take_in(first)
+        return max(self._committed, default=0) <= 1 and first is not None and first.state != "published"
 
     # ------------------------------------------------------------------ one step
 
@@ -220,6 +245,8 @@ class StepQueue:
                 return False
             batch = await asyncio.to_thread(build, selection, self._samples, meta)
             step.counts = StepCounts.model_validate(batch.meta["counts"])
+            if self._said is not None:
+                await asyncio.to_thread(self._said.write, step.id, selection, self._samples)
             await asyncio.to_thread(self._folder.give, step.id, batch)
         failpoints.passing("gateway.given")
         step.state = "training"
@@ -256,7 +283,7 @@ class StepQueue:
         except NotPublishedError as error:
             self._fail(step, str(error))
             return
-        self.trouble = None
+        self.trouble, self.starting = None, False
         step.state = "published"
         self._end(step)
 
@@ -338,7 +365,7 @@ class StepQueue:
         except NotPublishedError as error:
             self.trouble = f"step {newest.step} is committed, but not published: {error}"
             return
-        self.trouble = None
+        self.trouble, self.starting = None, False
 
 
 def _check_size(client_state: dict[str, Any] | None) -> None:

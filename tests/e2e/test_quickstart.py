@@ -171,3 +171,50 @@ def _newest_manifest(machine: Path) -> dict[str, Any]:
 def _adapter_hash(machine: Path) -> tuple[int, str]:
     manifest = _newest_manifest(machine)
     return manifest["step"], manifest["adapter_sha256"]
+
+
+def test_g22_what_was_said_is_home_with_its_rewards(finished: Finished) -> None:
+    lines = [json.loads(line) for line in (finished.results / "grpo.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert {line["compile"] for line in lines} == {finished.summary["training"]["compile"]}
+    for step in steps:
+        path = finished.results / "rollouts" / f"step-{step['version']:06d}.jsonl"
+        said = [json.loads(line) for line in path.read_text().splitlines()]
+        assert len(said) == 64 and all(line["completion"] and line["prompt"] for line in said)
+        rewards = [line["reward"] for line in said if line["dropped"] is None]
+        assert sum(rewards) / len(rewards) == pytest.approx(step["reward"], abs=1e-6)
+
+
+def test_c54_the_best_at_home_is_the_compiles_own(finished: Finished) -> None:
+    best = json.loads((finished.results / "best" / "best.json").read_text())
+    assert best["of"] == finished.summary["training"]["compile"]
+    lines = [json.loads(line) for line in (finished.results / "grpo.jsonl").read_text().splitlines()]
+    improved = [
+        line for line in lines if line["kind"] == "validation" and line["best"] and line["checkpoint"]
+    ]
+    assert best["checkpoint"] == improved[-1]["checkpoint"]
+
+
+def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finished, tmp_path: Path) -> None:
+    adapter = finished.results / "adapter"
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "tiny"
+    shutil.copy(REPOSITORY / "examples" / "quickstart.py", tmp_path)
+    words = ["--model", str(adapter), "--wandb", "offline", "--port", str(free_port())]
+    again = Launched(
+        finished.launched.home,
+        [*words, "--", str(finished.python), "quickstart.py", "--seed", "1", "--steps", "2"],
+        cwd=tmp_path,
+        executable=[str(finished.python.with_name("launch"))],
+    )
+    try:
+        assert again.wait(900) == 0, again.stdout + again.stderr
+        results = again.run_dir / "results"
+        summary = json.loads((results / "summary.json").read_text())
+        assert summary["before"]["version"] == 1
+        assert summary["before"]["score"] == pytest.approx(finished.summary["after"]["score"], abs=1e-6)
+        first = json.loads((results / "publications.jsonl").read_text().splitlines()[0])
+        assert (first["version"], first["outcome"]) == (1, "published")
+        assert list((results / "wandb").glob("offline-run-*/*.wandb"))
+    finally:
+        again.kill_tree()

@@ -99,5 +99,6 @@ def test_g14_no_secret_was_ever_in_a_command_line(seen: Seen) -> None:
 
 def test_g14_no_secret_is_in_any_file_of_the_run(seen: Seen) -> None:
     (seen.folder / ".env").unlink(missing_ok=True)
-    assert list(seen.launched.run_dir.rglob("wandb*")), "wandb wrote its files, too"
+    home = seen.launched.run_dir / "results" / "wandb"
+    assert list(home.glob("offline-run-*/*.wandb")), "wandb wrote its files, and they are home"
     assert in_files([seen.folder], [HF, WANDB, FILE, SHELL, seen.token]) == []

@@ -45,6 +45,12 @@ def _compact(value: dict[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
+def name_best(state_dir: Path, step: int, of: str) -> None:
+    """An optimizer's word that this one is the best of its work."""
+    said = {"checkpoint": f"step-{step:06d}", "of": of}
+    (state_dir / "checkpoints" / "best.json").write_text(json.dumps(said))
+
+
 def pin(state_dir: Path, *steps: int) -> None:
     """These are kept for good."""
     names = [f"step-{step:06d}" for step in steps]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
@@ -66,6 +66,8 @@ class SmallRun:
     pinned: list[str] = field(default_factory=list)
     # Pinned by a version's name, by what was compiled to it.
     named: list[str] = field(default_factory=list)
+    # The checkpoint that was named best last, and whose.
+    best: tuple[str, str] | None = None
     restored: list[str] = field(default_factory=list)
     posted: list[tuple[str, str | None]] = field(default_factory=list)
     run_id: str = "run-1"
@@ -308,7 +310,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
-        path = urlsplit(self.path).path
+        path, asked = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         with self.run.lock:
             self.run.posted.append((path, headers.get("x-slipway-request")))
             trouble = self.run.break_next.pop(0) if self.run.break_next else None
@@ -318,6 +320,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             status, body, extra = self._answer(path, headers, content)
+            if path.endswith("/pin") and "best_of" in asked:
+                self.run.best = (path.split("/")[-2], asked["best_of"][0])
             if trouble == "cut after" or (isinstance(self.server, _Server) and self.server.gone):
                 self.close_connection = True
             else:

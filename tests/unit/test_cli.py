@@ -88,7 +88,7 @@ def test_status_shows_a_recorded_run(launch: Launch, store: RecordStore) -> None
     (described,) = json.loads(launch("status", "--json").stdout)["runs"]
     assert set(described) == RUN_KEYS
     one = json.loads(launch("--json", "status", "dev").stdout)
-    assert set(one) == {"schema", "run", "runtime"}
+    assert set(one) == {"schema", "run", "runtime", "compiles"}
     assert one["run"]["id"] == record.id
     assert record.id in launch("status").stdout
     assert "python x.py" in launch("status", "dev").stdout

@@ -50,6 +50,7 @@ def test_c54_a_better_mean_of_other_examples_is_not_better(run: SmallRun) -> Non
 def test_c54_better_on_the_shared_examples_is_better_whatever_the_means_say(run: SmallRun) -> None:
     grpo = train(run, {0: [1.0, 1.0, 10.0, None], 1: [2.0, 2.0, None, 2.0]})
     assert run.pinned == ["step-000001"]
+    assert run.best == ("step-000001", grpo.summary["compile"])
     assert run.restored == []
     assert grpo.summary["best"] == 2.0
 

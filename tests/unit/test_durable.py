@@ -18,7 +18,7 @@ from launcher.durable import Standing
 from launcher.errors import NotPulled, PreflightError
 from launcher.homeward import Homeward
 from launcher.machines.base import Stopped, never
-from tests.support.committed import commit, pin
+from tests.support.committed import commit, name_best, pin
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
 from tests.support.waiting import wait_until
@@ -99,6 +99,21 @@ def test_a_checkpoint_pinned_later_is_brought_as_well(state_dir: Path, results: 
     sync.secure(state_dir, results)
     assert _durable(results) == ["pinned.json", "step-000001", "step-000002"]
     assert durable.is_current(state_dir, results)
+
+
+def test_c54_what_was_named_best_survives_the_machine(state_dir: Path, results: Path, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        commit(state_dir, step)
+    pin(state_dir, 1, 2)
+    sync.secure(state_dir, results)
+    name_best(state_dir, 1, "a compile")
+    assert not durable.is_current(state_dir, results)
+    sync.secure(state_dir, results)
+    assert durable.is_current(state_dir, results)
+
+    durable.seed(results, tmp_path / "another machine")
+    sync.pull(tmp_path / "another machine", results)
+    assert json.loads((results / "best" / "state.json").read_text())["step"] == 1
 
 
 @pytest.mark.parametrize("damage", ["flip", "missing", "manifest"])

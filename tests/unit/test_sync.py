@@ -12,7 +12,7 @@ import pytest
 from launcher import durable
 from launcher.errors import NotPulled
 from launcher.sync import pull
-from tests.support.committed import commit, pin, write_said
+from tests.support.committed import commit, name_best, pin, write_said
 
 
 @pytest.fixture
@@ -38,13 +38,36 @@ def test_the_newest_checkpoints_adapter_comes_home(state_dir: Path, tmp_path: Pa
     assert report.bytes == sum(p.stat().st_size for p in (tmp_path / "results").rglob("*") if p.is_file())
 
 
-def test_the_newest_pinned_one_is_the_best(state_dir: Path, tmp_path: Path) -> None:
+def test_c54_the_best_at_home_is_the_one_that_an_optimizer_named_not_the_newest_pinned(
+    state_dir: Path, tmp_path: Path
+) -> None:
+    best = tmp_path / "results" / "best"
     for step in (1, 2, 3):
         commit(state_dir, step)
     pin(state_dir, 1, 2)
     pull(state_dir, tmp_path / "results")
+    assert not best.exists(), "what is only pinned is nobody's best"
 
-    assert json.loads((tmp_path / "results" / "best" / "state.json").read_text())["step"] == 2
+    name_best(state_dir, 1, "the first compile")
+    pull(state_dir, tmp_path / "results")
+    assert json.loads((best / "state.json").read_text())["step"] == 1
+    assert json.loads((best / "best.json").read_text()) == {
+        "checkpoint": "step-000001", "of": "the first compile",
+    }  # fmt: skip
+
+    name_best(state_dir, 3, "the second compile")
+    pull(state_dir, tmp_path / "results")
+    assert json.loads((best / "state.json").read_text())["step"] == 3
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "step-000009", "pinned.json"])
+def test_g24_a_best_that_is_no_checkpoint_of_the_run_is_not_looked_for(
+    state_dir: Path, tmp_path: Path, name: str
+) -> None:
+    commit(state_dir, 1)
+    (state_dir / "checkpoints" / "best.json").write_text(json.dumps({"checkpoint": name, "of": "it"}))
+    assert pull(state_dir, tmp_path / "results").step == 1
+    assert not (tmp_path / "results" / "best").exists()
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest", "a digit of it", "no manifest"])

@@ -1,0 +1,151 @@
+"""What is written down of a step for people: true, bounded, without secrets, and never in a step's way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from runtime.schema import Group, Member
+from runtime.serving.samples import SampleStore
+from runtime.training.said import Bounds, Said, tokenizer_of
+from runtime.training.selection import Selection, select
+from tests.runtime.conftest import TINY_MODEL
+from tests.runtime.recorded import answer, asked, choice, record, sampled
+from tests.runtime.test_steps import SOON_SECONDS, Run, Running, drive
+
+KEY = "sk-proj-0123456789abcdefghijABCDEFGHIJ"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SampleStore:
+    return SampleStore(tmp_path / "samples")
+
+
+def said(folder: Path, **bounds: Any) -> Said:
+    return Said(folder, lambda: lambda ids: " ".join(map(str, ids)), Bounds(**bounds))
+
+
+def chosen(store: SampleStore, *groups: Group) -> Selection:
+    return select(groups, store, taken=lambda sample: False, lag=lambda version: 3 - version, max_lag=2)
+
+
+def group(name: str, rewards: dict[str, float | None], predictor: str | None = None) -> Group:
+    members = [
+        Member(rollout=rollout, reward=reward, failure=None if reward is not None else "the judge was away")
+        for rollout, reward in rewards.items()
+    ]
+    return Group(id=name, predictor=predictor, members=members)
+
+
+def lines(folder: Path, step: int = 1) -> list[dict[str, Any]]:
+    text = (folder / "logs" / "rollouts" / f"step-{step:06d}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_g22_every_completion_of_a_step_is_written_with_its_reward_or_why_it_has_none(
+    store: SampleStore, tmp_path: Path
+) -> None:
+    for rollout, version in (("good", 2), ("bad", 3), ("old", 0), ("unjudged", 3)):
+        sampled(store, rollout, version)
+    rewards = {"good": 1.0, "bad": 0.0, "old": 1.0, "unjudged": None, "silent": 0.5}
+    said(tmp_path).write(1, chosen(store, group("g", rewards)), store)
+
+    found = {line["rollout"]: line for line in lines(tmp_path)}
+    assert {name: (line["reward"], line["dropped"]) for name, line in found.items()} == {
+        "good": (1.0, None),
+        "bad": (0.0, None),
+        "old": (1.0, "stale"),
+        "unjudged": (None, "the judge was away"),
+        "silent": (0.5, "no sample"),
+    }
+    assert found["good"] | {"temperature": 1.0} == {
+        "step": 1, "group": "g", "rollout": "good", "predictor": None, "call": None, "reward": 1.0,
+        "failure": None, "dropped": None, "version": 2, "temperature": 1.0, "finish_reason": "stop",
+        "prompt_tokens": 2, "tokens": 3, "prompt": "1 2", "prompt_cut": False, "completion": "3 4 5",
+        "completion_cut": False,
+    }  # fmt: skip
+    assert "completion" not in found["silent"]
+
+
+def test_g22_the_text_is_that_of_the_ids_that_were_sampled(store: SampleStore, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    text = "bonjour le chat"
+    ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    record(store, asked(rollout="r"), answer([ids[0]], choice(ids, [-0.5] * len(ids))), 3)
+    selection = chosen(store, group("g", {"r": 1.0}))
+    Said(tmp_path, lambda: tokenizer_of(str(TINY_MODEL))).write(1, selection, store)
+
+    (line,) = lines(tmp_path)
+    assert line["completion"] == tokenizer.decode(ids) and line["completion"].startswith(text)
+    assert line["prompt"] == tokenizer.decode(ids[:1])
+    assert tokenizer_of("nobody/nothing-of-that-name") is None
+
+
+def test_g22_whole_groups_of_every_predictor_and_no_more_than_the_bounds(
+    store: SampleStore, tmp_path: Path
+) -> None:
+    names = [f"r{number}" for number in range(12)]
+    for name in names:
+        record(store, asked(rollout=name), answer(list(range(50)), choice([7] * 40, [-0.5] * 40)), 3)
+    parts = [dict.fromkeys(names[start : start + 3], 1.0) for start in (0, 3, 6, 9)]
+    groups = [group(f"g{place}", part, "ab"[place // 2]) for place, part in enumerate(parts)]
+    selection = chosen(store, *(one.model_copy(update={"predictor": None}) for one in groups))
+    selection.groups = groups  # the samples are nobody's, the groups of two predictors
+
+    said(tmp_path, completions=7).write(1, selection, store)
+    assert [line["group"] for line in lines(tmp_path)] == ["g0"] * 3 + ["g2"] * 3 + ["g1"]
+
+    said(tmp_path, prompt_characters=10, completion_characters=5).write(2, selection, store)
+    first = lines(tmp_path, 2)[0]
+    assert len(first["prompt"]) == 10 and first["prompt"].endswith("48 49")
+    assert first["completion"] == "7 7 7" and first["prompt_cut"] and first["completion_cut"]
+
+    said(tmp_path, step_bytes=2_000).write(3, selection, store)
+    assert 0 < len(lines(tmp_path, 3)) < 12
+    size = (tmp_path / "logs" / "rollouts" / "step-000001.jsonl").stat().st_size
+    said(tmp_path, completions=7, total_bytes=2 * size + 10).write(4, selection, store)
+    said(tmp_path, completions=7, total_bytes=2 * size + 10).write(5, selection, store)
+    kept = sorted(path.name for path in (tmp_path / "logs" / "rollouts").iterdir())
+    assert kept == ["step-000004.jsonl", "step-000005.jsonl"]
+
+    said(tmp_path, completions=0).write(6, selection, store)
+    assert not (tmp_path / "logs" / "rollouts" / "step-000006.jsonl").exists()
+
+
+def test_g14_what_looks_like_a_secret_is_hidden(store: SampleStore, tmp_path: Path) -> None:
+    sampled(store, "r", 3)
+    spoken = Said(tmp_path, lambda: lambda ids: f"the key is {KEY}, and 3 * 4 = 12")
+    spoken.write(1, chosen(store, group("g", {"r": 1.0})), store)
+    (line,) = lines(tmp_path)
+    assert line["completion"] == line["prompt"] == "the key is ***, and 3 * 4 = 12"
+
+
+def test_g22_a_step_is_handed_over_whatever_becomes_of_its_text(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file in the way")
+
+    async def work(run: Run) -> None:
+        queue = run.queue()
+        queue._said = said(tmp_path)
+        async with Running(queue):
+            await queue.submit(run.request("k", "a", "b"))
+            await run.commit(1)
+            assert (await queue.wait(1, SOON_SECONDS)).state == "published"
+
+    drive(work, tmp_path)
+
+
+def test_g22_a_steps_text_is_there_before_its_batch(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        queue = run.queue()
+        queue._said = said(tmp_path)
+        async with Running(queue):
+            await queue.submit(run.request("k", "a", "b"))
+            await run.commit(1)
+            await queue.wait(1, SOON_SECONDS)
+        assert [line["reward"] for line in lines(tmp_path)] == [0.0, 1.0]
+
+    drive(work, tmp_path)

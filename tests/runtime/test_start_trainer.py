@@ -1,0 +1,144 @@
+"""A run that begins with an adapter: what the trainer commits as version 1 is that adapter, with its proof.
+
+The recipe runs in this process, on a random model of two layers.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
+
+from runtime.recipes.grpo_lora import GRPOLoRARecipe
+from runtime.schema import LoraConfig, RuntimeConfig, TrainConfig
+from runtime.serving.probe import Probe
+from runtime.training.batch import empty_batch, step_folder, write_batch
+from runtime.training.command import RECIPES, trainer_command
+from runtime.training.peft_form import TARGETS, portable_name, tensor_shapes
+from runtime.training.policy import PolicyError
+from runtime.training.spoken import spoken
+from runtime.training.start import START
+from runtime.training.update import probe
+from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy
+
+
+def give(folder: Path, lora: Any = LORA) -> Path:
+    """The adapter that a run in this folder begins with."""
+    trained_policy(lora=lora).export_adapter(folder / START, "tiny")
+    return folder / START
+
+
+@pytest.fixture
+def trainer_in_here() -> Iterator[None]:
+    """What the recipe changes of its process is put back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    torch.use_deterministic_algorithms(False)
+
+
+def configured(folder: Path, **changes: Any) -> RuntimeConfig:
+    (folder / "steps").mkdir(parents=True, exist_ok=True)
+    return RuntimeConfig(
+        run_id="start-test",
+        model_path=str(tiny_model()),
+        state_dir=str(folder),
+        socket_dir=str(folder),
+        train=TrainConfig(lora=LoraConfig(rank=LORA.rank, alpha=LORA.alpha), pack_tokens=128),
+        **changes,
+    )
+
+
+def train(config: RuntimeConfig) -> GRPOLoRARecipe:
+    """One life of the trainer over what is recorded, in this process."""
+    words = [word for word in trainer_command(config, follow=False) if "=" in word]
+    merged = OmegaConf.merge(
+        OmegaConf.load(RECIPES / "configs" / "grpo_lora.yaml"), OmegaConf.from_dotlist(words)
+    )
+    assert isinstance(merged, DictConfig)
+    recipe = GRPOLoRARecipe(merged)
+    recipe.setup()
+    recipe.train()
+    recipe.cleanup()
+    return recipe
+
+
+def record_start(folder: Path) -> None:
+    meta = {"schema": 1, "kind": "restore", "step": 1, "from": START}
+    write_batch(step_folder(folder / "steps", 1), empty_batch(meta))
+
+
+def test_version_one_is_the_adapter_and_training_goes_on_from_it(
+    tmp_path: Path, trainer_in_here: None
+) -> None:
+    given = load_file(give(tmp_path) / "adapter_model.safetensors")
+    record_start(tmp_path)
+    batch = make_batch(random_samples(2, groups=4), step=2)
+    write_batch(step_folder(tmp_path / "steps", 2), replace(batch, version=batch.version * 0 + 1))
+    recipe = train(configured(tmp_path, model_name="Qwen/the-base"))
+
+    first, second = (recipe.store.load(name) for name in recipe.store.names())
+    begun = load_file(first.adapter / "adapter_model.safetensors")
+    assert begun.keys() == given.keys() and all(torch.equal(begun[name], given[name]) for name in given)
+    gone_on = load_file(second.adapter / "adapter_model.safetensors")
+    assert any(not torch.equal(gone_on[name], given[name]) for name in given)
+    proof = Probe.read(first.folder / "probe.safetensors", context_length=512)
+    assert len(proof.policy) == 64 and abs(proof.policy - proof.base).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["Qwen/the-base", None])
+def test_an_adapter_names_its_base_never_a_place_of_this_machine(
+    tmp_path: Path, trainer_in_here: None, name: str | None
+) -> None:
+    give(tmp_path)
+    record_start(tmp_path)
+    recipe = train(configured(tmp_path, model_name=name))
+    (folder,) = recipe.store.names()
+    said = json.loads((recipe.store.load(folder).adapter / "adapter_config.json").read_text())
+    assert said["base_model_name_or_path"] == (name or tiny_model().name)
+    assert "/" not in said["base_model_name_or_path"].replace("Qwen/", "")
+
+
+def test_an_adapter_of_another_rank_fails_its_step_and_leaves_the_policy(
+    tmp_path: Path, trainer_in_here: None
+) -> None:
+    give(tmp_path, replace(LORA, rank=8))
+    record_start(tmp_path)
+    recipe = train(configured(tmp_path))
+    failed = json.loads((step_folder(tmp_path / "steps", 1) / "failed.json").read_text())
+    assert "rank 8" in failed["error"]
+    assert recipe.store.names() == []
+    with pytest.raises(PolicyError, match="rank 8"):
+        recipe.policy.check_adapter(tmp_path / START)
+
+
+def test_its_proof_is_what_the_policy_itself_finds_most_likely() -> None:
+    policy = trained_policy()
+    batch = spoken(policy)
+    assert batch.tokens.tolist() == spoken(policy).tokens.tolist()
+    found = probe(policy, batch)
+    said = batch.sampled.astype(bool)
+    assert len(found["tokens"]) == len(batch.tokens) and said.sum() == 64
+    with policy.reference():
+        assert batch.tokens.tolist() != spoken(policy).tokens.tolist(), "it is the adapter's, not the base's"
+
+
+def test_what_an_adapter_on_a_model_looks_like_is_what_the_trainer_writes(tmp_path: Path) -> None:
+    folder = give(tmp_path)
+    config = json.loads((tiny_model() / "config.json").read_text())
+    written = load_file(folder / "adapter_model.safetensors")
+    keys = config["hidden_size"] * config["num_key_value_heads"] // config["num_attention_heads"]
+    widths = (config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"])
+    expected = tensor_shapes(*widths, config["hidden_size"], keys, LORA.rank)
+    assert {name: list(tensor.shape) for name, tensor in written.items()} == expected
+    said = json.loads((folder / "adapter_config.json").read_text())
+    assert sorted(said["target_modules"]) == sorted(TARGETS)
+    assert portable_name(str(tiny_model())) == tiny_model().name
