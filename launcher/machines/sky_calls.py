@@ -172,6 +172,8 @@ def launch(
     import sky
 
     import_what_ends()
+    if max_price_per_hour is not None:
+        infra = _within(max_price_per_hour, infra, gpus)
     task = sky.Task.from_yaml(task_file)
     wanted: Json = {"accelerators": gpus, "disk_size": disk_gb, "max_hourly_cost": max_price_per_hour}
     wanted["labels"] = labels  # where a provider has none, they are left out
@@ -189,6 +191,26 @@ def launch(
     if found is None:
         raise RuntimeError(f"SkyPilot launched {cluster} and knows nothing of it")
     return found
+
+
+def _within(max_price_per_hour: float, infra: list[str], gpus: str) -> list[str]:
+    """Where it may be at this price. Of Google's machines, whose hosts have prices of their own, SkyPilot
+    compares none with it. Raises ResourcesUnavailableError for nowhere."""
+    from sky import exceptions
+
+    gpu, _, count = gpus.partition(":")
+    places: list[str] = []
+    for place in infra:
+        if place.partition("/")[0] != "gcp":
+            places.append(place)
+            continue
+        number = int(count or 1)
+        found = _offers_at(place, gpu, number, {"gcp": _machines("gcp", gpu, number)})
+        places += [offer["infra"] for offer in found if offer["price_per_hour"] <= max_price_per_hour]
+    if not places:
+        where = ", ".join(infra)
+        raise exceptions.ResourcesUnavailableError(f"{gpus} cost more than {max_price_per_hour}/h on {where}")
+    return list(dict.fromkeys(places))
 
 
 def import_what_ends() -> None:
@@ -236,12 +258,14 @@ def standing(cluster: str) -> Json | None:
     if handle is None:
         return None
     resources = handle.launched_resources
+    config = global_user_state.get_cluster_yaml_dict(handle.cluster_yaml)["provider"]
     found: Json = {
         "provider": {
             "name": repr(resources.cloud),
             "cluster": cluster,
             "cluster_on_cloud": handle.cluster_name_on_cloud,
-            "config": global_user_state.get_cluster_yaml_dict(handle.cluster_yaml)["provider"],
+            # As in `candidates`: who is asked without a region is one provider, wherever the machine is.
+            "config": {} if repr(resources.cloud).lower() in _LISTED_BY_NAME else config,
         },
         "where": "/".join(part for part in (str(resources.cloud), resources.region, resources.zone) if part),
         "instance_type": resources.instance_type,
@@ -274,12 +298,14 @@ def candidates(cluster: str, gpus: str, infra: list[str]) -> Json:
         cloud = place.partition("/")[0]
         configs = _provider_configs(place, gpu, int(count or 1))
         if configs is None:
-            found["unasked"].append(cloud)
+            found["unasked"] += [cloud] if cloud not in found["unasked"] else []
             continue
         kind: Any = registry.CLOUD_REGISTRY.from_str(cloud)
         name = common_utils.make_cluster_name_on_cloud(cluster, kind.max_cluster_name_length())
         provider = {"name": repr(kind), "cluster": cluster, "cluster_on_cloud": name}
-        found["providers"] += [provider | {"config": config} for config in configs]
+        asked = [provider | {"config": config} for config in configs]
+        # Two places of a cloud may be one list: what is on it would be ended twice.
+        found["providers"] += [one for one in asked if one not in found["providers"]]
     return found
 
 

@@ -64,15 +64,16 @@ class PlayedGcp(Played):
     instances: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     # The bodies machines were asked for with.
     inserted: list[dict[str, Any]] = field(default_factory=list)
-    # What becomes of an instance that is ended: its last state, or none where it goes at once.
-    ends_as: str | None = None
     # A list with a filter may begin with a page of nothing.
     empty_first_page: bool = False
+    # Where there is no capacity the machine is made all the same, and then fails.
+    makes_and_fails: bool = False
 
     def forget(self) -> None:
         """As new."""
         super().forget()
-        self.stock, self.ends_as, self.empty_first_page = set(ZONES), None, False
+        self.stock = set(ZONES)
+        self.empty_first_page = self.makes_and_fails = False
         self.instances.clear()
         self.inserted.clear()
 
@@ -149,11 +150,10 @@ class PlayedGcp(Played):
 
     def _insert(self, asked: Asked, zone: str) -> Answer:
         self.inserted.append({"zone": zone, **asked.body})
-        if zone not in self.stock:
-            return Answer({"name": "out-of-stock", "status": "RUNNING"})
-        for name in asked.body["perInstanceProperties"]:
-            self._make(name, zone, dict(asked.body["instanceProperties"]["labels"]))
-        return Answer({"name": "done", "status": "RUNNING"})
+        if zone in self.stock or self.makes_and_fails:
+            for name in asked.body["perInstanceProperties"]:
+                self._make(name, zone, dict(asked.body["instanceProperties"]["labels"]))
+        return Answer({"name": "done" if zone in self.stock else "out-of-stock", "status": "RUNNING"})
 
     def _wait(self, asked: Asked, zone: str, name: str) -> Answer:
         if name != "out-of-stock":

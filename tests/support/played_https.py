@@ -70,6 +70,8 @@ class Played:
     ending: ClassVar[str] = ""
     asked: list[Asked] = field(default_factory=list)
     faults: list[tuple[re.Pattern[str], Answer]] = field(default_factory=list)
+    # What becomes of a machine that is ended: its last state, or none where it goes at once.
+    ends_as: str | None = None
 
     def answer(self, asked: Asked) -> Answer:
         """Its own answer."""
@@ -87,6 +89,7 @@ class Played:
         """As new: nothing asked, nothing there, no faults."""
         self.asked.clear()
         self.faults.clear()
+        self.ends_as = None
 
     def fail(self, pattern: str, answer: Answer) -> None:
         """From now on it answers so where `METHOD path body` fits."""

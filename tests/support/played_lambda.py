@@ -36,13 +36,11 @@ class PlayedLambda(Played):
     stock: set[str] = field(default_factory=lambda: set(REGIONS))
     instances: dict[str, dict[str, Any]] = field(default_factory=dict)
     keys: list[dict[str, str]] = field(default_factory=list)
-    # What becomes of an instance that is ended: its last state, or none where it goes at once.
-    ends_as: str | None = None
 
     def forget(self) -> None:
         """As new."""
         super().forget()
-        self.stock, self.ends_as = set(REGIONS), None
+        self.stock = set(REGIONS)
         self.instances.clear()
         self.keys.clear()
 

@@ -28,13 +28,11 @@ class PlayedRunPod(Played):
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     # What was sent to make each pod: its arguments, as text.
     deployed: list[dict[str, str]] = field(default_factory=list)
-    # What becomes of a pod that is ended: its last state, or none where it goes at once.
-    ends_as: str | None = None
 
     def forget(self) -> None:
         """As new."""
         super().forget()
-        self.stock, self.ends_as = {"US", "CA"}, None
+        self.stock = {"US", "CA"}
         self.pods.clear()
         self.deployed.clear()
 

@@ -150,6 +150,12 @@ class PlayedSky:
         self.sky = KeptProcess(self.home, folder / "skypilot.log")
         self._named = 0
 
+    def home_in(self, folder: Path, infra: list[str]) -> PlayedHome:
+        """A run's own home for these clouds, in the same world."""
+        home = PlayedHome(folder, infra, USER_ID)
+        home.proxy = self.proxy
+        return home
+
     def new_cluster(self) -> str:
         """A run's id that was not there before; the providers are as new."""
         for one in self.played.values():

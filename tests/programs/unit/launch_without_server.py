@@ -25,6 +25,8 @@ def play() -> None:
     import sky
     from sky import core, execution
 
+    wheel = Path.home() / "wheel"
+
     def stop_here(*arguments: Any, **named: Any) -> None:
         raise AsFarAsPlayed
 
@@ -39,15 +41,18 @@ def play() -> None:
             return "launched"
         raise AssertionError("it went further than is played")
 
-    # Built in 6 to 13 s for machines that nobody logs in to.
-    wheel = Path.home() / "wheel"
-    wheel_utils.build_sky_wheel = lambda *arguments: (wheel, "0")
-    provisioner.post_provision_runtime_setup = stop_here
-    sky.launch = launch
-    sky.down = lambda cluster: core.down(cluster)
-    sky.stream_and_get = lambda request: request
     pause = time.sleep
-    time.sleep = lambda seconds: pause(min(seconds, _PAUSE_SECONDS))
+    instead: list[tuple[Any, str, Any]] = [
+        (sky, "launch", launch),
+        (sky, "down", core.down),
+        (sky, "stream_and_get", lambda request: request),
+        # Built in 6 to 13 s for machines that nobody logs in to.
+        (wheel_utils, "build_sky_wheel", lambda *arguments: (wheel, "0")),
+        (provisioner, "post_provision_runtime_setup", stop_here),
+        (time, "sleep", lambda seconds: pause(min(seconds, _PAUSE_SECONDS))),
+    ]
+    for place, name, act in instead:
+        setattr(place, name, act)
 
 
 if __name__ == "__main__":
