@@ -31,6 +31,14 @@ _LISTED_BY_REGION = ("aws", "nebius", "oci")
 _AWS_FIRST = "us-east-1"
 # Regions asked at the same time: an answer takes about half a second.
 _AT_ONCE = 8
+# What a provider may go on listing although it is gone for good. Everything else it lists is a machine, in
+# whatever state: SkyPilot takes states it does not know for gone on GCP and Lambda, and raises on RunPod.
+_GONE = {
+    "GCP": ("DEPROVISIONING",),
+    "Lambda": ("terminating", "terminated"),
+    "RunPod": ("TERMINATED",),
+}
+_GOOGLE_ATTEMPTS = 3
 
 
 def version() -> Json:
@@ -164,6 +172,8 @@ def launch(
     import sky
 
     import_what_ends()
+    if max_price_per_hour is not None:
+        infra = _within(max_price_per_hour, infra, gpus)
     task = sky.Task.from_yaml(task_file)
     wanted: Json = {"accelerators": gpus, "disk_size": disk_gb, "max_hourly_cost": max_price_per_hour}
     wanted["labels"] = labels  # where a provider has none, they are left out
@@ -183,6 +193,26 @@ def launch(
     return found
 
 
+def _within(max_price_per_hour: float, infra: list[str], gpus: str) -> list[str]:
+    """Where it may be at this price. Of Google's machines, whose hosts have prices of their own, SkyPilot
+    compares none with it. Raises ResourcesUnavailableError for nowhere."""
+    from sky import exceptions
+
+    gpu, _, count = gpus.partition(":")
+    places: list[str] = []
+    for place in infra:
+        if place.partition("/")[0] != "gcp":
+            places.append(place)
+            continue
+        number = int(count or 1)
+        found = _offers_at(place, gpu, number, {"gcp": _machines("gcp", gpu, number)})
+        places += [offer["infra"] for offer in found if offer["price_per_hour"] <= max_price_per_hour]
+    if not places:
+        where = ", ".join(infra)
+        raise exceptions.ResourcesUnavailableError(f"{gpus} cost more than {max_price_per_hour}/h on {where}")
+    return list(dict.fromkeys(places))
+
+
 def import_what_ends() -> None:
     """What the end of a cluster takes, imported before there is one: an upgrade of SkyPilot in mid-run must
     not meet an old half of it in this process."""
@@ -190,11 +220,15 @@ def import_what_ends() -> None:
     from sky.backends import backend_utils
     from sky.catalog import common
     from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+    from sky.provision.gcp import instance_utils
+    from sky.provision.lambda_cloud import lambda_utils
+    from sky.provision.runpod import utils
     from sky.utils import common_utils, registry
 
     from sky import exceptions, global_user_state, provision
 
     _ = (aws, backend_utils, common, TAG_RAY_CLUSTER_NAME, common_utils, registry)
+    _ = (instance_utils, lambda_utils, utils)
     _ = (exceptions, global_user_state, provision)
 
 
@@ -224,12 +258,14 @@ def standing(cluster: str) -> Json | None:
     if handle is None:
         return None
     resources = handle.launched_resources
+    config = global_user_state.get_cluster_yaml_dict(handle.cluster_yaml)["provider"]
     found: Json = {
         "provider": {
             "name": repr(resources.cloud),
             "cluster": cluster,
             "cluster_on_cloud": handle.cluster_name_on_cloud,
-            "config": global_user_state.get_cluster_yaml_dict(handle.cluster_yaml)["provider"],
+            # As in `candidates`: who is asked without a region is one provider, wherever the machine is.
+            "config": {} if repr(resources.cloud).lower() in _LISTED_BY_NAME else config,
         },
         "where": "/".join(part for part in (str(resources.cloud), resources.region, resources.zone) if part),
         "instance_type": resources.instance_type,
@@ -262,12 +298,14 @@ def candidates(cluster: str, gpus: str, infra: list[str]) -> Json:
         cloud = place.partition("/")[0]
         configs = _provider_configs(place, gpu, int(count or 1))
         if configs is None:
-            found["unasked"].append(cloud)
+            found["unasked"] += [cloud] if cloud not in found["unasked"] else []
             continue
         kind: Any = registry.CLOUD_REGISTRY.from_str(cloud)
         name = common_utils.make_cluster_name_on_cloud(cluster, kind.max_cluster_name_length())
         provider = {"name": repr(kind), "cluster": cluster, "cluster_on_cloud": name}
-        found["providers"] += [provider | {"config": config} for config in configs]
+        asked = [provider | {"config": config} for config in configs]
+        # Two places of a cloud may be one list: what is on it would be ended twice.
+        found["providers"] += [one for one in asked if one not in found["providers"]]
     return found
 
 
@@ -311,20 +349,68 @@ def instances(providers: list[Json]) -> Json:
 
     Raises what a provider says: without one of the lists nothing is proven.
     """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return {"instances": list(pool.map(_listed, providers))}
+
+
+def _listed(provider: Json) -> list[str]:
     from sky import provision
 
-    def listed(provider: Json) -> list[str]:
-        found = provision.query_instances(
-            provider["name"],
-            provider["cluster"],
-            provider["cluster_on_cloud"],
-            provider["config"],
-            non_terminated_only=True,
+    name, cluster = provider["name"], provider["cluster_on_cloud"]
+    if name in _STATES:
+        states = _STATES[name](cluster, provider["config"])
+        return sorted(machine for machine, state in states.items() if state not in _GONE[name])
+    return sorted(
+        provision.query_instances(
+            name, provider["cluster"], cluster, provider["config"], non_terminated_only=True
         )
-        return sorted(found)
+    )
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return {"instances": list(pool.map(listed, providers))}
+
+def _states_on_gcp(cluster: str, config: Json) -> dict[str, str]:
+    """Page by page: SkyPilot reads the first, which may be an empty one. Raises RuntimeError for a list that
+    Google itself calls incomplete."""
+    from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+    from sky.provision.gcp.instance_utils import GCPComputeInstance
+
+    machines: Any = GCPComputeInstance.load_resource().instances()
+    label = f"labels.{TAG_RAY_CLUSTER_NAME} = {cluster}"
+    asked = machines.list(project=config["project_id"], zone=config["availability_zone"], filter=label)
+    found: dict[str, str] = {}
+    while asked is not None:
+        page = asked.execute(num_retries=_GOOGLE_ATTEMPTS)
+        warning = page.get("warning", {}).get("code", "NO_RESULTS_ON_PAGE")
+        if warning != "NO_RESULTS_ON_PAGE":
+            raise RuntimeError(f"the list of {config['availability_zone']} is incomplete: {warning}")
+        found |= {machine["name"]: machine["status"] for machine in page.get("items", [])}
+        asked = machines.list_next(asked, page)
+    return found
+
+
+def _states_on_lambda(cluster: str, config: Json) -> dict[str, str]:
+    """By the whole answer: SkyPilot takes one without a list for an empty list. Raises KeyError then."""
+    from sky.provision.lambda_cloud import lambda_utils
+
+    headers = lambda_utils.LambdaCloudClient().headers
+    answer: Any = lambda_utils._try_request_with_backoff(
+        "get", f"{lambda_utils.API_ENDPOINT}/instances", headers=headers
+    )
+    return {one["id"]: one["status"] for one in answer.json()["data"] if _is_of(cluster, one.get("name"))}
+
+
+def _states_on_runpod(cluster: str, config: Json) -> dict[str, str]:
+    from sky.provision.runpod import utils
+
+    pods = utils.list_instances().items()
+    return {pod: said["status"] for pod, said in pods if _is_of(cluster, said["name"])}
+
+
+def _is_of(cluster: str, name: str | None) -> bool:
+    """Whether a machine's name is SkyPilot's for one of the cluster, where there are no labels."""
+    return name in (f"{cluster}-head", f"{cluster}-worker")
+
+
+_STATES = {"GCP": _states_on_gcp, "Lambda": _states_on_lambda, "RunPod": _states_on_runpod}
 
 
 def terminate(provider: Json) -> Json:

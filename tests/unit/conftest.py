@@ -13,6 +13,7 @@ from tests.support.small_run import TOKEN, SmallRun
 
 if TYPE_CHECKING:
     from tests.support.lived import Lives
+    from tests.support.played_sky import PlayedSky
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,3 +56,13 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lives:
     monkeypatch.setattr("launcher.work._LOOK_EVERY_SECONDS", 0.05)
     monkeypatch.setattr("launcher.work._DRAW_EVERY_SECONDS", 0.2)
     return Lives(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def played_sky(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedSky]:
+    """SkyPilot's own code in front of played providers; one for all tests, importing it takes seconds."""
+    from tests.support.played_sky import PlayedSky
+
+    played = PlayedSky(tmp_path_factory.mktemp("played"))
+    yield played
+    played.close()

@@ -1,0 +1,174 @@
+"""What `launch down` and `launch gc` conclude from what GCP, Lambda and RunPod answer.
+
+The end of a run is the whole of ours: record, machine, teardown, SkyPilot's code and the providers' lists.
+The providers are played as in test_played_lists.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import TeardownUnverified
+from launcher.home import Home
+from launcher.machines import cloud as cloud_machine
+from launcher.machines import spare_home, strays, teardown
+from launcher.machines.cloud import CloudMachine
+from launcher.safety import rented
+from launcher.safety.records import RecordStore, RunRecord
+from launcher.safety.take_down import take_down
+from tests.support import played_gcp, played_lambda
+from tests.support.played_https import Answer, Played
+from tests.support.played_sky import PlayedSky, on_cloud
+
+pytestmark = pytest.mark.process
+
+# Several places of a cloud, as a price list has them.
+PLACES = {
+    "gcp": ["gcp/us-central1", "gcp"],
+    "lambda": ["lambda/us-east-1", "lambda/us-west-1"],
+    "runpod": ["runpod/CA", "runpod/US"],
+}
+_UP = {"gcp": "RUNNING", "lambda": "active", "runpod": "RUNNING"}
+# Not up, and not gone: still paid for.
+_STOPPED = {"gcp": "TERMINATED", "lambda": "unhealthy", "runpod": "EXITED"}
+# What a machine may be shown as when it has been ended.
+_ENDED_AS = {"gcp": "DEPROVISIONING", "lambda": "terminating", "runpod": "TERMINATED"}
+_DENIED = {
+    "gcp": Answer(played_gcp.error(403, "forbidden", "Required permission"), 403),
+    "lambda": Answer(played_lambda.REFUSED, 403),
+    "runpod": Answer({"errors": [{"message": "Forbidden"}], "data": None}),
+}
+_NOT_FOUND = {
+    "gcp": Answer(
+        played_gcp.error(404, "notFound", "The resource 'projects/p/zones/z/instances/i' was not found"),
+        404,
+    ),
+    "lambda": Answer(played_lambda.NOT_FOUND, 404),
+    "runpod": Answer({"errors": [{"message": "pod not found to terminate"}], "data": None}),
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played_sky: PlayedSky) -> RecordStore:
+    """Runs of a home whose clouds are the played ones. Nobody waits a minute for what never comes."""
+    monkeypatch.setenv("HOME", str(played_sky.user_home))
+    for module in (cloud_machine, spare_home, strays):
+        for name, kept in (("SkyHome", played_sky.home), ("SkyProcess", played_sky.sky)):
+            if hasattr(module, name) and (module, name) != (spare_home, "SkyHome"):
+                monkeypatch.setattr(module, name, lambda *arguments, kept=kept, **named: kept)
+    for name, seconds in (("_POLL_SECONDS", 0.01), ("_SETTLE_SECONDS", 0.02), ("GONE_SECONDS", 0.5)):
+        monkeypatch.setattr(teardown, name, seconds)
+    for name in ("ASK_SECONDS", "DOWN_SECONDS"):
+        monkeypatch.setattr(teardown, name, 300.0)
+    return RecordStore(Home.find({"LAUNCH_HOME": str(tmp_path / "home")}))
+
+
+@pytest.fixture(params=sorted(PLACES))
+def played(request: pytest.FixtureRequest, played_sky: PlayedSky) -> Played:
+    """Each of the providers, as new."""
+    played_sky.new_cluster()
+    return played_sky.played[request.param]
+
+
+def name_of(played: Played) -> str:
+    return next(name for name in PLACES if played.__class__.__name__.lower() == f"played{name}")
+
+
+def left_behind(store: RecordStore, cloud: str) -> RunRecord:
+    """A run that nobody looks after, which had asked this cloud for a machine; SkyPilot's books are lost."""
+    record = store.create(name=None)
+    machine = CloudMachine(
+        record.id, store.folder(record.id) / "machine", infra=PLACES[cloud], gpus="H100:1", idle_minutes=10
+    )
+    return store.update(record.id, state="work", machine=machine.describe() | {"asked": True})
+
+
+def cluster_of(record: RunRecord) -> str:
+    return on_cloud(record.id)
+
+
+def test_g07_a_machine_that_is_up_is_ended_once_and_then_proven_gone(
+    store: RecordStore, played: Played
+) -> None:
+    record = left_behind(store, name_of(played))
+    played.add_machine(cluster_of(record), _UP[name_of(played)])
+    ended = take_down(store, record, "down")
+    assert (ended.state, played.machines(), played.count(played.ending)) == ("verified", [], 1)
+    assert "is listed by" in str(ended.proof)
+
+
+def test_g07_a_machine_that_is_stopped_is_ended_as_well(store: RecordStore, played: Played) -> None:
+    record = left_behind(store, name_of(played))
+    played.add_machine(cluster_of(record), _STOPPED[name_of(played)])
+    assert take_down(store, record, "gc").state == "verified"
+    assert (played.machines(), played.count(played.ending)) == ([], 1)
+
+
+def test_g07_what_is_still_shown_of_an_ended_machine_is_no_machine(
+    store: RecordStore, played: Played
+) -> None:
+    record = left_behind(store, name_of(played))
+    machine = played.add_machine(cluster_of(record), _UP[name_of(played)])
+    played.ends_as = _ENDED_AS[name_of(played)]
+    assert take_down(store, record, "down").state == "verified"
+    assert (played.machines(), played.count(played.ending)) == ([machine], 1)
+
+
+def test_g07_a_machine_that_the_books_forgot_is_ended_once(
+    store: RecordStore, played: Played, played_sky: PlayedSky
+) -> None:
+    """The record says where it was, the places say where it may be: for its provider that is one machine."""
+    record = left_behind(store, name_of(played))
+    standing = played_sky.launch(record.id, PLACES[name_of(played)][0])
+    played_sky.sky.call("down", 300.0, cluster=record.id)
+    assert played.machines() == []
+    record = store.update(record.id, machine=record.machine | {"standing": standing})
+    played.add_machine(cluster_of(record), _UP[name_of(played)])
+    played.ends_as = _ENDED_AS[name_of(played)]
+    played.asked.clear()
+    ended = take_down(store, record, "down")
+    assert (ended.state, played.count(played.ending)) == ("verified", 1)
+
+
+def test_g07_a_machine_that_is_gone_is_not_asked_to_end(store: RecordStore, played: Played) -> None:
+    record = left_behind(store, name_of(played))
+    assert take_down(store, record, "down").state == "verified"
+    assert played.count(played.listing) >= 1 and played.count(played.ending) == 0
+
+
+def test_g07_a_list_that_is_refused_is_no_proof(store: RecordStore, played: Played) -> None:
+    record = left_behind(store, name_of(played))
+    machine = played.add_machine(cluster_of(record), _UP[name_of(played)])
+    played.fail(played.listing, _DENIED[name_of(played)])
+    with pytest.raises(TeardownUnverified):
+        take_down(store, record, "down")
+    assert (store.load(record.id).state, played.machines()) == ("unverified", [machine])
+    played.faults.clear()
+    assert take_down(store, store.load(record.id), "gc").state == "verified", "the next try has the list"
+
+
+@pytest.mark.parametrize("answers", [_DENIED, _NOT_FOUND], ids=["denied", "not found"])
+def test_g07_what_a_provider_says_of_the_end_proves_nothing_its_list_does(
+    store: RecordStore, played: Played, answers: dict[str, Answer]
+) -> None:
+    """Also "not found": as long as the list has the machine, it is there."""
+    record = left_behind(store, name_of(played))
+    machine = played.add_machine(cluster_of(record), _UP[name_of(played)])
+    played.fail(played.ending, answers[name_of(played)])
+    with pytest.raises(TeardownUnverified) as refused:
+        take_down(store, record, "down")
+    assert store.load(record.id).state == "unverified"
+    assert machine in str(refused.value.why)
+
+
+def test_g08_gc_says_which_clouds_do_not_list_what_the_ledger_forgot(
+    store: RecordStore, played: Played, tmp_path: Path
+) -> None:
+    """There machines have no label that says whose they are, or SkyPilot lists one cluster's only."""
+    played.add_machine("slip-0a0b0c0d-0a0b0c0d", _UP[name_of(played)])
+    notes: list[str] = []
+    found, unasked = rented.look(Home.find({"LAUNCH_HOME": str(tmp_path)}), [name_of(played)], notes.append)
+    assert (found, unasked) == ([], [name_of(played)])
+    assert "look in its console" in notes[0] and played.machines()
