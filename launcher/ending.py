@@ -342,7 +342,8 @@ class Ending:
         usual = self._try(f"asking how long {name} takes", lambda: self._timings.usual(machine.kind, name))
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:
-            yield self._try(f"showing {name}", lambda: stack.enter_context(self._output.phase(name, usual))) or silent
+            shown = self._try(f"showing {name}", lambda: stack.enter_context(self._output.phase(name, usual)))
+            yield shown or silent
         self._timings.add(machine.kind, name, time.monotonic() - begun)
 
     def _enter(self, state: str) -> None:

@@ -242,7 +242,8 @@ class Session:
         last comes home as `results/best`.
         """
         named = f"?best_of={quote(best_of, safe='')}" if best_of is not None else ""
-        return CheckpointInfo.model_validate(_json(self._ask("POST", f"/slipway/checkpoints/{name}/pin{named}")))
+        pinned = self._ask("POST", f"/slipway/checkpoints/{name}/pin{named}")
+        return CheckpointInfo.model_validate(_json(pinned))
 
     def restore(
         self,

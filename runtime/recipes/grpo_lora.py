@@ -284,7 +284,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
     def _open_logs(self, last: Checkpoint | None) -> None:
         logs = self.output / "logs"
-        logs.mkdir(parents=True, exist_ok=True)  # wandb goes elsewhere, unasked, where its folder is not there
+        logs.mkdir(
+            parents=True, exist_ok=True
+        )  # wandb goes elsewhere, unasked, where its folder is not there
         self.wandb = WandbLog(
             self.cfg.wandb_mode if self.ranks.first else "disabled",
             self.cfg.wandb_project,

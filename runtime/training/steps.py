@@ -26,7 +26,7 @@ from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_
 from runtime.training.claims import Claims
 from runtime.training.rewind import Rewind
 from runtime.training.said import Said
-from runtime.training.selection import Selection, Snapshot, build
+from runtime.training.selection import build
 from runtime.training.start import KEY, START, StartError
 from runtime.training.step_errors import (
     ClientStateTooLargeError,
