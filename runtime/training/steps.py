@@ -198,10 +198,12 @@ class StepQueue:
     def _begin(self) -> bool:
         """Take in the run's first step, once; whether anything is still to come before the run has begun."""
         first = self._by_key.get(KEY)
-        if first is None and not (self._steps or self._committed):
+        if first is None and not (self._steps or self._claims.committed):
             first = Step(1, KEY, _digest({"restore": START}), "restore", source=START)
             self._take_in(first)
-        return max(self._committed, default=0) <= 1 and first is not None and first.state != "published"
+        return (
+            max(self._claims.committed, default=0) <= 1 and first is not None and first.state != "published"
+        )
 
     # ------------------------------------------------------------------ one step
 

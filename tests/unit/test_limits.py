@@ -31,7 +31,7 @@ class _Reluctant:
     def __init__(self) -> None:
         self.attempts = 0
 
-    def pull(self, into: Path) -> PullReport:
+    def pull(self, into: Path, *_: object) -> PullReport:
         self.attempts += 1
         if self.attempts < 3:
             raise NotPulled("not yet", "no", None)

@@ -108,13 +108,13 @@ def test_a_server_that_starts_is_looked_at_once_a_second(
     monkeypatch.setattr(sky_home, "time", clock)
     looks: list[float] = []
     monkeypatch.setattr(SkyHome, "healthy", lambda self: bool(looks.append(clock.now)))
-    monkeypatch.setattr(SkyHome, "end_server", lambda self: None)
+    monkeypatch.setattr(SkyHome, "end_server", lambda self, spared: None)
     monkeypatch.setattr(
         sky_home.subprocess, "Popen", lambda *words, **how: SimpleNamespace(poll=lambda: None)
     )
     (tmp_path / "sky").mkdir()
     home = SkyHome(tmp_path / "sky", ["aws"], "0123abcd")
-    assert home._start_server(90.0) == "no answer in 90 s"
+    assert home._start_server(90.0, frozenset()) == "no answer in 90 s"
     assert len(looks) <= 90 + 10, "it was ten times a second"
 
 
