@@ -18,8 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from runtime.recipes.grpo_lora import GRPOLoRARecipe
-from runtime.schema import LoraConfig, RuntimeConfig, TrainConfig
+from runtime.schema import RuntimeConfig, TrainConfig
 from runtime.serving.probe import Probe
+from runtime.train_config import LoraConfig
 from runtime.training.batch import empty_batch, step_folder, write_batch
 from runtime.training.command import RECIPES, trainer_command
 from runtime.training.peft_form import TARGETS, portable_name, tensor_shapes
