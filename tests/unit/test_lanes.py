@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.environment import REPOSITORY
+from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lane import Lane, LaneError
 from tests.support.lanes import LANES, lane_of
+from tests.support.places import places
 
 pytestmark = pytest.mark.process
 
@@ -64,3 +66,31 @@ def test_each_folder_of_slow_tests_has_its_lanes_and_no_lane_is_without_tests() 
     taken = {name: [file for file in files if lane_of(f"{file}::test_x") == name] for name in (None, *LANES)}
     assert all(taken.values()), taken
     assert {Path(file).parts[1] for file in taken[None]} == {"unit"}
+
+
+def test_a_lane_that_finds_no_place_has_the_one_of_the_next_that_ends(tmp_path: Path) -> None:
+    def begin() -> subprocess.Popen[str]:
+        words = [sys.executable, str(PROGRAMS / "unit" / "lane_place.py"), str(tmp_path / "places"), "2"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, **pipes)
+
+    def place(of: subprocess.Popen[str]) -> int:
+        assert of.stdout is not None
+        return int(of.stdout.readline())
+
+    begun = [begin(), begin()]
+    try:
+        taken = {place(one): one for one in begun}
+        assert set(taken) == {0, 1}
+        begun += [begin()]
+        taken[1].kill()
+        assert place(begun[2]) == 1
+    finally:
+        for one in begun:
+            one.kill()
+            one.communicate()
+
+
+def test_a_suite_alone_has_a_place_for_each_of_its_lanes() -> None:
+    assert places(len(LANES)) >= len(LANES)
+    assert places(10**6) == 10**6
