@@ -40,7 +40,7 @@ def take(folder: Path, count: int) -> int:
             descriptor = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 os.close(descriptor)
             else:
                 _held.append(descriptor)

@@ -14,6 +14,7 @@ from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lane import Lane, LaneError
 from tests.support.lanes import LANES, lane_of
 from tests.support.places import places
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -69,26 +70,27 @@ def test_each_folder_of_slow_tests_has_its_lanes_and_no_lane_is_without_tests() 
 
 
 def test_a_lane_that_finds_no_place_has_the_one_of_the_next_that_ends(tmp_path: Path) -> None:
-    def begin() -> subprocess.Popen[str]:
-        words = [sys.executable, str(PROGRAMS / "unit" / "lane_place.py"), str(tmp_path / "places"), "2"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, **pipes)
+    def begin(name: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, PROGRAMS / "unit" / "lane_place.py", tmp_path / "places", "2"]
+        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        with (tmp_path / name).open("wb") as said:
+            return subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=said)
 
-    def place(of: subprocess.Popen[str]) -> int:
-        assert of.stdout is not None
-        return int(of.stdout.readline())
+    def place(name: str) -> int:
+        wait_until(lambda: (tmp_path / name).read_text().endswith("\n"), what=f"{name} has a place")
+        return int((tmp_path / name).read_text())
 
-    begun = [begin(), begin()]
+    begun = {"one": begin("one"), "two": begin("two")}
     try:
-        taken = {place(one): one for one in begun}
+        taken = {place(name): begun[name] for name in ("one", "two")}
         assert set(taken) == {0, 1}
-        begun += [begin()]
+        begun["three"] = begin("three")
         taken[1].kill()
-        assert place(begun[2]) == 1
+        assert place("three") == 1
     finally:
-        for one in begun:
-            one.kill()
-            one.communicate()
+        for process in begun.values():
+            process.kill()
+            process.communicate()
 
 
 def test_a_suite_alone_has_a_place_for_each_of_its_lanes() -> None:
