@@ -3,6 +3,7 @@
 A test of a lane is shown here, where it stands among the others, and runs in its lane, a pytest of its own
 (`lane.py`). What no lane takes runs here. The tests of `tests/runtime` (`remote_items.py`) always run in a
 lane, in the runtime's environment; the others only when the slow tests of several lanes were asked for.
+Suites side by side share the places of the computer (`places.py`).
 `--one-by-one` runs all but those here, one after the other: for a debugger, for measuring one alone.
 """
 
@@ -29,6 +30,7 @@ LANES: dict[str, tuple[str, ...]] = {
     "runs": ("tests/e2e/",),
     "runtime": (RUNTIME,),
 }
+_IN_ITS_PLACE = ("-p", "tests.support.places")
 _ALONE = "--one-by-one"
 _IN_LANES = pytest.StashKey[bool]()
 _STARTED = pytest.StashKey[dict[str, Lane]]()
@@ -128,8 +130,8 @@ def _reports_or_failure(item: pytest.Item) -> Iterable[pytest.TestReport]:
 def _start(name: str, nodeids: list[str]) -> Lane:
     if _is_the_runtimes(name):
         confined = ("--confcutdir", str(REPOSITORY / RUNTIME))
-        return Lane(name, runtime_python(), nodeids, runtime_environ(), *confined)
-    return Lane(name, sys.executable, nodeids, os.environ)
+        return Lane(name, runtime_python(), nodeids, runtime_environ(), *_IN_ITS_PLACE, *confined)
+    return Lane(name, sys.executable, nodeids, os.environ, *_IN_ITS_PLACE)
 
 
 def _is_the_runtimes(name: str) -> bool:

@@ -20,6 +20,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 H100 = "NVIDIA H100 80GB HBM3, 580.95.05, 81559, 9.0, Disabled"
 A100_40 = "NVIDIA A100-SXM4-40GB, 580.95.05, 40960, 8.0, Disabled"
 FOUR = Needs("cuda", "H100:4", train_gpus=1, infer_gpus=3)
+# What is free of this computer's memory is not what a machine would have.
+FOUR_IDLE = replace(FOUR, train_gpus=0, infer_gpus=0)
 
 
 @dataclass
@@ -63,7 +65,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_a_machine_that_is_fit_is_set_up(machine: Machine) -> None:
     machine.drive(*[H100] * 4)
-    code, lines = machine.set_up(replace(FOUR, model_bytes=10**8))
+    code, lines = machine.set_up(replace(FOUR_IDLE, model_bytes=10**8))
     assert code == 0, lines
     assert lines[0].startswith("4×NVIDIA H100 80GB HBM3 · driver 580.95.05 · ")
     assert (machine.folder / scripts.PYTHON).read_text().rstrip().endswith("/bin/python")
@@ -89,7 +91,8 @@ def test_a_machine_that_is_fit_is_set_up(machine: Machine) -> None:
          " NVIDIA H100 80GB HBM3 has 85.5 GB"),
         (["NVIDIA L4, 580.95.05, [N/A], [N/A], [N/A]"], Needs("cuda", "L4:1", infer_gpus=10**6),
          "the memory is too small: "),
-        ([H100.replace("81559", "[N/A]")] * 4, replace(FOUR, model_bytes=10**15), "the disk is too small: "),
+        ([H100.replace("81559", "[N/A]")] * 4, replace(FOUR_IDLE, model_bytes=10**15),
+         "the disk is too small: "),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_in_the_last_line_before_anything_is_installed(
@@ -113,6 +116,14 @@ def test_a_driver_that_is_not_there_or_in_trouble_is_said_in_its_own_words(machi
     assert machine.set_up(FOUR)[1] == [f"the NVIDIA driver is in trouble: {lost}"]
     machine.drive(code=6)
     assert machine.set_up(FOUR)[1] == ["the NVIDIA driver is in trouble: nvidia-smi ended with code 6"]
+
+
+def test_each_engine_and_training_process_has_its_memory() -> None:
+    fitness.check_memory(12 * 10**9, FOUR)
+    with pytest.raises(fitness.UnfitError) as unfit:
+        fitness.check_memory(12 * 10**9 - 1, FOUR)
+    assert str(unfit.value) == "the memory is too small: 12.0 GB are free, 4 processes need 12.0 GB"
+    assert fitness.memory_bytes() < 10**15
 
 
 def test_the_disk_must_hold_the_environment_where_it_is_not_built(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.environment import REPOSITORY
+from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lane import Lane, LaneError
 from tests.support.lanes import LANES, lane_of
+from tests.support.places import places
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -64,3 +67,32 @@ def test_each_folder_of_slow_tests_has_its_lanes_and_no_lane_is_without_tests() 
     taken = {name: [file for file in files if lane_of(f"{file}::test_x") == name] for name in (None, *LANES)}
     assert all(taken.values()), taken
     assert {Path(file).parts[1] for file in taken[None]} == {"unit"}
+
+
+def test_a_lane_that_finds_no_place_has_the_one_of_the_next_that_ends(tmp_path: Path) -> None:
+    def begin(name: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, PROGRAMS / "unit" / "lane_place.py", tmp_path / "places", "2"]
+        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        with (tmp_path / name).open("wb") as said:
+            return subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=said)
+
+    def place(name: str) -> int:
+        wait_until(lambda: (tmp_path / name).read_text().endswith("\n"), what=f"{name} has a place")
+        return int((tmp_path / name).read_text())
+
+    begun = {"one": begin("one"), "two": begin("two")}
+    try:
+        taken = {place(name): begun[name] for name in ("one", "two")}
+        assert set(taken) == {0, 1}
+        begun["three"] = begin("three")
+        taken[1].kill()
+        assert place("three") == 1
+    finally:
+        for process in begun.values():
+            process.kill()
+            process.communicate()
+
+
+def test_a_suite_alone_has_a_place_for_each_of_its_lanes() -> None:
+    assert places(len(LANES)) >= len(LANES)
+    assert places(10**6) == 10**6

@@ -243,7 +243,7 @@ def test_without_a_command_the_endpoint_is_held_until_a_signal(live) -> None:
     def interrupt(machine: PretendMachine) -> None:
         _once(lambda: machine.renewals >= 2, lambda: _send(signal.SIGINT))
 
-    lived = live((), lease_seconds=4.0, prepare=interrupt)
+    lived = live((), lease_seconds=12.0, prepare=interrupt)
     assert lived.code == 130
     assert lived.machine.renewals >= 2, "the lease is renewed each quarter of it"
     ready = next(item for item in lived.objects if item["event"] == "ready")
@@ -331,12 +331,14 @@ def test_a_runtime_that_fails_ends_the_run_and_says_which_part(live) -> None:
     assert "--which trainer" in lived.stderr
 
 
-def test_a_runtime_that_is_gone_ends_the_run_and_says_why(live) -> None:
-    def vanish(machine: PretendMachine) -> None:
-        _once(lambda: machine.renewals > 0, machine.down)
+def test_a_runtime_that_is_gone_ends_the_run_and_says_why(live, tmp_path: Path) -> None:
+    started = tmp_path / "started"
 
-    program = (sys.executable, "-c", "import time; time.sleep(600)")
-    lived = live(program, lease_seconds=4.0, prepare=vanish)
+    def vanish(machine: PretendMachine) -> None:
+        _once(started.exists, machine.down)
+
+    program = (sys.executable, "-c", f"import time; open({str(started)!r}, 'w'); time.sleep(600)")
+    lived = live(program, prepare=vanish)
     assert lived.code == 6
     assert "the runtime has ended by itself" in lived.stderr
     assert "its supervisor ended" in lived.stderr
