@@ -1,5 +1,5 @@
 """Brings what a run's results are made of from its machine: the newest checkpoint and the pinned ones, the
-weights first, then what a resume needs besides; metrics line by line; logs last.
+weights first, then what a resume needs besides and what was said; metrics line by line; logs last.
 
 Neighbours: `cloud.py` asks for it, at the end at full speed and while the run lives at `pace.py`'s; what to
 bring is laid out there by `outgoing.py`; `rsync.py` copies, over an ssh connection of the copy's own: never
@@ -32,9 +32,14 @@ _ASK_SECONDS = 120.0
 _SILENT_SECONDS = 2 * rsync.STILL_SECONDS
 # What comes at once anyway is not worth a second connection.
 _AT_ONCE_BYTES = 8 << 20
-_WEIGHTS = ("/checkpoints/pinned.json", "/checkpoints/*/", "/checkpoints/*/adapter/***")
-_WEIGHTS += ("/checkpoints/*/manifest.json", "/checkpoints/*/state.json")
-_CHECKPOINTS = ("/checkpoints/***",)
+# As rsync's patterns. No links and no devices: what a machine puts here is files in folders.
+_FILES = "-rt"
+_WEIGHTS = ("/checkpoints/pinned.json", "/checkpoints/best.json", "/checkpoints/*/")
+_WEIGHTS += ("/checkpoints/*/adapter/***", "/checkpoints/*/manifest.json", "/checkpoints/*/state.json")
+# What comes with each step: what was said in it, too (`said.py`).
+_OF_STEPS = ("checkpoints/", "logs/rollouts/")
+_STEPS = tuple(f"/{folder}***" for folder in _OF_STEPS)
+_LOGS = ("/logs/*.log", "/logs/wandb/***")
 
 
 def nothing() -> None:
@@ -70,20 +75,22 @@ class Fetching:
     def _bring(self, newest: int, alive: Callable[[], object]) -> bool:
         """So many of the newest; whether one of them is whole, or there are no more."""
         files = self._lay_out(newest)
-        missing = {name: size for name, size in files.items() if not self._is_here(name, size)}
-        of_checkpoints = {n: s for n, s in missing.items() if n.startswith("checkpoints/")}
-        weights = {n: s for n, s in of_checkpoints.items() if _is_weights(n)}
-        rest = sum(of_checkpoints.values()) - sum(weights.values())
-        total = sum(of_checkpoints.values()) + self._logs_bytes(missing)
+        of_steps = {n: s for n, s in files.items() if n.startswith(_OF_STEPS)}
+        missing = {n: s for n, s in of_steps.items() if not self._is_here(n, s)}
+        logs = self._logs_bytes({n: s for n, s in files.items() if n not in of_steps})
+        weights = sum(size for name, size in missing.items() if _is_weights(name))
+        rest = sum(missing.values()) - weights
+        total = weights + rest + logs
         self._moved = 0
         if rest > _AT_ONCE_BYTES:
-            self._copy(_WEIGHTS, sum(weights.values()), total, alive)
+            self._copy(_WEIGHTS, weights, total, alive)
             self.weights_home()
-        if any(name.startswith("checkpoints/") for name in files):  # of one size is not the same
-            self._copy(_CHECKPOINTS, sum(of_checkpoints.values()), total, alive)
+        if of_steps:  # also where nothing is missing: of one size is not the same
+            self._copy(_STEPS, weights + rest, total, alive)
         if self.logs:
-            self._copy(("/logs/***",), self._logs_bytes(missing), total, alive, "--inplace")
-        self._remove_unwanted(files)
+            self._copy(_LOGS, logs, total, alive, "--inplace")
+        for folder in _OF_STEPS:
+            self._remove_unwanted(folder, files)
         folder = self.remote.here / "checkpoints"
         names = checkpoints.names(folder)
         return len(names) < newest or any(checkpoints.is_whole(folder / name) for name in names[:newest])
@@ -124,17 +131,16 @@ class Fetching:
             found = (self.remote.here / name).lstat()
         except OSError:
             return False
-        return found.st_size == size and not name.startswith("logs/")
+        return found.st_size == size
 
-    def _logs_bytes(self, missing: dict[str, int]) -> int:
+    def _logs_bytes(self, logs: dict[str, int]) -> int:
         """What the logs have beyond what is here of them."""
         if not self.logs:
             return 0
         total = 0
-        for name, size in missing.items():
-            if name.startswith("logs/"):
-                path = self.remote.here / name
-                total += max(0, size - (path.stat().st_size if path.is_file() else 0))
+        for name, size in logs.items():
+            path = self.remote.here / name
+            total += max(0, size - (path.stat().st_size if path.is_file() else 0))
         return total
 
     # -------------------------------------------------------------- how it comes
@@ -152,19 +158,19 @@ class Fetching:
             self._moved = before + moved.bytes
             self.progress(Moved(self._moved, total, moved.bytes_per_second).describe())
 
-        top = f"/{wanted[0].split('/')[1]}/"
-        filters = [f"--include={pattern}" for pattern in dict.fromkeys((top, *wanted))]
+        tops = (f"/{pattern.split('/')[1]}/" for pattern in wanted)
+        filters = [f"--include={pattern}" for pattern in dict.fromkeys((*tops, *wanted))]
         source = f"{self.remote.host.address}:{self.remote.there}/{outgoing.OUT}/"
         rate = self.pace.rate if self.pace is not None else None
         copy = Copy(size, seen, self.stopped, rate)
-        self.remote.rsync(["-a", *how, *filters, "--exclude=*", source, f"{self.remote.here}/"], copy)
+        self.remote.rsync([_FILES, *how, *filters, "--exclude=*", source, f"{self.remote.here}/"], copy)
         if self.pace is not None and first is not None and last is not None:
             self.pace.learn(last[1] - first[1], last[0] - first[0])
 
-    def _remove_unwanted(self, files: dict[str, int]) -> None:
-        """What the machine has no more, or is neither newest nor pinned."""
-        folder = self.remote.here / "checkpoints"
-        wanted = {PurePosixPath(name).parts[1] for name in files if name.startswith("checkpoints/")}
+    def _remove_unwanted(self, name: str, files: dict[str, int]) -> None:
+        """What the machine has no more, of checkpoints also what is neither newest nor pinned."""
+        folder = self.remote.here / name
+        wanted = {file.removeprefix(name).partition("/")[0] for file in files if file.startswith(name)}
         for path in list(folder.iterdir()) if folder.is_dir() else []:
             if path.name in wanted:
                 continue
@@ -186,4 +192,5 @@ def _own(name: str) -> str:
 
 def _is_weights(name: str) -> bool:
     parts = PurePosixPath(name).parts
-    return len(parts) == 2 or parts[2] in ("adapter", checkpoints.MANIFEST, checkpoints.STATE)
+    of_a_checkpoint = len(parts) == 2 or parts[2] in ("adapter", checkpoints.MANIFEST, checkpoints.STATE)
+    return parts[0] == "checkpoints" and of_a_checkpoint

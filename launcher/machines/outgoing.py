@@ -2,7 +2,8 @@
 
     .home/checkpoints/step-000007/   the newest checkpoints and the pinned ones, under second names: they stay
                                      whole when the trainer removes them while they are copied
-    .home/checkpoints/pinned.json    .home/logs/
+    .home/checkpoints/pinned.json    best.json beside it
+    .home/logs/                      the processes' own, rollouts/ a file a step, wandb/ its offline runs
 
 Neighbours: `fetching.py` sends it, with {"newest": how many, "journals": {name: [bytes, sha256] of what home
 has}} as its argument, and reads what it prints: a line of JSON, {"files": {path: bytes}, "journals": [[name,
@@ -11,6 +12,7 @@ from, bytes]]}, then what the journals have beyond that. Standard library only, 
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -21,7 +23,9 @@ from typing import Any, BinaryIO
 
 OUT = ".home"
 _CHECKPOINT = re.compile(r"step-(\d{6,12})")
-_PINNED = "pinned.json"
+_PINNED, _BEST = "pinned.json", "best.json"
+# Of the folder of logs; what else is in it stays there.
+_LOGS = ("*.log", "rollouts/step-*.jsonl", "wandb/offline-run-*")
 _CHUNK_BYTES = 1 << 20
 # Of one journal at a time; the rest comes with the next step.
 _MOST_BYTES = 64 << 20
@@ -38,10 +42,12 @@ def lay_out(newest: int) -> dict[str, int]:
         wanted = left > 0 or name in pinned
         if wanted and _second_name(os.path.join("checkpoints", name)):
             left -= 1
-    _second_name(os.path.join("checkpoints", _PINNED))
-    for name in sorted(os.listdir("logs") if os.path.isdir("logs") else ()):
-        if name.endswith(".log") and os.path.isfile(os.path.join("logs", name)):
-            _second_name(os.path.join("logs", name))
+    for name in (_PINNED, _BEST):
+        _known_by_content(os.path.join("checkpoints", name))
+    for pattern in _LOGS:
+        for path in sorted(glob.glob(os.path.join("logs", pattern))):
+            os.makedirs(os.path.join(OUT, os.path.dirname(path)), exist_ok=True)
+            _second_name(path)
     return _sizes()
 
 
@@ -59,7 +65,7 @@ def _checkpoints() -> list[str]:
     """Newest first."""
     try:
         found = [name for name in os.listdir("checkpoints") if _CHECKPOINT.fullmatch(name)]
-    except OSError:
+    except FileNotFoundError:  # any other trouble with its disk must not be taken for "it has none"
         return []
     return sorted(found, key=lambda name: int(name[5:]), reverse=True)
 
@@ -93,6 +99,21 @@ def _link(path: str, target: str) -> None:
         raise
     except OSError:  # a disk without second names
         shutil.copy2(path, target, follow_symlinks=False)
+
+
+def _known_by_content(path: str) -> None:
+    """Copy a small file that is written anew at each change, with a time made of what it says: rsync knows a
+    file by its size and second, and two that follow one another may have both in common."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        return
+    target = os.path.join(OUT, path)
+    with open(target, "wb") as file:
+        file.write(content)
+    seconds = int.from_bytes(hashlib.sha256(content).digest()[:3], "big")
+    os.utime(target, (seconds, seconds))
 
 
 def _sizes() -> dict[str, int]:

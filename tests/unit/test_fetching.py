@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher import checkpoints, durable
+from launcher.checkpoints import Best
 from launcher.errors import JobFailed, NotPulled
 from launcher.home import Home
 from launcher.machines import fetching
@@ -20,7 +21,7 @@ from launcher.machines.fetching import Fetching
 from launcher.machines.pace import Pace
 from launcher.machines.remote import SSH_BY_FILE, RemoteFolder
 from launcher.safety.records import RecordStore
-from tests.support.committed import commit, pin
+from tests.support.committed import commit, name_best, pin
 from tests.support.own_sshd import OwnSshd
 
 pytestmark = pytest.mark.process
@@ -117,6 +118,62 @@ def test_g22_a_checkpoint_that_is_removed_while_it_is_copied_comes_home_whole(
     assert checkpoints.newest_whole(remote.here / "checkpoints") == "step-000001"
 
 
+def test_g22_what_was_said_and_which_is_best_come_with_each_step_and_logs_now_and_then(
+    remote: RemoteFolder, there: Path
+) -> None:
+    said, offline = there / "logs" / "rollouts", there / "logs" / "wandb" / "offline-run-20261122_100000-slip"
+    said.mkdir()
+    (offline / "files").mkdir(parents=True)
+    (offline / "files" / "config.yaml").write_text("lr: 1\n")
+    for step in (1, 2):
+        commit(there, step)
+        (said / f"step-{step:06d}.jsonl").write_text(f'{{"step": {step}}}\n')
+    (said / ".step-000003.77").write_text("half of it")
+    pin(there, 1, 2)
+    name_best(there, 1, "a")
+    Fetching(remote, logs=False).bring()
+    assert checkpoints.best(remote.here / "checkpoints") == Best("step-000001", "a")
+    assert _files(remote.here / "logs") == {f"rollouts/{name}": text for name, text in _whole(said).items()}
+
+    (said / "step-000001.jsonl").unlink()  # the oldest go
+    Fetching(remote).bring()
+    home = _files(remote.here / "logs")
+    assert sorted(home) == [
+        "rollouts/step-000002.jsonl",
+        "trainer.log",
+        f"wandb/{offline.name}/files/config.yaml",
+    ]
+
+
+def _whole(folder: Path) -> dict[str, bytes]:
+    return {name: text for name, text in _files(folder).items() if not name.startswith(".")}
+
+
+def test_g22_another_best_is_known_though_it_is_named_in_the_same_second_in_as_many_letters(
+    remote: RemoteFolder, there: Path
+) -> None:
+    for step in (1, 2):
+        commit(there, step)
+    pin(there, 1, 2)
+    for step in (1, 2):
+        name_best(there, step, "a")
+        os.utime(there / "checkpoints" / "best.json", (1e9, 1e9))
+        Fetching(remote).bring()
+        assert checkpoints.best(remote.here / "checkpoints") == Best(f"step-{step:06d}", "a")
+
+
+def test_g24_a_link_on_a_machine_is_none_here(remote: RemoteFolder, there: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    commit(there, 1)
+    (there / "checkpoints" / "step-000001" / "away").symlink_to(outside)
+    (there / "logs" / "away.log").symlink_to(outside / "log")
+    (there / "logs" / "rollouts").symlink_to(outside)
+    Fetching(remote).bring()
+    assert _same(remote, there, "step-000001")
+    assert not [path for path in remote.here.rglob("*") if path.is_symlink()]
+
+
 def test_metrics_are_added_to_what_is_here_and_taken_anew_where_the_machine_began_again(
     remote: RemoteFolder, there: Path
 ) -> None:
@@ -203,3 +260,34 @@ def test_g22_a_copy_broken_off_behind_the_weights_costs_the_optimizer_and_not_th
     assert machine.pull(results, said.append).step == 2
     assert durable.newest_step(results) == 2
     assert said and said[-1].startswith("0 MB of 0 MB"), said
+
+
+def test_g22_a_rented_runs_results_are_those_of_a_run_here(tmp_path: Path) -> None:
+    """Byte for byte what the machine has, with what was said, wandb's runs and the one that is best."""
+    sshd = OwnSshd(tmp_path / "sshd")
+    record = sshd.rented(RecordStore(Home.find({"LAUNCH_HOME": str(tmp_path / "home")})), "dev")
+    machine, results = CloudMachine.described(record.machine), tmp_path / "results"
+    there = sshd.logs(record).parent
+    offline = there / "logs" / "wandb" / "offline-run-20261122_100000-slip"
+    offline.mkdir(parents=True)
+    (offline / "run-slip.wandb").write_bytes(bytes(range(256)))
+    (there / "logs" / "rollouts").mkdir()
+    for step in (1, 2, 3):
+        commit(there, step)
+        (there / "logs" / "rollouts" / f"step-{step:06d}.jsonl").write_text(f'{{"step": {step}}}\n')
+    pin(there, 2)
+    name_best(there, 2, "a")
+    machine.secure(results)
+    assert [path.name for path in sorted((results / "rollouts").iterdir())] == [
+        f"step-{step:06d}.jsonl" for step in (1, 2, 3)
+    ]
+    report = machine.pull(results)
+    assert (report.step, report.skipped) == (3, ())
+    for name in ("step-000002", "step-000003"):
+        assert _files(results / "durable" / name) == _files(there / "checkpoints" / name)
+    assert json.loads((results / "best" / "best.json").read_text()) == {
+        "checkpoint": "step-000002",
+        "of": "a",
+    }
+    assert _state(results / "best") == 2 and _state(results / "adapter") == 3
+    assert _files(results / "wandb") == _files(offline.parent)
