@@ -113,7 +113,11 @@ def run_on(
     """A shell command on the machine, to its end. Raises LaunchError when ssh itself fails or is too slow."""
     try:
         done = subprocess.run(
-            host.command("--", command), input=stdin, capture_output=True, timeout=bound_seconds
+            host.command("--", command),
+            input=stdin,
+            capture_output=True,
+            timeout=bound_seconds,
+            start_new_session=True,  # a Ctrl-C is for us, and what brings results home goes on after it
         )
     except subprocess.TimeoutExpired:
         raise _lost(host, f"no end after {bound_seconds:.0f} s") from None

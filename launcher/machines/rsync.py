@@ -110,6 +110,7 @@ def run(arguments: list[str], folder: Path, copy: Copy) -> Moved:
             stdout=subprocess.PIPE,
             stderr=said,
             cwd=folder,
+            start_new_session=True,  # a Ctrl-C is for us: results go on coming home after the first
         ) as rsync,
     ):
         watched = _Watched(rsync, copy)

@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from launcher import sync
 from launcher.errors import JobFailed, NotPulled
 from launcher.machines.fetching import Fetching
-from launcher.machines.link import Host
+from launcher.machines.link import Host, run_on
 from launcher.machines.remote import RemoteFolder, _unpack
 from launcher.safety import locks
 from tests.support.environment import PROGRAMS
@@ -86,6 +87,19 @@ def test_g22_without_rsync_or_ssh_on_this_computer_copying_fails_in_words(
     with pytest.raises(JobFailed) as refused:
         remote.shell("true", "look")
     assert refused.value.why == "there is no ssh on this computer"
+
+
+@pytest.mark.process
+def test_g22_a_ctrl_c_at_the_terminal_reaches_no_question_to_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the terminal sends goes to all of our group; in the place of ssh is what says its own."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import os; print(os.getpgrp())'\n")
+    ssh.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    host = Host("192.0.2.1", "ubuntu", tmp_path / "key", tmp_path / "known_hosts")
+    assert int(run_on(host, "true").stdout) != os.getpgrp()
 
 
 def test_g22_results_are_pulled_on_a_disk_that_locks_only_what_is_open_for_writing(

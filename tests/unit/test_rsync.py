@@ -108,6 +108,19 @@ def test_g22_a_copy_that_nobody_wants_any_more_is_broken_off_and_what_came_is_ke
     assert 0 < (weights.with_name("home") / "weights").stat().st_size < SIZE
 
 
+@pytest.mark.process
+def test_g22_a_ctrl_c_at_the_terminal_reaches_no_copy(weights: Path) -> None:
+    """The terminal sends it to all of our group: the first has results come home, and must not cut them."""
+    groups: set[int] = set()
+
+    def look() -> None:
+        ours = psutil.Process().children(recursive=True)
+        groups.update(os.getpgid(one.pid) for one in ours if one.name() == "rsync")
+
+    _copy(weights, Copy(SIZE, _at_first_sight(look), rate=SLOW))
+    assert groups and os.getpgrp() not in groups
+
+
 # ----------------------------------------------------------------- pace
 
 
