@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher import durable, rented
+from launcher import durable, giving_up, rented
 from launcher.durable import Standing
 from launcher.endpoint import RESULTS, drop_token
 from launcher.errors import LaunchError, NotPulled, TeardownUnverified, failure_of
 from launcher.failpoints import passing
 from launcher.log import LOGGER
 from launcher.machines import recorded
-from launcher.machines.base import Machine, Progress, Proof, PullReport, silent
+from launcher.machines.base import Machine, Progress, Proof, PullReport, Stopped, silent
 from launcher.output import Output
-from launcher.safety import clock, lives, teardown_lock
+from launcher.safety import clock, lives, take_down, teardown_lock
 from launcher.safety.guardian import Guardian
 from launcher.safety.lease import Limits
 from launcher.safety.records import RecordStore, RunRecord
@@ -97,6 +97,7 @@ class Ending:
         self._run_id = ended.record.id
         self._folder = store.folder(self._run_id)
         self._results = self._folder / RESULTS
+        self._by_name = giving_up.by_name(store, self._run_id)
         self._pulled: PullReport | None = None
         self._unpulled: NotPulled | None = None
         self._proof: Proof | None = None
@@ -141,8 +142,9 @@ class Ending:
         if not self._parts.served:
             return
         try:
+            stopped = giving_up.after(take_down.TRIES_SECONDS, self._by_name)
             with self._shown(machine, "pull") as progress:
-                self._pulled = machine.pull(self._results, turn.telling("results home", progress))
+                self._pulled = machine.pull(self._results, turn.telling("results home", progress), stopped)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
             if self._pulled is not None:  # they are at home, it could not be shown
                 self._trouble(f"showing pull failed: {recorded.described(error)}")
@@ -171,23 +173,11 @@ class Ending:
         if self._pulled is not None:
             self._unpulled = None
 
-    def _given_up(self) -> Callable[[], bool]:
+    def _given_up(self) -> Stopped:
         """Whether nobody wants to wait for results any more: a Ctrl-C, or `--give-up-results`. A TERM, or a
         terminal that is closed, gives nothing up."""
-        received, looked_at = self._signals.received, float("-inf")
-
-        def given_up() -> bool:
-            nonlocal looked_at
-            if received is None and self._signals.received == signal.SIGINT:
-                return True
-            if time.monotonic() - looked_at < _PAUSE_SECONDS:
-                return False
-            looked_at = time.monotonic()
-            with contextlib.suppress(LaunchError, OSError):
-                return self._store.load(self._run_id).given_up
-            return False
-
-        return given_up
+        received = self._signals.received
+        return lambda: self._by_name() or (received is None and self._signals.received == signal.SIGINT)
 
     def _down(self, machine: Machine) -> Proof:
         """Down and proof, shown while it lasts; done also where it cannot be shown."""
@@ -338,16 +328,14 @@ class Ending:
     def _shown(self, machine: Machine, name: str) -> Iterator[Progress]:
         """One phase: in the record before it begins, on the screen while it lasts, its time remembered; where
         one of these cannot be had, the phase itself can. Yields what takes its progress."""
-        self._try(f"noting {name}", lambda: self._enter(name))
+        noted = {"state": name, "unpulled": self._why_unpulled()}
+        self._try(f"noting {name}", lambda: self._store.update(self._run_id, **noted))
         usual = self._try(f"asking how long {name} takes", lambda: self._timings.usual(machine.kind, name))
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:
             shown = self._try(f"showing {name}", lambda: stack.enter_context(self._output.phase(name, usual)))
             yield shown or silent
         self._timings.add(machine.kind, name, time.monotonic() - begun)
-
-    def _enter(self, state: str) -> None:
-        self._store.update(self._run_id, state=state, unpulled=self._why_unpulled())
 
     def _why_unpulled(self) -> str | None:
         """Why the newest results are not at home, in one line."""

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from typing import cast
 
+from launcher import giving_up
 from launcher.endpoint import RESULTS, drop_token
 from launcher.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified
 from launcher.homeward import pull_patiently
 from launcher.machines import recorded
-from launcher.machines.base import Machine, Progress, Proof, PullReport, silent
+from launcher.machines.base import Machine, Progress, Proof, PullReport, Stopped, never, silent
 from launcher.machines.recorded import NoMachine, from_record
 from launcher.safety import lives, processes, teardown_lock
 from launcher.safety.lease import Limits
@@ -25,6 +26,7 @@ from launcher.safety.records import RecordStore, RunRecord
 from launcher.units import format_money
 
 # Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
+# A copy of what was given up may take as long.
 TRIES_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 # A guardian that is stopped does nothing any more.
@@ -33,14 +35,16 @@ _STILL_SECONDS = teardown_lock.STILL_SECONDS
 Note = Callable[[str], None]
 
 
-def pull(store: RecordStore, record: RunRecord, progress: Progress = silent) -> PullReport:
-    """What the run has, brought home. Raises NotPulled."""
+def pull(
+    store: RecordStore, record: RunRecord, progress: Progress = silent, stopped: Stopped = never
+) -> PullReport:
+    """What the run has, brought home, or until `stopped`. Raises NotPulled."""
     machine = from_record(record)
     if isinstance(machine, NoMachine):
         raise NotPulled(
             f"{record.id} has nothing to bring home", "it ended before it had a machine", "launch status"
         )
-    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress)
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress, stopped)
 
 
 def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunRecord:
@@ -99,8 +103,9 @@ def _bring_home(
     store: RecordStore, record: RunRecord, note: Note, progress: Progress, give_up: bool
 ) -> str | None:
     """Why the results are not at home; None when they are. Raises NotPulled when the machine is kept."""
+    given_up = (lambda: True) if give_up else giving_up.by_name(store, record.id)
     try:
-        pull(store, record, progress)
+        pull(store, record, progress, giving_up.after(TRIES_SECONDS, given_up))
         return None
     except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
         why = recorded.described(error)
@@ -111,15 +116,15 @@ def _bring_home(
     if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
         return why
     reached = limit_reached(record, time.time())
-    if give_up or record.given_up or reached:
-        note(f"its newest results go with it: {reached or 'they were given up'} ({why})")
-        return why
-    note(f"{why}; trying for a minute")
-    results = store.folder(record.id) / RESULTS
-    tries = (cast("Machine", machine), results, TRIES_SECONDS, lambda: False, progress)
-    if pull_patiently(*tries) is not None:
-        return None
-    raise _kept(record, why)
+    if not (reached or given_up()):
+        note(f"{why}; trying for a minute")
+        results = store.folder(record.id) / RESULTS
+        if pull_patiently(cast("Machine", machine), results, TRIES_SECONDS, given_up, progress) is not None:
+            return None
+        if not given_up():
+            raise _kept(record, why)
+    note(f"its newest results go with it: {reached or 'they were given up'} ({why})")
+    return why
 
 
 def _kept(record: RunRecord, why: str) -> NotPulled:

@@ -41,6 +41,8 @@ class PretendMachine:
         self.phase = "ready"
         self.proven = Proof(True, "nothing is left")
         self.standing = Standing()
+        # Whether what was asked of it last is wanted no more: for an act that takes its time.
+        self.stopped: Stopped = never
         self._server: _Gateway | None = None
 
     @property
@@ -88,6 +90,7 @@ class PretendMachine:
         return None if self._server is not None else "its supervisor ended"
 
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+        self.stopped = stopped
         self._called("pull")
         progress("1 MB of 2 MB")
         (into / "adapter").mkdir(parents=True, exist_ok=True)

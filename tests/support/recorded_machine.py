@@ -1,7 +1,7 @@
 """A rented machine as a folder, found again by a run's record: what another process than `launch` ends.
 
 `FOLDER/calls` has a line for each call. While `FOLDER/pull-fails` exists no copy succeeds, while `pull-hangs`
-does none ends. Its disk goes with it. `register` makes its kind one of a record's.
+does none ends by itself. Its disk goes with it. `register` makes its kind one of a record's.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class RecordedMachine:
         progress("1 MB of 2 MB")
         hangs = self._folder / "pull-hangs"
         while hangs.exists():
+            if stopped():
+                raise NotPulled("the results are still on the machine", "it was broken off", None)
             time.sleep(0.05)
         if (self._folder / "pull-fails").exists():
             raise NotPulled("the results are still on the machine", "rsync ended with code 13", None)

@@ -24,7 +24,7 @@ from launcher import ending_verbs, homeward
 from launcher.errors import LaunchError, NotPulled
 from launcher.machines.base import Proof
 from launcher.output import Output
-from launcher.safety import clock, teardown_lock
+from launcher.safety import clock, take_down, teardown_lock
 from launcher.safety.records import RecordStore
 from launcher.timings import Timings
 from tests.support.environment import PROGRAMS, REPOSITORY
@@ -342,6 +342,26 @@ def test_g29_results_given_up_by_name_end_the_wait_of_launch(live: Lives) -> Non
     giving_up.join()
     assert lived.code == 8, lived.stderr
     assert time.monotonic() - begun < 1800, "the lease is an hour"
+    ended_well(lived, with_results=True)
+
+
+def test_g29_results_given_up_by_name_end_a_copy_that_goes_on_and_on(
+    live: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moves, and would for hours: whoever says so has it broken off, when it has had a minute."""
+    monkeypatch.setattr(take_down, "TRIES_SECONDS", 0.5)
+    machines: list[PretendMachine] = []
+
+    def copy_on_and_on() -> None:
+        (record,) = live.store.list()
+        live.store.update(record.id, given_up=True)
+        wait_until(machines[0].stopped, what="somebody breaks it off")
+        raise NotPulled("the results are still on the machine", "it was broken off", None)
+
+    lived = live(acts={"pull": copy_on_and_on}, prepare=machines.append, price=PRICE, lease_seconds=3600.0)
+    assert lived.code == 8, lived.stderr
+    assert lived.record.unpulled == "it was broken off"
+    assert lived.machine.calls.count("pull") == 1
     ended_well(lived, with_results=True)
 
 

@@ -102,6 +102,42 @@ def test_g29_results_given_up_by_name_go_with_their_machine_and_that_is_said(
     assert "NOT at home" in typed("status", "dev").stdout
 
 
+@pytest.mark.parametrize("said", ["with it", "from another terminal"])
+def test_g29_a_copy_that_goes_on_and_on_is_broken_off_once_its_results_are_given_up(
+    typed: Typed, store: RecordStore, there: Path, said: str
+) -> None:
+    record = left_alone(store, there)
+    (there / "pull-hangs").touch()
+    if said == "with it":
+        done = typed("down", "dev", "--give-up-results")
+    else:
+        store.update(record.id, given_up=True)
+        done = typed("gc", "--yes")
+    assert done.returncode == 0, done.stderr
+    ended = store.load(record.id)
+    assert ended.state == "verified" and "it was broken off" in str(ended.unpulled)
+    assert recorded_machine.calls(there) == ["pull", "down"]
+
+
+def test_g29_results_that_are_given_up_while_they_are_tried_for_go_with_their_machine(
+    typed: Typed, store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = left_alone(store, there)
+    (there / "pull-fails").touch()
+    tries = homeward.pull_patiently
+
+    def given_up_meanwhile(*words: Any) -> None:
+        store.update(record.id, given_up=True)
+        assert tries(*words) is None
+
+    monkeypatch.setattr(take_down, "TRIES_SECONDS", 3600.0)
+    monkeypatch.setattr(take_down, "pull_patiently", given_up_meanwhile)
+    done = typed("gc", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "its newest results go with it: they were given up" in done.stderr
+    assert store.load(record.id).state == "verified"
+
+
 def test_g29_gc_gives_up_only_what_is_named(typed: Typed, store: RecordStore, there: Path) -> None:
     record = left_alone(store, there)
     (there / "pull-fails").touch()
