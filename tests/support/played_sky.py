@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from launcher.machines import sky_process
 from launcher.machines.scripts import task_file
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
+from launcher.safety.processes import ProcessId
 from tests.support import played_gcp
 from tests.support.environment import PROGRAMS
 from tests.support.played_gcp import PlayedGcp
@@ -69,7 +70,7 @@ class PlayedHome(SkyHome):
         user = dict(os.environ if environ is None else environ)
         return super().environ(user | {"PATH": path}) | self.proxy.environ()
 
-    def serve(self, bound_seconds: float = 0.0) -> None:
+    def serve(self, bound_seconds: float = 0.0, spared: Set[ProcessId] = frozenset()) -> None:
         """There is none."""
 
     def healthy(self) -> bool:
@@ -109,10 +110,7 @@ def furnish(user_home: Path) -> None:
 class KeptHome(PlayedHome):
     """One that outlives its runs, as the process in it does."""
 
-    def beside(self, folder: Path) -> SkyHome:
-        return self
-
-    def end_server(self) -> None:
+    def end_server(self, spared: Set[ProcessId] = frozenset(), grace_seconds: float = 0.0) -> None:
         """There is none."""
 
     def remove(self) -> None:
