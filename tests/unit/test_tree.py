@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,15 @@ def test_ruff_is_clean() -> None:
 def test_types_are_clean() -> None:
     done = subprocess.run([sys.executable, "-m", "basedpyright"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_a_checkout_gets_the_version_of_each_package_that_this_tree_was_tested_with() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    asked += [one for extra in project["project"]["optional-dependencies"].values() for one in extra]
+    pinned = {one.partition("==")[0] for one in project["tool"]["uv"]["constraint-dependencies"]}
+    names = {re.split(r"[\[<>=]", one)[0] for one in asked if "==" not in one}
+    assert names - pinned == {project["project"]["name"]}
 
 
 def test_no_machine_path_or_registry_host_is_committed() -> None:
