@@ -140,16 +140,21 @@ class DoorServer(web.Server):
 
 
 def look(transport: asyncio.BaseTransport | None) -> Literal["open", "closed", "reset"]:
-    """What the other end has done, as far as the kernel knows now.
+    """What the other end has done, as far as the kernel knows now; "reset" also where the connection is over.
 
     The event loop may not have looked yet: after this computer slept, an answer and its program's hanging up
-    arrive together. An end that closes with something unread, or before it came, resets.
+    arrive together. An end that closes with something unread, or before it came, resets. The kernel says so
+    once: who looks again, the event loop too, finds it closed.
     """
     if transport is None or transport.is_closing():
-        return "closed"
-    # The very descriptor: a copy is refused where no file more may be open.
-    looking = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+        return "reset"
+    watched = transport.get_extra_info("socket")
+    # The very descriptor: a copy is refused where no file more may be open. Its kind is said, or it would be
+    # asked for, which some systems refuse of one that was reset.
+    looking = socket.socket(watched.family, watched.type, watched.proto, watched.fileno())
     try:
+        if looking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # reading says nothing of it after an end
+            return "reset"
         return "open" if looking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) else "closed"
     except BlockingIOError:
         return "open"

@@ -52,10 +52,13 @@ class Tally:
 class LostError(Exception):
     """The gateway went away, or asked to be asked again, before its answer began.
 
-    `silent_since`: it stands still, and has answered nobody from then on (`time.monotonic`).
+    `after_seconds`: it asked to be asked again after so long; None: it went away. `silent_since`: it stands
+    still, and has answered nobody from then on (`time.monotonic`).
     """
 
-    def __init__(self, reason: str, after_seconds: float = 0.0, silent_since: float | None = None) -> None:
+    def __init__(
+        self, reason: str, after_seconds: float | None = None, silent_since: float | None = None
+    ) -> None:
         super().__init__(reason)
         self.after_seconds = after_seconds
         self.silent_since = silent_since
@@ -64,19 +67,21 @@ class LostError(Exception):
 class Waiting:
     """How much longer one request may go without an answer: from its first loss on, however old it is.
 
-    A time in which the gateway worked on it again is not counted; more than one absence add up, so that a
-    request which ends each gateway that works on it is given up, too.
+    A time in which the gateway worked on it again is not counted, unless it came to asking to be asked again:
+    then it waited for an engine, or lost some. More than one absence add up, so that a request which ends
+    whatever works on it is given up, too.
     """
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
         self._lost_at: float | None = None
 
-    def lost(self, begun: float, now: float, silent_since: float | None = None) -> None:
+    def lost(self, begun: float, now: float, error: LostError) -> None:
         """An attempt that began then is lost now."""
+        went_away = error.silent_since is None and error.after_seconds is None
         if self._lost_at is None:
-            away = 0.0 if silent_since is None else now - max(begun, silent_since)
-        elif silent_since is None and now - begun >= _WORKED_SECONDS:
+            away = 0.0 if error.silent_since is None else now - max(begun, error.silent_since)
+        elif went_away and now - begun >= _WORKED_SECONDS:
             away = begun - self._lost_at
         else:
             away = now - self._lost_at
@@ -86,14 +91,14 @@ class Waiting:
 
 @dataclass
 class Call:
-    """One request on its way. `begun`: the answer, once its head may have reached the program; `signed`: it
-    has its receipt."""
+    """One request on its way. `begun`: the answer, once its head may have reached the program; `signed`:
+    whether it has a receipt, None while that is not known: the kernel says of a reset only once."""
 
     request: web.BaseRequest
     headers: CIMultiDict[str]
     body: bytes
     begun: web.StreamResponse | None = None
-    signed: bool = False
+    signed: bool | None = None
 
     @property
     def id(self) -> str:
@@ -165,8 +170,8 @@ class Forwarder:
                 return await self._attempt(call)
             except LostError as error:
                 self._tally.last_error = str(error)
-                waiting.lost(begun, time.monotonic(), error.silent_since)
-                wait_seconds = max(pause_seconds, min(error.after_seconds, _LONGEST_PAUSE_SECONDS))
+                waiting.lost(begun, time.monotonic(), error)
+                wait_seconds = max(pause_seconds, min(error.after_seconds or 0.0, _LONGEST_PAUSE_SECONDS))
                 if self._closing or wait_seconds > waiting.left:
                     return self._given_up(str(error))
             passing("relay.replaying")
@@ -267,7 +272,7 @@ class Forwarder:
         `was_there`: the program was, just before the end was written. Since then it may have read that, and
         closed.
         """
-        if _VERSION_HEADER not in response.headers or call.signed:
+        if _VERSION_HEADER not in response.headers or call.signed is not None:
             return
         await call.request.writer.drain()
         call.signed = was_there and look(call.request.transport) != "reset"

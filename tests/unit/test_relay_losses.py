@@ -14,7 +14,7 @@ from aiohttp import web
 
 from launcher import relay
 from launcher.relay import Relay
-from launcher.relay_forward import Waiting
+from launcher.relay_forward import LostError, Waiting
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until
 
@@ -121,19 +121,34 @@ def test_g17_a_request_that_is_older_than_the_patience_is_asked_again_when_the_l
         door.stop()
 
 
+AWAY = LostError("cut")
+
+
 def test_g17_patience_counts_from_the_first_loss_and_not_while_the_gateway_works() -> None:
     waiting = Waiting(120.0)
-    waiting.lost(begun=0.0, now=1000.0)  # it worked for a thousand seconds, then the link was lost
+    waiting.lost(0.0, 1000.0, AWAY)  # it worked for a thousand seconds, then the link was lost
     assert waiting.left == 120.0
-    waiting.lost(begun=1010.0, now=1011.0)  # eleven seconds later it is still away
+    waiting.lost(1010.0, 1011.0, AWAY)  # eleven seconds later it is still away
     assert waiting.left == 109.0
-    waiting.lost(begun=1012.0, now=2000.0)  # it came back, worked, and was lost again
+    waiting.lost(1012.0, 2000.0, AWAY)  # it came back, worked, and was lost again
     assert waiting.left == 108.0
-    waiting.lost(begun=2001.0, now=2050.0, silent_since=2002.0)  # and then stood still
+    waiting.lost(2001.0, 2050.0, LostError("still", silent_since=2002.0))  # and then stood still
     assert waiting.left == 58.0
 
 
 def test_g17_a_gateway_that_stood_still_from_the_beginning_has_used_up_its_patience() -> None:
     waiting = Waiting(120.0)
-    waiting.lost(begun=10.0, now=131.0, silent_since=5.0)
+    waiting.lost(10.0, 131.0, LostError("still", silent_since=5.0))
     assert waiting.left == -1.0
+
+
+def test_g23_a_gateway_that_asks_to_be_asked_again_each_time_is_not_asked_for_hours() -> None:
+    """It waits for an engine that is away, or for one more that this very request ends."""
+    asks = LostError("no engine came back within 120 s", after_seconds=0.0)
+    waiting = Waiting(180.0)
+    waiting.lost(0.0, 120.0, asks)
+    assert waiting.left == 180.0
+    waiting.lost(122.0, 242.0, asks)
+    assert waiting.left == 58.0
+    waiting.lost(244.0, 364.0, asks)
+    assert waiting.left < 0.0

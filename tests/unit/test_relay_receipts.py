@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import socket
 import struct
 import threading
@@ -132,6 +131,54 @@ def test_c52_a_program_that_hung_up_while_its_answer_was_on_its_way_has_none(
     ask(client, "stayed")
     wait_until(lambda: gateway.told)
     assert gateway.told == [("stayed", "received")]
+
+
+def test_c52_a_program_that_leaves_between_the_last_look_and_its_answer_has_none(
+    gateway: Gateway, port: int, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has closed in order, so that reading says no more than this; the answer is thrown away."""
+    gateway.answers.clear()
+    leaving = program(port, "left")
+    looks = 0
+
+    def leave(transport: asyncio.BaseTransport | None) -> str:
+        nonlocal looks
+        looks += 1
+        seen = look(transport)
+        if looks == 1:
+            assert seen == "open"
+            leaving.close()
+        return seen
+
+    monkeypatch.setattr(relay_forward, "look", leave)
+    gateway.answers.set()
+    wait_until(lambda: looks >= 2, what="it has looked before and after")
+    ask(client, "stayed")
+    wait_until(lambda: gateway.told)
+    assert gateway.told == [("stayed", "received")]
+
+
+def test_c52_a_stream_that_was_reset_at_its_end_is_not_received_a_moment_later(
+    gateway: Gateway, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says of a reset once, and the end of the response comes right after that of the events."""
+    says = ["open", "reset"]
+    monkeypatch.setattr(relay_forward, "look", lambda _: says.pop(0) if says else "closed")
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers=SAMPLED | {"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(DONE)
+        return response
+
+    gateway.upstream.handlers[CHAT] = events
+    ask(client, "reset")
+    assert not says
+    monkeypatch.setattr(relay_forward, "look", look)
+    gateway.upstream.handlers[CHAT] = gateway.chat
+    ask(client, "after")
+    wait_until(lambda: gateway.told)
+    assert gateway.told == [("after", "received")]
 
 
 def test_c52_a_program_that_hangs_up_before_its_answer_has_none(
@@ -283,29 +330,6 @@ def test_c52_a_step_is_known_in_every_spelling_of_its_path_that_the_gateway_take
     assert relay_rules.rewards("POST", STEPS) and relay_rules.rewards("POST", f"{STEPS}?a=b")
     assert relay_rules.rewards("POST", "/slipway/%73teps")
     assert not relay_rules.rewards("GET", STEPS) and not relay_rules.rewards("POST", RECEIPTS)
-
-
-async def connected(server: asyncio.Server) -> asyncio.Transport:
-    """A connection to a server, and its end here."""
-    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-    assert isinstance(writer.transport, asyncio.Transport)
-    return writer.transport
-
-
-def test_c52_a_program_that_is_there_is_seen_where_no_file_more_can_be_opened() -> None:
-    async def scenario() -> str:
-        server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-        transport = await connected(server)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        try:
-            return look(transport)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            transport.abort()
-            server.close()
-
-    assert asyncio.run(scenario()) == "open"
 
 
 def test_c52_a_receipt_names_the_id_the_relay_gave(gateway: Gateway, client: httpx.Client) -> None:
