@@ -1,7 +1,7 @@
 """The prices of rented GPUs, from SkyPilot's catalogs on this computer: offline, and with nobody's keys.
 They are fetched only where that is asked for.
 
-Neighbours: `sky_calls.py` reads them, in a home that holds the catalogs and nothing else; `quote.py` asks;
+Neighbours: `sky_prices.py` reads them, in a home that holds the catalogs and nothing else; `quote.py` asks;
 `price_snapshot.py` has the few that come with the package.
 """
 

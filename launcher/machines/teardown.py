@@ -34,7 +34,7 @@ _SETTLE_SECONDS = 5.0
 
 # What SkyPilot's books said of a cluster while it was in them: how the provider is asked afterwards.
 Standing = dict[str, Any]
-# How a provider is asked for the machines of one cluster: `sky_calls.instances`.
+# How a provider is asked for the machines of one cluster: `sky_providers.instances`.
 Provider = dict[str, Any]
 
 

@@ -168,7 +168,7 @@ class PlayedSky:
         return call["providers"]
 
     def listed(self, cloud: str, cluster: str) -> list[str]:
-        """What `sky_calls.instances` makes of a cloud's own list."""
+        """What `sky_providers.instances` makes of a cloud's own list."""
         asked = self.providers(cloud, cluster)
         found = self.sky.call("instances", ASK_SECONDS, providers=asked)["instances"]
         return [one for some in found for one in some]

@@ -17,9 +17,9 @@ TOP_LEVEL = {
     ".ci", ".gitignore", "LICENSE",
 }  # fmt: skip
 
-# Each external world has one importer, a file or a folder: an upgrade is then one place.
+# Each external world has one importer, a file, a few beside each other or a folder: an upgrade is one place.
 IMPORTERS = {
-    "sky": {"launcher/machines/sky_calls.py", "launcher/machines/sky_server.py"},
+    "sky": {f"launcher/machines/sky_{part}.py" for part in ("calls", "prices", "providers", "server")},
     "vllm": {"runtime/serving/engine.py", "runtime/serving/worker.py"},
     "torchtune": {"runtime/training/decoder.py", "runtime/recipes/"},
     "dspy": {"launcher/client/", "examples/"},

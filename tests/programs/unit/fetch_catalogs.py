@@ -7,8 +7,8 @@ import sys
 
 from sky.skylet import constants
 
-from launcher.machines import sky_calls
+from launcher.machines import sky_prices
 
 if __name__ == "__main__":
     constants.HOSTED_CATALOG_DIR_URL = sys.argv[1]
-    print(json.dumps(sky_calls.fetch(["aws", "kubernetes"])))
+    print(json.dumps(sky_prices.fetch(["aws", "kubernetes"])))
