@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher import durable
 from launcher.durable import Standing
 from launcher.errors import LaunchError, PreflightError
 from launcher.failpoints import passing
@@ -53,8 +52,7 @@ class CloudMachine:
     `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
     than these GPUs the machine must have. `model`: a folder of the user's own, brought there. `secrets` are
     variables for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
-    `copy_rate`: as `pace.py` takes it.
-    `warn` is told what the user should know although the run goes on.
+    `copy_rate`: as `pace.py` takes it. `warn` is told what the user should know although the run goes on.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     """
 
@@ -215,14 +213,8 @@ class CloudMachine:
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
         remote = self._remote()
         remote.make(self.socket_dir)
-        self._rest()
-
-    def _rest(self) -> None:
-        """SkyPilot's server is asked nothing until the end, which starts it again (`teardown.py`)."""
-        try:
-            self._sky.rest()
-        except Exception as error:  # noqa: BLE001 - it costs memory, and the machine is up
-            LOGGER.warning("SkyPilot's server could not be ended: %r", error)
+        # It is asked nothing until the end, which starts it again (`teardown.py`).
+        self._tidy_up("ending SkyPilot's server", self._sky.rest)
 
     def _asking(self, asked: bool) -> None:
         self._asked = asked
@@ -233,12 +225,9 @@ class CloudMachine:
         import runtime
 
         code = RemoteFolder(self.host, f"{self._user_home()}/{scripts.CODE}", self._folder)
+        package, without = Path(runtime.__file__).parent, shutil.ignore_patterns("__pycache__")
         with tempfile.TemporaryDirectory(prefix="slipway-push-") as staging:
-            shutil.copytree(
-                Path(runtime.__file__).parent,
-                Path(staging) / "runtime",
-                ignore=shutil.ignore_patterns("__pycache__"),
-            )
+            shutil.copytree(package, Path(staging) / "runtime", ignore=without)
             code.send(Path(staging))
         passing("cloud.pushed")
 
@@ -284,8 +273,7 @@ class CloudMachine:
                 progress(f"{error.message}: {error.why}")
             return remote.exit_code()
 
-        size = self._needs.model_bytes if self._needs else None
-        bound_seconds = start_seconds(config.model_path, size)
+        bound_seconds = start_seconds(config.model_path, self._needs.model_bytes if self._needs else None)
         Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, bound_seconds)
         for line in last_lines(remote.here / "logs" / "serve.log"):
             self._warn(line)
@@ -321,10 +309,7 @@ class CloudMachine:
 
     def seed(self, results: Path) -> int:
         """See base.py."""
-        with tempfile.TemporaryDirectory(prefix="slipway-seed-") as folder:
-            step = durable.seed(results, Path(folder))
-            self._remote().send(Path(folder))
-        return step
+        return self._results.seed(results)
 
     @property
     def _remote_copy(self) -> Path:
@@ -354,7 +339,7 @@ class CloudMachine:
         return proof
 
     def _tidy_up(self, what: str, act: Callable[[], None]) -> None:
-        """A proof is one, whatever cannot be tidied up here."""
+        """A machine that is up is up, and a proof is one, whatever cannot be tidied up here."""
         try:
             act()
         except Exception as error:  # noqa: BLE001 - nothing of it is paid for

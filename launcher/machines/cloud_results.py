@@ -6,13 +6,14 @@ Neighbours: `cloud.py` is the machine, `fetching.py` copies to the run's folder 
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher import checkpoints, sync
+from launcher import checkpoints, durable, sync
 from launcher.durable import Standing
 from launcher.errors import LaunchError, NotPulled
 from launcher.machines.base import Progress, PullReport, Stopped
@@ -62,6 +63,13 @@ class CloudResults:
         report = sync.pull(self._here, into)
         lost = "what the machine had since then, for it is gone"
         return replace(report, skipped=(*report.skipped, lost))
+
+    def seed(self, results: Path) -> int:
+        """See base.py."""
+        with tempfile.TemporaryDirectory(prefix="slipway-seed-") as folder:
+            step = durable.seed(results, Path(folder))
+            self._remote().send(Path(folder))
+        return step
 
     def committed(self) -> int | None:
         """The newest whole step, as it was seen last."""
