@@ -39,6 +39,8 @@ _KEPT = {
     "disk": "disk_gb",
     "idle": "idle_seconds",
     "grace": "grace_seconds",
+    "copy_rate": "copy_rate",
+    "keep_output": "keep_output",
     "max_price": "max_price",
 }
 

@@ -213,7 +213,7 @@ class CloudMachine:
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
         remote = self._remote()
         remote.make(self.socket_dir)
-        # It is asked nothing until the end, which starts it again (`teardown.py`).
+        # SkyPilot's server is asked nothing until the end, which starts it again (`teardown.py`).
         self._tidy_up("ending SkyPilot's server", self._sky.rest)
 
     def _asking(self, asked: bool) -> None:

@@ -18,7 +18,7 @@ from launcher.home import Home
 from launcher.machines.local import LocalMachine
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RecordStore, RunRecord
-from launcher.settings import Settings
+from launcher.settings import SETTINGS, Settings
 from tests.support.committed import commit
 from tests.support.waiting import wait_until
 
@@ -145,6 +145,18 @@ def test_the_recorded_settings_hold_whatever_files_and_variables_say_now(
     assert (again.model, again.max_seconds, again.name) == ("/models/mine", 7200.0, "dev")
     assert (again.runtime["train.learning_rate"], again.runtime["train.pack_tokens"]) == ("3e-3", "512")
     assert again.values["train.pack_tokens"].source == "the record of dev"
+
+
+@pytest.mark.parametrize(("rate", "bytes_per_second"), [("2MB/s", 2e6), ("none", float("inf"))])
+def test_every_option_of_a_run_holds_when_it_is_taken_up(
+    store: RecordStore, settings: Callable[..., Settings], rate: str, bytes_per_second: float
+) -> None:
+    """But its name, which is the record's, and --yes, which was said of another price."""
+    assert SETTINGS.keys() - resume._KEPT.keys() == {"name", "yes"}
+    record = ended(store, settings(copy_rate=rate, keep_output=False, grace="30s", yes=True))
+    again = resume.settings(settings(), store.load(record.id))
+    assert (again.copy_rate, again.keep_output, again.grace_seconds) == (bytes_per_second, False, 30.0)
+    assert not again.yes
 
 
 def test_what_is_given_anew_wins(store: RecordStore, settings: Callable[..., Settings]) -> None:
