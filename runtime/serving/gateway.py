@@ -93,7 +93,10 @@ def build_parts(config: RuntimeConfig) -> Parts:
     fleet = promotion.fleet
 
     def check(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
-        limit_answer(kind, body, config.engine.answer_tokens)
+        # vLLM refuses a limit past its context, however short the prompt is.
+        contexts = (config.engine.max_model_len, *(client.facts.context_length for client in clients))
+        bounds = (config.engine.answer_tokens, *contexts)
+        limit_answer(kind, body, min(bound for bound in bounds if bound is not None))
         try:
             return request_fields.check(kind, body, config.device)
         except request_fields.BadField as error:

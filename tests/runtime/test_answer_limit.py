@@ -10,6 +10,7 @@ import pytest
 
 from runtime.schema import EngineConfig, RuntimeConfig
 from runtime.serving.answer_limit import limit_answer
+from runtime.serving.engine_client import EngineFacts
 from runtime.serving.gateway import build_parts
 from tests.runtime.recorded import asked
 
@@ -45,3 +46,18 @@ def test_the_engine_and_the_record_have_the_limit(tmp_path: Path) -> None:
     request = asked(rollout="r")
     sent = json.loads(request.for_engine("policy@v1", build_parts(config).completions._check))
     assert sent["max_tokens"] == request.settings["max_tokens"] == 123
+
+
+@pytest.mark.parametrize(("configured", "said", "limit"), [(96, None, 96), (None, 1024, 1024), (96, 64, 64)])
+def test_the_limit_is_one_that_the_engines_take(
+    tmp_path: Path, configured: int | None, said: int | None, limit: int
+) -> None:
+    """Of one past their context vLLM says that it cannot be: nobody could ask without a limit."""
+    config = RuntimeConfig(
+        run_id="t", model_path="m", state_dir=str(tmp_path), socket_dir=str(tmp_path),
+        engine=EngineConfig(max_model_len=configured),
+    )  # fmt: skip
+    parts = build_parts(config)
+    parts.clients[0].facts = EngineFacts(context_length=said)
+    sent = json.loads(asked(rollout="r").for_engine("policy@v1", parts.completions._check))
+    assert sent["max_tokens"] == limit

@@ -184,6 +184,11 @@ def test_several_greedy_answers_are_given(gateway: Gateway) -> None:
         assert len(ids) == 3 and ids[0] and ids == [ids[0]] * 3
 
 
+def test_who_names_no_limit_is_answered_whatever_the_context(gateway: Gateway) -> None:
+    answer = gateway.chat(max_tokens=None, stop=[*"aeiou tn"])
+    assert answer.status_code == 200, answer.text
+
+
 def test_tags_are_read_from_headers_as_from_the_path(gateway: Gateway) -> None:
     headers = {
         "x-slipway-rollout": "tagged", "x-slipway-predictor": "translate", "x-slipway-call": "2",
