@@ -13,8 +13,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from launcher import durable, giving_up, rented
 from launcher.durable import Standing
@@ -25,19 +24,13 @@ from launcher.log import LOGGER
 from launcher.machines import recorded
 from launcher.machines.base import Machine, Progress, Proof, PullReport, Stopped, silent
 from launcher.output import Output
+from launcher.parts import Ended, Parts
 from launcher.safety import clock, lives, take_down, teardown_lock
-from launcher.safety.guardian import Guardian
-from launcher.safety.lease import Limits
-from launcher.safety.records import RecordStore, RunRecord
+from launcher.safety.records import RecordStore
 from launcher.safety.teardown_lock import Turn
 from launcher.signals import Interrupted, Signals
 from launcher.summary import Summary, exit_code_of, program_code_of, reason_of
 from launcher.timings import Timings
-
-if TYPE_CHECKING:
-    from launcher.homeward import Homeward
-    from launcher.pulse import Pulse
-    from launcher.relay import Relay
 
 T = TypeVar("T")
 
@@ -48,32 +41,6 @@ _KEEPING = "waiting for its results (Ctrl-C gives them up)"
 # A record that cannot be written is tried again: another process may hold its lock for a moment.
 _WRITES = 3
 _PAUSE_SECONDS = 0.5
-
-
-@dataclass
-class Parts:
-    """What a run has come to have when its life is over; None for what it has not.
-
-    `served`: its runtime was started, and so may have results.
-    """
-
-    machine: Machine | None = None
-    guardian: Guardian | None = None
-    relay: Relay | None = None
-    pulse: Pulse | None = None
-    homeward: Homeward | None = None
-    served: bool = False
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Whose end it is. `limits` are on the clock that counts sleep."""
-
-    record: RunRecord
-    label: str
-    command: tuple[str, ...]
-    lease_seconds: float
-    limits: Limits
 
 
 class Ending:
@@ -152,8 +119,15 @@ class Ending:
                 self._unpulled = self._not_pulled(error)
                 self._warn(f"{self._unpulled.message}: {self._unpulled.why}")
                 self._try("keeping the machine", lambda: self._keep(machine, turn))
-        for skipped in self._pulled.skipped if self._pulled is not None else ():
-            self._warn(f"not brought home: {skipped}")
+        if self._pulled is not None:
+            self._say_what_is_missing(self._pulled)
+
+    def _say_what_is_missing(self, pulled: PullReport) -> None:
+        """Of a machine that is gone the newest never come: that is no good end."""
+        for missing in pulled.missing:
+            self._warn(f"not brought home: {missing}")
+        if pulled.lost is not None and self._parts.homeward is not None:  # it was ready once
+            self._unpulled = NotPulled("the newest results are lost", pulled.lost, None)
 
     def _keep(self, machine: Machine, turn: Turn) -> None:
         """Keep a machine whose disk would go with it, as long as that is agreed to."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import durable, log, patience, program_log, rented, resume
-from launcher.ending import AGAIN, Ended, Ending, Parts
+from launcher.ending import AGAIN, Ending
 from launcher.endpoint import RESULTS, Endpoint, drop_token, keep_token
 from launcher.errors import JobFailed, LaunchError, LimitReached, PreflightError, failure_of
 from launcher.failpoints import passing
@@ -31,6 +31,7 @@ from launcher.home import Home
 from launcher.machines import wanted
 from launcher.machines.base import Machine
 from launcher.output import Output
+from launcher.parts import Ended, Parts
 from launcher.request import Request
 from launcher.safety import clock, guardian, minder
 from launcher.safety.lease import Limits

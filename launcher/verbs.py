@@ -79,8 +79,8 @@ def pull(output: Output, name: str) -> int:
     store = RecordStore(Home.find())
     with output.busy(f"bringing home {name}", "or waiting for another pull of it") as progress:
         report = take_down.pull(store, store.load(name), progress)
-    for skipped in report.skipped:
-        output.note(f"not brought home: {skipped}")
+    for missing in report.missing:
+        output.note(f"not brought home: {missing}")
     step = "no step yet" if report.step is None else f"step {report.step}"
     output.result(
         {
@@ -89,7 +89,7 @@ def pull(output: Output, name: str) -> int:
             "bytes": report.bytes,
             "seconds": round(report.seconds, 3),
             "step": report.step,
-            "skipped": list(report.skipped),
+            "skipped": report.missing,
         },
         f"{report.into}: {step}, {report.files} files, {report.bytes / 1e6:.1f} MB",
     )

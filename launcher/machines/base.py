@@ -37,7 +37,8 @@ def never() -> bool:
 
 @dataclass(frozen=True)
 class PullReport:
-    """What came home. `skipped` names what was there but not whole, each with its reason."""
+    """What came home. `skipped` names what was there but not whole, each with its reason; `lost` is why the
+    newest cannot come any more."""
 
     into: Path
     files: int
@@ -45,6 +46,12 @@ class PullReport:
     seconds: float
     step: int | None
     skipped: tuple[str, ...] = ()
+    lost: str | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """All that did not come, a line each."""
+        return [*self.skipped, *([] if self.lost is None else [self.lost])]
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ class CloudResults:
             if not self._gone():
                 raise
         report = sync.pull(self._here, into)
-        lost = "what the machine had since then, for it is gone"
-        return replace(report, skipped=(*report.skipped, lost))
+        since = "all that it had" if report.step is None else f"what it had after step {report.step}"
+        return replace(report, lost=f"the machine is gone, with {since}")
 
     def seed(self, results: Path) -> int:
         """See base.py."""

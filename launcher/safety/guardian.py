@@ -194,8 +194,7 @@ def _bring(store: RecordStore, record: RunRecord) -> str | None:
         return None
     if record.given_up:
         return "they were given up"
-    cast("Machine", machine).pull(store.folder(record.id) / RESULTS)
-    return None
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS).lost
 
 
 def _take_down(record: RunRecord) -> Proof:

@@ -105,8 +105,8 @@ def _bring_home(
     """Why the results are not at home; None when they are. Raises NotPulled when the machine is kept."""
     given_up = (lambda: True) if give_up else giving_up.by_name(store, record.id)
     try:
-        pull(store, record, progress, giving_up.after(TRIES_SECONDS, given_up))
-        return None
+        report = pull(store, record, progress, giving_up.after(TRIES_SECONDS, given_up))
+        return _missing(record, report, note)
     except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
         why = recorded.described(error)
     machine = from_record(record)
@@ -119,12 +119,20 @@ def _bring_home(
     if not (reached or given_up()):
         note(f"{why}; trying for a minute")
         results = store.folder(record.id) / RESULTS
-        if pull_patiently(cast("Machine", machine), results, TRIES_SECONDS, given_up, progress) is not None:
-            return None
+        tries = (cast("Machine", machine), results, TRIES_SECONDS, given_up, progress)
+        if (report := pull_patiently(*tries)) is not None:
+            return _missing(record, report, note)
         if not given_up():
             raise _kept(record, why)
     note(f"its newest results go with it: {reached or 'they were given up'} ({why})")
     return why
+
+
+def _missing(record: RunRecord, report: PullReport, note: Note) -> str | None:
+    """Say what did not come; why the newest never will, where there may have been some."""
+    for missing in report.missing:
+        note(f"not brought home: {missing}")
+    return report.lost if record.may_have_results else None
 
 
 def _kept(record: RunRecord, why: str) -> NotPulled:

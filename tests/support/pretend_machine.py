@@ -43,6 +43,8 @@ class PretendMachine:
         self.standing = Standing()
         # Whether what was asked of it last is wanted no more: for an act that takes its time.
         self.stopped: Stopped = never
+        # Why the newest of its results cannot come any more.
+        self.lost: str | None = None
         self._server: _Gateway | None = None
 
     @property
@@ -94,7 +96,7 @@ class PretendMachine:
         self._called("pull")
         progress("1 MB of 2 MB")
         (into / "adapter").mkdir(parents=True, exist_ok=True)
-        return PullReport(into, files=0, bytes=0, seconds=0.0, step=None)
+        return PullReport(into, files=0, bytes=0, seconds=0.0, step=None, lost=self.lost)
 
     def committed(self) -> int | None:
         self._act("committed")

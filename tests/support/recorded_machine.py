@@ -1,7 +1,8 @@
 """A rented machine as a folder, found again by a run's record: what another process than `launch` ends.
 
 `FOLDER/calls` has a line for each call. While `FOLDER/pull-fails` exists no copy succeeds, while `pull-hangs`
-does none ends by itself. Its disk goes with it. `register` makes its kind one of a record's.
+does none ends by itself, while `gone` does its provider lists it no more. Its disk goes with it. `register`
+makes its kind one of a record's.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ class RecordedMachine:
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
         self._called("pull")
         progress("1 MB of 2 MB")
-        hangs = self._folder / "pull-hangs"
-        while hangs.exists():
+        while self._is("pull-hangs"):
             if stopped():
                 raise NotPulled("the results are still on the machine", "it was broken off", None)
             time.sleep(0.05)
-        if (self._folder / "pull-fails").exists():
+        if self._is("pull-fails"):
             raise NotPulled("the results are still on the machine", "rsync ended with code 13", None)
         into.mkdir(parents=True, exist_ok=True)
         (into / "came-home").touch()
-        return PullReport(into, files=1, bytes=0, seconds=0.0, step=3)
+        lost = "the machine is gone, with what it had after step 3" if self._is("gone") else None
+        return PullReport(into, files=1, bytes=0, seconds=0.0, step=3, lost=lost)
 
     def committed(self) -> int | None:
         return None
@@ -69,6 +70,9 @@ class RecordedMachine:
 
     def proof(self) -> Proof:
         return Proof(True, "its folder says so")
+
+    def _is(self, what: str) -> bool:
+        return (self._folder / what).exists()
 
     def _called(self, name: str) -> None:
         with (self._folder / "calls").open("a") as file:

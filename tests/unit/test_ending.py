@@ -345,6 +345,20 @@ def test_g29_results_given_up_by_name_end_the_wait_of_launch(live: Lives) -> Non
     ended_well(lived, with_results=True)
 
 
+def test_g29_results_that_went_with_a_machine_that_is_gone_are_no_good_end(live: Lives) -> None:
+    """The program did what it should; the machine was taken back before its results had come."""
+
+    def take_it_back(machine: PretendMachine) -> None:
+        machine.lost = "the machine is gone, with what it had after step 3"
+
+    lived = live(prepare=take_it_back, price=PRICE)
+    assert lived.code == 8, lived.stderr
+    assert lived.record.exit_code == 0
+    assert lived.record.unpulled == lived.end["unpulled"] == lived.machine.lost
+    assert lived.machine.calls.count("pull") == 1, "there is nothing to wait for"
+    ended_well(lived, with_results=True)
+
+
 def test_g29_results_given_up_by_name_end_a_copy_that_goes_on_and_on(
     live: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,10 +13,12 @@ import pytest
 
 from launcher import checkpoints, durable
 from launcher.checkpoints import Best
-from launcher.errors import JobFailed, NotPulled
+from launcher.errors import JobFailed, LaunchError, NotPulled
 from launcher.home import Home
 from launcher.machines import fetching
+from launcher.machines.base import never, silent
 from launcher.machines.cloud import CloudMachine
+from launcher.machines.cloud_results import CloudResults
 from launcher.machines.fetching import Fetching
 from launcher.machines.pace import Pace
 from launcher.machines.remote import SSH_BY_FILE, RemoteFolder
@@ -291,3 +293,16 @@ def test_g22_a_rented_runs_results_are_those_of_a_run_here(tmp_path: Path) -> No
     }
     assert _state(results / "best") == 2 and _state(results / "adapter") == 3
     assert _files(results / "wandb") == _files(offline.parent)
+
+
+def test_g29_of_a_machine_that_is_gone_what_is_here_comes_and_what_is_lost_is_said(tmp_path: Path) -> None:
+    def unreachable() -> RemoteFolder:
+        raise LaunchError("machine cannot be reached by ssh", "no route to host", None)
+
+    here, door = tmp_path / "machine", tmp_path / "gateway.sock"
+    commit(here, 2)
+    results = CloudResults("slip-0123abcd", here, unreachable, lambda: True, door, None)
+    report = results.pull(tmp_path / "results", silent, never)
+    assert (report.step, _state(tmp_path / "results" / "adapter")) == (2, 2)
+    assert report.lost == "the machine is gone, with what it had after step 2"
+    assert report.missing == [report.lost]

@@ -138,6 +138,32 @@ def test_g29_results_that_are_given_up_while_they_are_tried_for_go_with_their_ma
     assert store.load(record.id).state == "verified"
 
 
+@pytest.mark.parametrize(("verb", "code"), [("down", 8), ("gc", 0)])
+def test_g29_results_that_went_with_a_machine_that_is_gone_are_said_to_be_lost(
+    typed: Typed, store: RecordStore, there: Path, verb: str, code: int
+) -> None:
+    """Its own timer ended it: nobody can keep it any more, and nobody may think that all is at home."""
+    record = left_alone(store, there)
+    (there / "gone").touch()
+    done = typed("down", "dev") if verb == "down" else typed("gc", "--yes")
+    assert done.returncode == code, done.stderr
+    lost = "the machine is gone, with what it had after step 3"
+    assert lost in done.stdout + done.stderr
+    ended = store.load(record.id)
+    assert (ended.state, ended.unpulled) == ("verified", lost)
+    assert "NOT at home" in typed("status", "dev").stdout
+
+
+def test_g29_of_a_run_that_was_never_ready_nothing_is_lost(
+    typed: Typed, store: RecordStore, there: Path
+) -> None:
+    record = left_alone(store, there)
+    store.update(record.id, url=None, state="setup")
+    (there / "gone").touch()
+    assert typed("down", "dev").returncode == 0
+    assert store.load(record.id).unpulled is None
+
+
 def test_g29_gc_gives_up_only_what_is_named(typed: Typed, store: RecordStore, there: Path) -> None:
     record = left_alone(store, there)
     (there / "pull-fails").touch()
