@@ -12,6 +12,7 @@ from, bytes]]}, then what the journals have beyond that. Standard library only, 
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import json
@@ -138,6 +139,13 @@ def _digest(file: BinaryIO, count: int) -> str | None:
 
 
 def main(asked: dict[str, Any]) -> None:
+    """Alone: of a launch that was killed a moment ago one may still be at work here."""
+    with open(f"{OUT}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _say(asked)
+
+
+def _say(asked: dict[str, Any]) -> None:
     files = lay_out(int(asked["newest"]))
     journals, texts = [], []
     for name, (known, sha256) in asked["journals"].items():

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from launcher import checkpoints, durable
 from launcher.checkpoints import Best
 from launcher.errors import JobFailed, LaunchError, NotPulled
 from launcher.home import Home
-from launcher.machines import fetching
+from launcher.machines import fetching, outgoing
 from launcher.machines.base import never, silent
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.cloud_results import CloudResults
@@ -162,6 +163,21 @@ def test_g22_another_best_is_known_though_it_is_named_in_the_same_second_in_as_m
         os.utime(there / "checkpoints" / "best.json", (1e9, 1e9))
         Fetching(remote).bring()
         assert checkpoints.best(remote.here / "checkpoints") == Best(f"step-{step:06d}", "a")
+
+
+def test_g22_two_that_lay_out_at_once_do_so_one_after_the_other(there: Path) -> None:
+    """As when launch was killed while it looked, and its guardian comes for the results."""
+    for step in range(1, 21):
+        commit(there, step)
+    pin(there, *range(1, 20))
+    asked = json.dumps({"newest": 1, "journals": {}})
+    command = [sys.executable, outgoing.__file__, asked]
+    at_once = [
+        subprocess.Popen(command, cwd=there, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(6)
+    ]
+    said = [process.communicate() for process in at_once]
+    assert [process.returncode for process in at_once] == [0] * 6, said
+    assert {out for out, _ in said} == {said[0][0]} and len(json.loads(said[0][0])["files"]) == 20 * 5 + 1
 
 
 def test_g24_a_link_on_a_machine_is_none_here(remote: RemoteFolder, there: Path, tmp_path: Path) -> None:
