@@ -219,6 +219,8 @@ class CheckpointInfo(Answer):
     # sha256 of the adapter's weights file: `policy@v12+` and its beginning name these weights alone.
     weights: str = ""
     pinned: bool = False
+    # In the answer to a pin: the checkpoints that are pinned no longer, as so many have been since.
+    let_go: list[str] = []
     client_state: dict[str, Any] | None = None
     metrics: dict[str, float] = {}
 

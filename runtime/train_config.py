@@ -54,6 +54,7 @@ LOSSES = {
     "gspo": LossDefaults("sequence", scale_rewards=True, clip_low=3e-4, clip_high=4e-4),
 }
 _CONSTANT_TOKENS = 1024
+_DUAL_CLIP = 3.0
 # The type of a complaint about a key that means nothing beside another.
 COMBINATION: LiteralString = "combination"
 
@@ -66,8 +67,8 @@ class TrainConfig(Keys):
     answer cut off at its limit is left out (mask), kept as it is (keep), or kept while each answer is
     charged up to 1 over its last `overlong_buffer` of `overlong_tokens` tokens (soft; DAPO, equation 13).
     `dual_clip`: a ratio above it teaches nothing where the advantage is negative, and counts for no more in
-    the KL term. `mismatch_cap`: a token weighs at most so many times more for being likelier to the trainer
-    than the engine said.
+    the KL term; None is 3, or where a clip ends that is wider. `mismatch_cap`: a token weighs at most so many
+    times more for being likelier to the trainer than the engine said.
     """
 
     lora: LoraConfig = LoraConfig()
@@ -80,7 +81,7 @@ class TrainConfig(Keys):
     scale_rewards: bool | None = None
     clip_low: float | None = Field(default=None, gt=0)
     clip_high: float | None = Field(default=None, gt=0)
-    dual_clip: float = Field(default=3.0, gt=1)
+    dual_clip: float | None = Field(default=None, gt=1)
     mismatch_cap: float = Field(default=2.0, ge=1)
     kl_beta: float = Field(default=0.0, ge=0)
     overlong: Literal["mask", "keep", "soft"] = "mask"
@@ -98,6 +99,8 @@ class TrainConfig(Keys):
         found = {name: getattr(own, name) if value is None else value for name, value in found.items()}
         if found["normaliser"] == "constant":
             found["constant_tokens"] = self.constant_tokens or _CONSTANT_TOKENS
+        end_of_clip = 1 + found["clip_high"] if self.loss != "cispo" else 0.0
+        found["dual_clip"] = self.dual_clip or max(_DUAL_CLIP, end_of_clip)
         if self.overlong_tokens is not None:
             found["overlong_buffer"] = self.overlong_buffer or max(1, self.overlong_tokens // 5)
         return self.model_copy(update=found)
@@ -122,8 +125,8 @@ class TrainConfig(Keys):
         if self.clip_low is not None and self.clip_low >= 1 and self.loss != "cispo":
             yield "clip_low", f"a ratio is never below 0, so {self.loss} would clip nothing: less than 1"
         high = LOSSES[self.loss].clip_high if self.clip_high is None else self.clip_high
-        if self.dual_clip <= 1 + high and self.loss != "cispo":
-            yield "dual_clip", f"it lies inside the clip, which ends at {1 + high:g}: more than that"
+        if self.dual_clip is not None and self.dual_clip < 1 + high and self.loss != "cispo":
+            yield "dual_clip", f"it lies inside the clip, which ends at {1 + high:g}: no less than that"
         if self.overlong == "soft" and self.overlong_tokens is None:
             yield "overlong", "soft charges answers near a length: say which with train.overlong_tokens"
         for key in ("overlong_tokens", "overlong_buffer"):

@@ -154,6 +154,8 @@ class CheckpointInfo(Answer):
     # sha256 of the adapter's weights file.
     weights: str = ""
     pinned: bool = False
+    # In the answer to a pin: the checkpoints that are pinned no longer, as so many have been since.
+    let_go: list[str] = []
     client_state: dict[str, Any] | None = None
     metrics: dict[str, float] = {}
 

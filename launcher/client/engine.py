@@ -37,6 +37,9 @@ SUPPORT_EXTRAS = frozenset({*_SUPPORT, "min_p", "repetition_penalty", "logit_bia
 BASE_MODEL = "base"
 # What DSPy's listeners are given at a time: they find a field by reading on, as from a model that streams.
 _PIECES = re.compile(r"\s*(?:\w+|[^\w\s]+)|\s+")
+# Statuses of what no other try would change; and the runtime's code for a request that its engine fails at.
+_OF_THE_REQUEST = frozenset({400, 413, 422})
+_ENGINE_FAILED = "request_failed"
 # A program that swallows even RolloutOver and asks on should not do so at full speed.
 _PAUSE_SECONDS = 0.5
 
@@ -82,7 +85,7 @@ class _Dialect:
     def receive(self, request: lm15.Request, sent: _Sent, response: httpx.Response) -> lm15.Response:
         if response.is_error:
             error = self._chat.normalize_error(response.status_code, response.text)
-            if not isinstance(error, lm15.ContextLengthError):
+            if not _is_of_the_request(error, response.status_code):
                 _note_lost(sent.call, f"HTTP {response.status_code}: {error.message.partition(chr(10))[0]}")
             raise error
         try:
@@ -126,6 +129,14 @@ def _answered(answer: lm15.Response, version: str) -> Answered:
         tokens=answer.usage.output_tokens,
         repeated=repeated_share(answer.text or ""),
     )
+
+
+def _is_of_the_request(error: lm15.LM15Error, status: int) -> bool:
+    """Whether the endpoint is well and refuses what the program asks: too long a prompt, an image.
+
+    What the engine itself fails at is none of these: it says nothing about the policy (C22).
+    """
+    return status in _OF_THE_REQUEST and error.provider_code != _ENGINE_FAILED
 
 
 def _note_lost(call: Call | None, reason: str) -> None:

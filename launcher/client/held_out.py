@@ -16,13 +16,15 @@ import dspy
 
 from launcher.client.bodies import StepStatus
 from launcher.client.comparing import Scores, comparable, kept
-from launcher.client.errors import TrainingFailed
+from launcher.client.errors import Refused, TrainingFailed
 from launcher.client.place import Place, Validated
 from launcher.client.report import Journal
 from launcher.client.session import Session
 from launcher.client.validation import Evaluation
 
 Keep = Literal["single-best", "improvements", "none"]
+# What the runtime says of a checkpoint that is not there, or not whole.
+_GONE = "not_found"
 
 
 @dataclass
@@ -53,7 +55,7 @@ class HeldOut:
         best = place.add(validated, scores)
         self.last = validated, scores
         if best and checkpoint is not None and self.keep != "none":
-            self.session.pin(checkpoint, best_of=place.id)
+            self._pin(checkpoint, place.id)
         self.journal.validation(validated, figures, best, time.monotonic() - began)
         if not comparable(scores):
             judged = sum(it is not None for it in scores)
@@ -84,9 +86,24 @@ class HeldOut:
             )
             return None
         place.restored = best.checkpoint
-        served = self.session.restore(best.checkpoint, client_state=place.client_state(place.step))
+        try:
+            served = self.session.restore(best.checkpoint, client_state=place.client_state(place.step))
+        except Refused as refused:
+            place.restored = None
+            if refused.code != _GONE:
+                raise
+            self.journal.note(f"{words}: {best.checkpoint} is not kept any more, so the end stays served")
+            return None
         self.journal.note(f"{words}: {best.checkpoint} is served again")
         return served
+
+    def _pin(self, checkpoint: str, compile_id: str) -> None:
+        try:
+            self.session.pin(checkpoint, best_of=compile_id)
+        except Refused as refused:
+            if refused.code != _GONE:
+                raise
+            self.journal.note(f"{checkpoint}, the best so far, is not kept: {refused.why or refused.message}")
 
     def _scored(self) -> Evaluation:
         evaluation = self.evaluate(self.examples)

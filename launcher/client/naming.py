@@ -24,7 +24,7 @@ def version_in(model: str) -> str | None:
 
 
 def keep(session: Session, version: int, weights: str | None = None) -> str:
-    """Have a version kept for as long as the run lives; the name that means it alone.
+    """Have a version kept (see `Session.pin`); the name that means it alone.
 
     `weights`: their hash, where it is known. Raises Refused where these weights are not kept any more.
     """
@@ -36,9 +36,13 @@ def keep(session: Session, version: int, weights: str | None = None) -> str:
 
 def name_of(session: Session, version: int) -> str:
     """The name that means what is served as this version now, kept or not."""
-    plain = f"{session.model}@v{version}"
+    return _with(f"{session.model}@v{version}", weights_of(session, version))
+
+
+def weights_of(session: Session, version: int) -> str | None:
+    """The hash of what is served as this version now; None where it is not kept, or the model itself."""
     kept = next((it for it in session.checkpoints() if it.version == version), None)
-    return plain if kept is None else _in_full(plain, kept)
+    return None if kept is None else kept.weights or None
 
 
 def _in_full(plain: str, kept: CheckpointInfo) -> str:

@@ -26,6 +26,7 @@ lives that wrote one never have the same number."""
 
 _SCHEMA = 2
 _BY = "slipway.GRPO"
+_OTHER_VERSION = "made by another version of launch, whose place cannot be read here"
 _SCORES_KEPT = 200
 # Of a larger validation set only so many examples are compared after a restart: more would not fit.
 _EXAMPLES_KEPT = 2000
@@ -154,7 +155,8 @@ class Place:
     def taken_up(self, state: dict[str, Any] | None) -> Place:
         """This place moved on to where `state` says, whoever left it. Raises ValueError."""
         if not _is_a_place(state):
-            raise ValueError("the run's last step was not made by an optimizer")
+            whose = _OTHER_VERSION if _is_of_another_version(state) else "not made by an optimizer"
+            raise ValueError(f"the run's last step was {whose}")
         if self._had_finished(state):
             return replace(self, superseded=True)
         whoever = replace(self.work, program=state["work"].get("program", ""))
@@ -170,6 +172,8 @@ class Place:
 
     def why_not(self, state: dict[str, Any] | None) -> str | None:
         """In words why a restarted program does not go on where `state` says; None where none would."""
+        if self.life is not None and _is_of_another_version(state):
+            return f"what was trained before the restart was {_OTHER_VERSION}"
         if not _is_a_place(state) or not _is_earlier(state["life"], self.life):
             return None
         different = self.work.differences(state["work"])
@@ -212,6 +216,10 @@ def _plain(value: Any) -> Any:
 
 def _is_a_place(state: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
     return state is not None and state.get("by") == _BY and state.get("schema") == _SCHEMA
+
+
+def _is_of_another_version(state: dict[str, Any] | None) -> bool:
+    return state is not None and state.get("by") == _BY and state.get("schema") != _SCHEMA
 
 
 def _is_earlier(theirs: str | None, mine: str | None) -> bool:

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
+from dspy.utils.exceptions import AdapterParseError, LMError, LMInvalidRequestError
 
 from launcher.client.lm import PolicyLM
 from launcher.client.outside import OUTSIDE, judging
@@ -156,7 +156,7 @@ def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, 
         return Finished(run, "outside", reason=rollout.outside_reason)
     if rollout.unparsed and (isinstance(error, AdapterParseError) or _is(error, rollout.parse_error)):
         return Finished(run, "unparsed", reason=str(error))
-    if isinstance(error, LMError) and not isinstance(error, ContextWindowExceededError):
+    if isinstance(error, LMError) and not isinstance(error, LMInvalidRequestError):
         return Finished(run, "lost", reason=f"{type(error).__name__}: {error}")
     if error is not None and _is_race_of_parallel(error):
         return Finished(run, "lost", reason=f"dspy.Parallel stumbled over its own progress bars: {error}")

@@ -45,13 +45,16 @@ class Served:
         self._seen = max(self._seen, *versions, 0)
 
     def keep(self) -> tuple[int, str]:
-        """Have what is served at the end kept for the run's life: its version, and its name (C55).
+        """Have what is served at the end kept (see `Session.pin`): its version, and its name (C55).
 
         Raises Rewound where it was lost meanwhile.
         """
-        version = self.session.version if self.version is None else self.version
+        version, weights = self.version, self.weights
+        if version is None:  # nothing was trained here: a number alone may have been given out before
+            version = self.session.version
+            weights = naming.weights_of(self.session, version)
         try:
-            return version, naming.keep(self.session, version, self.weights)
+            return version, naming.keep(self.session, version, weights)
         except Refused as refused:
             self._raise_if_lost(version)
             name = f"{self.session.model}@v{version}"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -236,14 +237,25 @@ class Session:
         return sorted(found, key=lambda it: it.step)
 
     def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
-        """Keep this checkpoint, or that of a version's name, for as long as the run lives.
+        """Keep this checkpoint, or that of a version's name, until 32 others have been pinned since.
 
-        `best_of`: a name (letters, digits, `_.-`) of the work whose best it is; the one that was named so
-        last comes home as `results/best`.
+        What goes then is said by name. `best_of`: a name (letters, digits, `_.-`) of the work whose best it
+        is; the one that was named so last comes home as `results/best`, and goes last.
         """
         named = f"?best_of={quote(best_of, safe='')}" if best_of is not None else ""
-        pinned = self._ask("POST", f"/slipway/checkpoints/{name}/pin{named}")
-        return CheckpointInfo.model_validate(_json(pinned))
+        answer = self._ask("POST", f"/slipway/checkpoints/{name}/pin{named}")
+        pinned = CheckpointInfo.model_validate(_json(answer))
+        if pinned.let_go:
+            self._say_let_go(pinned.let_go)
+        return pinned
+
+    def _say_let_go(self, checkpoints: Iterable[str]) -> None:
+        names = ", ".join(f"{self.model}@v{int(it.removeprefix('step-'))}" for it in checkpoints)
+        sys.stderr.write(
+            f"slipway: pinned no longer, as others have been since: {names}. What a program goes on naming "
+            "must be pinned again while it answers\n"
+        )
+        sys.stderr.flush()
 
     def restore(
         self,

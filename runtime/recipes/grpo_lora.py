@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointS
 from runtime.training.next_step import NextStep
 from runtime.training.older import Past
 from runtime.training.peft_form import portable_name
-from runtime.training.ranks import RankLostError, Ranks
+from runtime.training.ranks import RankLostError, Ranks, threads
 from runtime.training.spoken import spoken
 from runtime.training.start import START
 from runtime.training.tries import TriedOutError, Tries
@@ -87,8 +87,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.output.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(self.cfg, self.output / "recipe.yaml")  # what a replay is begun with
         self._say("loading")
-        if (threads := _threads(self.cfg)) is not None:
-            torch.set_num_threads(threads)
+        if (count := threads(self.cfg.threads, self.cfg.device)) is not None:
+            torch.set_num_threads(count)
         torch.use_deterministic_algorithms(self.cfg.device == "cpu")
         self.policy = policies.build(
             policies.resolve(str(self.cfg.model_path)),
@@ -244,7 +244,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             save_file(evidence, folder / _PROBE)
             failpoints.passing("checkpoint.writing")
 
-        counters = _added(self.counters, trained)
+        counters = trained.added_to(self.counters)
         state = {
             "schema": 1,
             "step": batch.step,
@@ -283,10 +283,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
     # ------------------------------------------------------------------ what it says
 
     def _open_logs(self, last: Checkpoint | None) -> None:
-        logs = self.output / "logs"
-        logs.mkdir(
-            parents=True, exist_ok=True
-        )  # wandb goes elsewhere, unasked, where its folder is not there
+        logs = self.output / "logs"  # wandb goes elsewhere, unasked, where its folder is not there
+        logs.mkdir(parents=True, exist_ok=True)
         self.wandb = WandbLog(
             self.cfg.wandb_mode if self.ranks.first else "disabled",
             self.cfg.wandb_project,
@@ -326,30 +324,17 @@ class GRPOLoRARecipe(FTRecipeInterface):
                 write_json(self.output / "trainer.json", said)
 
 
-def _threads(cfg: DictConfig) -> int | None:
-    """How many threads to compute with; None leaves torch's own choice.
-
-    More threads than free cores is far worse than fewer: each waits, spinning, for the one that was put off.
-    """
-    if cfg.threads is not None:
-        return int(cfg.threads)
-    if cfg.device != "cpu" or "OMP_NUM_THREADS" in os.environ:
-        return None
-    return max(1, len(os.sched_getaffinity(0)) // 2)
-
-
-def _added(before: dict[str, int], trained: Trained) -> dict[str, int]:
-    """The run's sums with one step more."""
-    step = {"steps": 1, "updates": int(trained.metrics["updated"])}
-    step |= {name: int(trained.counts.get(name, 0)) for name in ("samples", "trained", "sampled_tokens")}
-    return {name: before.get(name, 0) + value for name, value in step.items()}
+def whole(cfg: DictConfig) -> DictConfig:
+    """What an older run's recipe.yaml has, and of the keys that came since what the YAML beside this says."""
+    own = OmegaConf.load(Path(__file__).parent / "configs" / "grpo_lora.yaml")
+    return cast("DictConfig", OmegaConf.merge(own, cfg))
 
 
 @config.parse
 def recipe_main(cfg: DictConfig) -> None:
     """Entry point of `tune run`."""
     try:
-        recipe = GRPOLoRARecipe(cfg)
+        recipe = GRPOLoRARecipe(whole(cfg))
         recipe.setup()
     except (SettingsError, policies.PolicyError) as error:
         sys.exit(f"cannot train: {error}")

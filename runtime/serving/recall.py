@@ -3,7 +3,8 @@
 What answers under a version's name are that version's weights or nothing (C55): the checkpoint is read
 whole, its adapter must be the one that was published under the name, and the engines prove it as they do at
 a publication. Neighbours: fleet.py asks before it gives out an engine; publication.py proves; versions.py
-says for which versions there is room. Every version that comes back is a line in `publications.jsonl`.
+says for which versions there is room. A version's first return is a line in `publications.jsonl`, each in the
+log: programs that name more versions than there is room for bring them back at every request.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Recall:
         # Held while versions are loaded or unloaded, so that none goes while it comes.
         self.lock = asyncio.Lock()
         self._coming: dict[int, asyncio.Task[None]] = {}
+        # Versions whose return this process has recorded.
+        self._recorded: set[int] = set()
 
     async def __call__(self, version: int, engines: list[EngineClient]) -> bool:
         """Have the version on these engines; whether that took any time.
@@ -74,7 +77,10 @@ class Recall:
             await self._publisher.unload(old)
         proof = asdict(await self._publisher.recall(engines, checkpoint))
         self._versions.recalled(version)
-        self._write({"step": checkpoint.step, "outcome": "recalled", "time": started, **proof})
+        log.info("%s is loaded again, and proven", self._versions.named(version))
+        if version not in self._recorded:
+            self._recorded.add(version)
+            self._write({"step": checkpoint.step, "outcome": "recalled", "time": started, **proof})
 
     def _write(self, line: dict[str, Any]) -> None:
         """For the record only: a full disk keeps no version from answering."""
@@ -110,6 +116,6 @@ def _published_sha256(record: Path, version: int) -> str | None:
             said = json.loads(line)
         except ValueError:  # cut by a power loss
             continue
-        if said.get("version") == version and said.get("outcome") == "published":
+        if isinstance(said, dict) and (said.get("version"), said.get("outcome")) == (version, "published"):
             return said.get("sha256")
     return None

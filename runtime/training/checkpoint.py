@@ -8,7 +8,7 @@ Knows nothing of what the tensors mean, nor of models, torch or serving.
         optimizer.safetensors  rng.safetensors  probe.safetensors         what a resume and a proof need
         state.json                                                         step, key, counters, client_state
         manifest.json                                                      sha256 and size of every file above
-    checkpoints/pinned.json                                                names that are never removed
+    checkpoints/pinned.json                                                what is kept, the next to go first
     checkpoints/best.json                                                  the one that was named best last
 """
 
@@ -36,6 +36,8 @@ __all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "CheckpointError", "CheckpointStore"
 ADAPTER = "adapter"
 # However few are asked for: a newest one that turns out broken must have one before it.
 LEAST_KEPT = 2
+# Pinned at a time: each has the optimizer's moments with it, on the machine and at home.
+MOST_PINNED = 32
 _PINNED = "pinned.json"
 _BEST = "best.json"
 # Pins are changed in milliseconds; who holds the lock for longer stands still.
@@ -180,26 +182,33 @@ class CheckpointStore:
     # ------------------------------------------------------------------ what is kept
 
     def pinned(self) -> set[str]:
-        """Names that `prune` never removes."""
-        return self._pins() or set()
+        """Names that `prune` does not remove."""
+        return set(self._pins() or ())
 
     def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
-        """Keep a checkpoint for good. Raises CheckpointError when it is not there or not whole.
+        """Keep a checkpoint. Raises CheckpointError when it is not there or not whole, OSError.
 
         `best_of`: an optimizer's name for the work of which it is the best; what comes home as `best` is the
-        one that was named so last.
+        one that was named so last. Of more than `MOST_PINNED` those are let go, and named in the answer, that
+        were a work's best before a better one, then those that were pinned longest ago; that one never.
         """
         with self._retention(_PIN_SECONDS) as held:
             if not held:
-                raise CheckpointError(f"{name}: old checkpoints have been under removal for {_PIN_SECONDS} s")
+                raise TimeoutError(f"{name}: old checkpoints have been under removal for {_PIN_SECONDS} s")
             checkpoint = self.load(name)
-            pins = self._pins()
-            # Pins that cannot be read any more could have been any: all that is there is kept.
-            pins = set(self.names()) if pins is None else pins | {name}
-            files.write_json(self.root / _PINNED, sorted(pins), durable=True)
+            best, of = self._best()
+            pins = [one for one in self._pinned_here() if one != name]
+            if best in pins:  # surpassed by this one it is the next to go, and else the last
+                pins.remove(best)
+                pins.insert(0 if of == best_of else len(pins), best)
+            pins.append(name)
+            let_go, pins = pins[:-MOST_PINNED], pins[-MOST_PINNED:]
+            files.write_json(self.root / _PINNED, pins, durable=True)
             if best_of is not None:
                 files.write_json(self.root / _BEST, {"checkpoint": name, "of": best_of}, durable=True)
-        return _info(checkpoint, pinned=True)
+        if let_go:
+            _log.warning("pinned no longer, as %d are pinned since: %s", MOST_PINNED, ", ".join(let_go))
+        return _info(checkpoint, pinned=True).model_copy(update={"let_go": let_go})
 
     def prune(self, keep: int, spare: Collection[str] = ()) -> list[str]:
         """Remove what is older than the newest `keep` (2 at least) readable ones; the names removed.
@@ -217,10 +226,23 @@ class CheckpointStore:
                 self._remove(name)
         return removed
 
-    def _pins(self) -> set[str] | None:
+    def _pinned_here(self) -> list[str]:
+        """What is pinned and there; all that is there, where pins cannot be read: any could have been one."""
+        there, pins = self.names(), self._pins()
+        return there if pins is None else [name for name in pins if name in there]
+
+    def _best(self) -> tuple[str, str] | tuple[None, None]:
+        """The checkpoint that was named best last, and of what."""
+        try:
+            said = files.read_json(self.root / _BEST) or {}
+            return str(said["checkpoint"]), str(said["of"])
+        except (ValueError, TypeError, KeyError):
+            return None, None
+
+    def _pins(self) -> list[str] | None:
         """None: there are pins, and they cannot be read."""
         try:
-            return set(files.read_json(self.root / _PINNED) or ())
+            return list(files.read_json(self.root / _PINNED) or ())
         except (ValueError, TypeError) as error:
             _log.warning("%s cannot be read, so no checkpoint is removed: %s", _PINNED, error)
             return None

@@ -55,7 +55,7 @@ class Claims:
     def add(self, step: Step, samples: list[str]) -> None:
         """Note, before it is trained, what came to a step since it was taken in. Raises OSError."""
         if late := [sample for sample in samples if self._owners.get(sample) != step.id]:
-            step.samples = [*step.samples, *late]
+            step.samples = list(dict.fromkeys([*step.samples, *late]))  # a full disk is asked again
             self._folder.queue(step)
             self._owners.update(dict.fromkeys(late, step.id))
 

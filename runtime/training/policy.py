@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -173,8 +174,11 @@ class Policy:
 
     def _read_adapter(self, folder: Path) -> dict[str, Tensor]:
         """An adapter's tensors by our names, each of its master's shape, on the CPU. Raises PolicyError."""
-        check_adapter_config(json.loads((folder / CONFIG).read_text()), self.lora)
-        tensors = load_file(folder / WEIGHTS)
+        try:
+            check_adapter_config(json.loads((folder / CONFIG).read_text()), self.lora)
+            tensors = load_file(folder / WEIGHTS)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise PolicyError(f"the adapter {folder.name} cannot be read: {error!r}") from error
         wanted = {_peft_name(name): name for name in self.masters}
         if set(tensors) != set(wanted):
             odd = sorted(set(tensors) ^ set(wanted))

@@ -103,6 +103,18 @@ class Ranks:
             dist.destroy_process_group()
 
 
+def threads(given: int | None, device: str) -> int | None:
+    """How many threads each process computes with; None leaves torch's own choice.
+
+    More threads than free cores is far worse than fewer: each waits, spinning, for the one that was put off.
+    """
+    if given is not None:
+        return int(given)
+    if device != "cpu" or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
 @contextmanager
 def _together() -> Iterator[None]:
     """Around what all ranks do at once: an error of it is another rank's, by gloo's and nccl's own words."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,14 @@ from runtime.training.selection import Named, Selection, Source
 log = logging.getLogger(__name__)
 
 FOLDER = Path("logs") / "rollouts"
+# Of a program's own words.
+_PROGRAM_CHARACTERS = 400
+# A key of so many characters that a cut went through has lost the form by which it would be hidden.
+_WORD_CHARACTERS = 400
+# A private key in lines of its own, the longest in use.
+_KEY_CHARACTERS = 8_000
+_BLANK = re.compile(r"\s")
+_END_OF_KEY = re.compile(r"-----END [A-Z ]{0,30}PRIVATE KEY-----")
 
 Decode = Callable[[list[int]], str]
 
@@ -96,10 +105,10 @@ class Said:
         member, ref = named.member, named.ref
         said = {
             "rollout": member.rollout or None,
-            "predictor": member.predictor,
+            "predictor": _words(member.predictor),
             "call": member.call,
             "reward": member.reward,
-            "failure": member.failure,
+            "failure": _words(member.failure),
             "dropped": named.dropped,
         }
         if ref is None:
@@ -109,6 +118,10 @@ class Said:
         # Of a prompt the end says most: the newest turn. Of more ids than letters are kept, none is read.
         most, most_said = self._bounds.prompt_characters, self._bounds.completion_characters
         prompt, completion = self._text(asked[-most:]), self._text(answered[:most_said])
+        if prompt is not None and len(asked) > most:
+            prompt = _without_first_word(prompt)
+        if completion is not None and len(answered) > most_said:
+            completion = _without_last_word(completion)
         return said | {
             "rollout": ref.tags.rollout,
             "predictor": ref.tags.predictor,
@@ -127,6 +140,26 @@ class Said:
     def _text(self, ids: list[int]) -> str | None:
         """Hidden before it is cut: half of a key would not look like one."""
         return None if self._decode is None else redaction.hide(self._decode(ids))
+
+
+def _words(text: str | None) -> str | None:
+    """What a program said, or called something, hidden and then cut."""
+    return None if text is None else redaction.hide(text)[:_PROGRAM_CHARACTERS]
+
+
+def _without_first_word(text: str) -> str:
+    """A text that began before, without what may be the end of a key."""
+    end = _END_OF_KEY.search(text, 0, _KEY_CHARACTERS)  # of a whole one nothing is left
+    text = text[end.end() :] if end else text
+    blank = _BLANK.search(text, 0, _WORD_CHARACTERS)
+    return text[blank.end() if blank else _WORD_CHARACTERS :]
+
+
+def _without_last_word(text: str) -> str:
+    """A text that goes on, without what may be the beginning of a key."""
+    last = text[-_WORD_CHARACTERS:]
+    ends = [blank.start() for blank in _BLANK.finditer(last)]
+    return text[: len(text) - len(last) + (ends[-1] if ends else 0)]
 
 
 def keep_newest(folder: Path, most_bytes: int) -> None:

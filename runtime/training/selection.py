@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime import redaction
 from runtime.schema import Group, Member, StepCounts
 from runtime.serving.journal import Exchange, Sample
 from runtime.serving.samples import SampleRef, SampleStore
@@ -318,9 +319,12 @@ def _by_predictor(refs: list[SampleRef]) -> Iterator[list[SampleRef]]:
 
 
 def _refused(member: Member) -> str | None:
-    """Why a member has no reward to train with (C22); None when it has one."""
+    """Why a member has no reward to train with (C22); None when it has one.
+
+    A program's own words: what looks like a secret is hidden before they are cut, half a key looks like none.
+    """
     if member.reward is None:
-        return (member.failure or "no reward")[:_REASON_CHARACTERS]
+        return redaction.hide(member.failure or "no reward")[:_REASON_CHARACTERS]
     return None if math.isfinite(member.reward) else "reward not finite"
 
 

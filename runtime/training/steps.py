@@ -22,7 +22,7 @@ from runtime.metrics import line_of
 from runtime.schema import CLIENT_STATE_MAX_BYTES, CheckpointInfo, Group, StepCounts, StepRequest, StepStatus
 from runtime.serving.samples import SampleStore
 from runtime.training.batch import SCHEMA, empty_batch
-from runtime.training.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
+from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.training.claims import Claims
 from runtime.training.rewind import Rewind
 from runtime.training.said import Said
@@ -142,13 +142,15 @@ class StepQueue:
         return self._take_in(step)
 
     async def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
-        """Keep a checkpoint for good, as the best of some work where that is named.
+        """Keep a checkpoint, as the best of some work where that is named.
 
-        Raises UnknownCheckpointError.
+        Raises UnknownCheckpointError, OSError.
         """
         await self._checkpoint(name)
-        await asyncio.to_thread(self.checkpoints.pin, name, best_of)
-        return await self._checkpoint(name)
+        try:
+            return await asyncio.to_thread(self.checkpoints.pin, name, best_of)
+        except CheckpointError as error:  # not whole, or pruned meanwhile
+            raise UnknownCheckpointError(str(error)) from error
 
     async def wait(self, number: int, seconds: float) -> StepStatus:
         """The step once it has ended, or the wait has. Raises UnknownStepError, RewoundError."""

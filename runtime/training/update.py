@@ -78,6 +78,12 @@ class Trained:
     metrics: dict[str, float]
     counts: dict[str, Any]
 
+    def added_to(self, before: Mapping[str, int]) -> dict[str, int]:
+        """The run's sums with one step more."""
+        step = {"steps": 1, "updates": int(self.metrics["updated"])}
+        step |= {name: int(self.counts.get(name, 0)) for name in ("samples", "trained", "sampled_tokens")}
+        return {name: before.get(name, 0) + value for name, value in step.items()}
+
 
 @dataclass(frozen=True)
 class Selected:

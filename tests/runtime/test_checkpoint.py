@@ -25,7 +25,12 @@ from safetensors.numpy import save_file
 
 from runtime.metrics import MetricsLog
 from runtime.training.batch import Batch, BatchError, empty_batch, read_batch, step_folder, write_batch
-from runtime.training.checkpoint import ADAPTER_WEIGHTS, CheckpointError, CheckpointStore
+from runtime.training.checkpoint import (
+    ADAPTER_WEIGHTS,
+    CheckpointError,
+    CheckpointStore,
+    checkpoint_name,
+)
 from tests.runtime.trainer_fixtures import make_batch, random_samples
 
 
@@ -241,6 +246,33 @@ def test_while_pins_change_or_cannot_be_read_nothing_is_removed(store: Checkpoin
     assert store.prune(2) == [] and store.list()[0].pinned is False
     store.pin("step-000001")
     assert store.pinned() == set(store.names()), "any of them may have been pinned"
+
+
+def test_c55_pins_are_bounded_and_what_is_let_go_is_named(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("runtime.training.checkpoint.MOST_PINNED", 3)
+    for step in range(1, 9):
+        commit(store, step)
+    for step in (1, 2, 3, 1):  # the first once more: it is the last to go now
+        assert store.pin(checkpoint_name(step)).let_go == []
+    assert store.pin("step-000004").let_go == ["step-000002"] and "since: step-000002" in caplog.text
+    assert store.prune(2) == ["step-000002", "step-000005", "step-000006"]
+    assert store.pinned() == {"step-000001", "step-000003", "step-000004"}
+
+
+def test_c55_a_best_that_is_surpassed_goes_first_and_the_best_last(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.training.checkpoint.MOST_PINNED", 3)
+    for step in range(1, 11):
+        commit(store, step)
+    best = {1: "a", 3: "a", 8: "b"}
+    let_go = {step: store.pin(checkpoint_name(step), best.get(step)).let_go for step in range(1, 11)}
+    gone = {step: [int(name.removeprefix("step-")) for name in names] for step, names in let_go.items()}
+    assert gone == {1: [], 2: [], 3: [], 4: [1], 5: [2], 6: [4], 7: [5], 8: [6], 9: [7], 10: [3]}
+    store.pin("step-000008", "b")
+    assert store.pin("step-000001").let_go == ["step-000009"], "told twice it is not surpassed by itself"
 
 
 @pytest.mark.parametrize("name", ["step-000009", "../step-000001", ".tmp-step-000001", "", "pinned.json"])

@@ -198,7 +198,7 @@ def test_c16_what_a_token_counts_is_settled_for_the_whole_step() -> None:
         ({"loss": "dr_grpo", "normaliser": "sequence"}, "normaliser"),
         ({"loss": "dapo", "constant_tokens": 9}, "constant_tokens"),
         ({"loss": "grpo", "clip_low": 1.5}, "clip_low"),
-        ({"loss": "grpo", "clip_high": 2.5}, "dual_clip=3.0 does not fit: it lies inside the clip"),
+        ({"clip_high": 2.5, "dual_clip": 3.0}, "dual_clip=3.0 does not fit: it lies inside the clip"),
         ({"loss": "gspo", "dual_clip": 1.0001}, "which ends at 1.0004"),
         ({"overlong": "soft"}, "overlong_tokens"),
         ({"overlong_tokens": 90}, "overlong=soft"),
@@ -217,10 +217,22 @@ def test_each_loss_has_its_own_values_and_any_can_be_said() -> None:
     assert (own["dr_grpo"].normaliser, own["dr_grpo"].constant_tokens) == ("constant", 1024)
     assert (own["gspo"].normaliser, own["gspo"].clip_high) == ("sequence", 4e-4)
     assert own["grpo"].constant_tokens is None
+    assert {own[loss].dual_clip for loss in LOSSES} == {3.0}
     said = settings_of("dapo", normaliser="sequence", scale_rewards=False, clip_high=0.3)
     assert (said.normaliser, said.scale_rewards, said.clip_low, said.clip_high) == (
         "sequence", False, 0.2, 0.3,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "clip_high", "bound"), [("grpo", 2.5, 3.5), ("cispo", 9.0, 3.0)])
+def test_c50_a_clip_as_wide_as_older_runs_have_it_moves_the_bound_with_it(
+    loss: str, clip_high: float, bound: float
+) -> None:
+    """They were begun when nothing else was to be said; the trainer is told what it came to, and takes it."""
+    found = settings_of(loss, clip_high=clip_high)
+    assert (found.clip_high, found.dual_clip) == (clip_high, bound)
+    resolved = TrainConfig.model_validate({"loss": loss, "clip_high": clip_high}).resolved()
+    assert UpdateSettings.of(TrainConfig().model_dump() | resolved.model_dump()) == found
 
 
 def test_c17_a_group_without_variance_has_advantage_exactly_zero() -> None:

@@ -29,7 +29,7 @@ from runtime.serving.from_text import TextMembers
 from runtime.serving.gateway import build_parts
 from runtime.serving.openai_errors import ApiError
 from runtime.serving.versions import MOST_RECALLED, Versions
-from runtime.training.checkpoint import CheckpointStore, checkpoint_name
+from runtime.training.checkpoint import MOST_PINNED, CheckpointStore, checkpoint_name
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.runtime.pretend_engine import PretendEngine
 from tests.support.waiting import wait_until
@@ -189,6 +189,8 @@ def test_c55_versions_that_are_named_are_bounded_in_number_and_come_back_wheneve
         assert len(world.engine.adapters) <= MOST_RECALLED + 1, "and the newest"
     log = (world.gateway.folder / "gateway.log").read_text()
     assert "policy@v1 is unloaded to make room" in log
+    assert world.recalled() == named, "each once: the record does not grow with the requests"
+    assert log.count("policy@v1 is loaded again, and proven") == 2
 
 
 def test_c55_versions_that_many_name_at_once_are_each_their_own(world: World) -> None:
@@ -250,6 +252,28 @@ def test_a_version_is_pinned_by_its_own_name(world: World) -> None:
     pinned = world.gateway.http.post("/slipway/checkpoints/policy@v3/pin")
     assert (pinned.status_code, pinned.json()["name"], pinned.json()["pinned"]) == (200, "step-000003", True)
     assert world.gateway.http.post("/slipway/checkpoints/policy@v99/pin").status_code == 404
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused_to_be_pinned_as_none(world: World) -> None:
+    damaged = world.checkpoints / checkpoint_name(3) / "adapter" / "adapter_model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    answer = world.gateway.http.post("/slipway/checkpoints/policy@v3/pin")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert "not those of the manifest" in answer.json()["error"]["message"]
+
+
+def test_c55_so_many_are_pinned_and_what_goes_is_named(world: World) -> None:
+    names = [checkpoint_name(version) for version in range(1, NEWEST + 1)]
+    others = [f"step-{step:06d}" for step in range(101, 101 + MOST_PINNED - 1)]
+    for name in others:
+        (world.checkpoints / name).mkdir()
+    (world.checkpoints / "pinned.json").write_text(json.dumps([names[0], *others]))
+    pinned = world.gateway.http.post("/slipway/checkpoints/policy@v2/pin").json()
+    assert (pinned["name"], pinned["let_go"]) == (names[1], [names[0]])
+    listed = world.gateway.http.get("/slipway/checkpoints").json()
+    assert {it["name"]: it["pinned"] for it in listed} == {name: name == names[1] for name in names}
 
 
 def test_a_version_was_created_when_it_was_committed(world: World) -> None:

@@ -124,6 +124,45 @@ def test_g14_what_looks_like_a_secret_is_hidden(store: SampleStore, tmp_path: Pa
     assert line["completion"] == line["prompt"] == "the key is ***, and 3 * 4 = 12"
 
 
+def test_g14_what_a_program_says_of_a_failure_is_hidden_and_bounded(
+    store: SampleStore, tmp_path: Path
+) -> None:
+    words = f"AuthenticationError: https://judge.example refused the key: {KEY} {'x' * 9_000}"
+    members = [Member(rollout="r", failure=words), Member(rollout="s", predictor=KEY, reward=1.0)]
+    selection = chosen(store, Group(id="g", members=members))
+    said(tmp_path, step_bytes=3_000).write(1, selection, store)
+    assert KEY[:12] not in json.dumps(lines(tmp_path)) + selection.counts.model_dump_json()
+    first, second = lines(tmp_path)
+    assert first["failure"].startswith("AuthenticationError: https://judge.example refused the key: *** x")
+    assert len(first["failure"]) == 400 and len(first["dropped"]) == 80
+    assert second["predictor"] == "***"
+
+
+@pytest.mark.parametrize(
+    ("letters", "prompt", "completion"),
+    [
+        (f"{KEY}, and then we went on to {KEY}", "and then we went on to ***", "and then we went on to"),
+        (f"{'M' * 24}\nVm9=\n-----END RSA PRIVATE KEY-----\nAnd on.{' x' * 20}", "And on. x", None),
+        (f"{'x ' * 20}and the key is {KEY}", None, "and the key is"),
+    ],
+)
+def test_g14_of_a_secret_that_the_cut_goes_through_nothing_is_left(
+    store: SampleStore, tmp_path: Path, letters: str, prompt: str | None, completion: str | None
+) -> None:
+    """An id is a letter here, and what is read is kept: the cut goes through the first key, or the last."""
+    ids = [ord(letter) for letter in letters]
+    cut = len(ids) - 20
+    record(store, asked(rollout="r"), answer(ids, choice(ids, [-0.5] * len(ids))), 3)
+    bounds = Bounds(prompt_characters=cut, completion_characters=cut)
+    spoken = Said(tmp_path, lambda: lambda ids: "".join(map(chr, ids)), bounds)
+    spoken.write(1, chosen(store, group("g", {"r": 1.0})), store)
+    (line,) = lines(tmp_path)
+    assert KEY[24:30] not in line["prompt"] and "Vm9" not in line["prompt"]
+    assert KEY[:12] not in line["completion"]
+    assert prompt is None or line["prompt"].startswith(prompt)
+    assert completion is None or line["completion"].endswith(completion)
+
+
 def test_g22_a_step_is_handed_over_whatever_becomes_of_its_text(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file in the way")
 

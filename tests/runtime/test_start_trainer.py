@@ -17,17 +17,17 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from runtime.recipes.grpo_lora import GRPOLoRARecipe
-from runtime.schema import RuntimeConfig, TrainConfig
+from runtime.recipes.grpo_lora import GRPOLoRARecipe, whole
+from runtime.schema import RuntimeConfig
 from runtime.serving.probe import Probe
-from runtime.train_config import LoraConfig
+from runtime.train_config import LoraConfig, TrainConfig
 from runtime.training.batch import empty_batch, step_folder, write_batch
 from runtime.training.command import RECIPES, trainer_command
 from runtime.training.peft_form import TARGETS, portable_name, tensor_shapes
 from runtime.training.policy import PolicyError
 from runtime.training.spoken import spoken
 from runtime.training.start import START
-from runtime.training.update import probe
+from runtime.training.update import UpdateSettings, probe
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy
 
 
@@ -95,7 +95,7 @@ def test_version_one_is_the_adapter_and_training_goes_on_from_it(
     assert len(proof.policy) == 64 and abs(proof.policy - proof.base).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["Qwen/the-base", None])
+@pytest.mark.parametrize("name", ["Qwen/the-base", "0731", None])
 def test_an_adapter_names_its_base_never_a_place_of_this_machine(
     tmp_path: Path, trainer_in_here: None, name: str | None
 ) -> None:
@@ -104,7 +104,7 @@ def test_an_adapter_names_its_base_never_a_place_of_this_machine(
     recipe = train(configured(tmp_path, model_name=name))
     (folder,) = recipe.store.names()
     said = json.loads((recipe.store.load(folder).adapter / "adapter_config.json").read_text())
-    assert said["base_model_name_or_path"] == (name or tiny_model().name)
+    assert said["base_model_name_or_path"] == (name or tiny_model().name), "also one that reads as a number"
     assert "/" not in said["base_model_name_or_path"].replace("Qwen/", "")
 
 
@@ -119,6 +119,33 @@ def test_an_adapter_of_another_rank_fails_its_step_and_leaves_the_policy(
     assert recipe.store.names() == []
     with pytest.raises(PolicyError, match="rank 8"):
         recipe.policy.check_adapter(tmp_path / START)
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("content", [None, "{}", "{"])
+def test_g19_an_adapter_that_cannot_be_read_fails_its_step_and_not_the_trainer(
+    tmp_path: Path, trainer_in_here: None, file: str, content: str | None
+) -> None:
+    damaged = give(tmp_path) / file
+    damaged.unlink() if content is None else damaged.write_text(content)
+    record_start(tmp_path)
+    recipe = train(configured(tmp_path))
+    failed = json.loads((step_folder(tmp_path / "steps", 1) / "failed.json").read_text())
+    assert "the adapter start cannot be read" in failed["error"] and recipe.store.names() == []
+
+
+def test_a_recipe_that_an_older_run_has_left_gets_the_keys_that_came_since(
+    tmp_path: Path, trainer_in_here: None
+) -> None:
+    recipe = train(configured(tmp_path))
+    older = OmegaConf.load(tmp_path / "recipe.yaml")
+    assert isinstance(older, DictConfig)
+    for key in ("base_model_name", "init_adapter", "dual_clip", "mismatch_cap"):
+        del older[key]
+    older["learning_rate"] = 0.5
+    found = whole(older)
+    assert found.learning_rate == 0.5 and UpdateSettings.of(found) == recipe.settings
+    assert found.init_adapter is None
 
 
 def test_its_proof_is_what_the_policy_itself_finds_most_likely() -> None:

@@ -7,6 +7,7 @@ each test decides when a step commits or fails. The real trainer takes part in t
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import shutil
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from runtime.schema import Group, Member, StepRequest, StepStatus
 from runtime.serving.samples import SampleStore
 from runtime.training.batch import read_batch
 from runtime.training.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
+from runtime.training.claims import Claims
 from runtime.training.step_errors import (
     ClientStateTooLargeError,
     KeyReusedError,
@@ -30,6 +32,7 @@ from runtime.training.step_errors import (
     UnknownCheckpointError,
     UnknownStepError,
 )
+from runtime.training.step_records import Step, StepFolder
 from runtime.training.steps import MOST_QUEUED, StepQueue
 from tests.runtime.recorded import sampled
 from tests.support.waiting import wait_until_async
@@ -193,6 +196,25 @@ def test_a_sample_is_trained_once(tmp_path: Path) -> None:
             assert refused.value.counts.dropped == {"already trained": 1}
 
     drive(work, tmp_path)
+
+
+def test_what_came_late_is_noted_once_though_the_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Step) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    folder = StepFolder(tmp_path / "steps")
+    claims = Claims(SampleStore(tmp_path / "samples"), folder, max_lag=2)
+    step = Step(1, "k", "digest", "train", samples=["a"])
+    claims.remember(step)
+    with monkeypatch.context() as disk:
+        disk.setattr(folder, "queue", full)
+        with pytest.raises(OSError, match="no space"):
+            claims.add(step, ["a", "b"])
+        assert not claims.has("b")
+    claims.add(step, ["a", "b"])
+    assert (step.samples, claims.has("b")) == (["a", "b"], True)
 
 
 def test_a_sample_that_came_after_its_step_was_taken_in_is_trained_once_as_well(tmp_path: Path) -> None:

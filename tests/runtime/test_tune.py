@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 
 from runtime.recipes.tune import LeftOut
 from runtime.schema import RuntimeConfig
@@ -30,6 +31,16 @@ def test_each_process_of_a_trainer_is_asked_for_and_every_setting_is_a_key() -> 
     assert {f"{key}:" for key in keys} <= named
     settings = set(type(config.train).model_fields) - {"lora"} | {"lora_rank", "lora_alpha"}
     assert settings <= keys.keys()
+
+
+@pytest.mark.parametrize("name", ["0731", "null", "1e3", 'lr=1e-4 "best" é', "Qwen/Qwen2.5-0.5B"])
+def test_a_name_arrives_as_it_is_whatever_it_reads_as(name: str) -> None:
+    config = RuntimeConfig(run_id="r", model_path="m", model_name=name, state_dir=f"/{name}", socket_dir="/t")
+    words = [word for word in trainer_command(config) if "=" in word]
+    assert all(word.count("=") == 1 for word in words), "torchtune refuses another"
+    found = OmegaConf.from_dotlist(words)
+    assert (found.base_model_name, found.output_dir) == (name, f"/{name}")
+    assert (found.constant_tokens, found.follow, found.lora_rank) == (None, True, 16)
 
 
 @pytest.mark.slow

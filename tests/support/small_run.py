@@ -74,8 +74,12 @@ class SmallRun:
     # By version, the hash of its weights: those of a machine that was lost are never made again.
     weights: dict[int, str] = field(default_factory=dict)
     machine: int = 1
+    # Versions after it were counted again, since a machine was lost: their numbers alone say nothing.
+    reused_after: int | None = None
     # Whether what was trained is gone by the time that somebody asks for it to be kept.
     prunes: bool = False
+    # What goes for what is pinned next.
+    lets_go: list[str] = field(default_factory=list)
     version: int = 0
     client_state: dict[str, Any] | None = None
     break_next: list[int | str] = field(default_factory=list)
@@ -109,6 +113,7 @@ class SmallRun:
             del self.steps[number]
             self.requests.pop(number, None)
         self.version = to_step
+        self.reused_after = min(to_step, to_step if self.reused_after is None else self.reused_after)
         self.client_state = self.requests[to_step].client_state if to_step else None
 
     def name_of(self, version: int) -> str:
@@ -166,7 +171,7 @@ class SmallRun:
     def version_of(self, model: str) -> int | None:
         """The version that answers to a name: `policy` is the newest, `base` the model before training.
 
-        None where the name has the hash of other weights.
+        None where the name has the hash of other weights, or needs one and has none.
         """
         if self.claims is not None:
             return self.claims
@@ -174,6 +179,8 @@ class SmallRun:
         if named is None:
             return 0 if model == "base" else self.version
         version = int(named[1])
+        if named[2] is None and self.reused_after is not None and version > self.reused_after:
+            return None
         return version if self.weights.get(version, "").startswith(named[2] or "") else None
 
     def pin(self, name: str) -> tuple[int, Any]:
@@ -184,7 +191,7 @@ class SmallRun:
             return _error(404, f"there is no checkpoint {name!r}", "not_found")
         (kept,) = [it for it in self.checkpoints() if it["version"] == version]
         (self.named if "@v" in name else self.pinned).append(kept["name"])
-        return 200, kept | {"pinned": True}
+        return 200, kept | {"pinned": True, "let_go": self.lets_go}
 
     def step(self, request: StepRequest) -> tuple[int, dict[str, Any]]:
         for number, known in self.requests.items():
@@ -207,6 +214,8 @@ class SmallRun:
         return 202, self.steps[number]
 
     def restore(self, name: str, request: RestoreRequest) -> tuple[int, dict[str, Any]]:
+        if self.prunes:
+            return _error(404, f"there is no checkpoint {name!r}", "not_found")
         self.restored.append(name)
         self.client_state = request.client_state
         number = self._next()

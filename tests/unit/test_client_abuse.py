@@ -66,6 +66,12 @@ def empty_at_first(asked: Asked) -> str:
     return "" if a.member(asked) == 0 and asked.tag("call") == "0" else a.varied(asked)
 
 
+def refused(code: str, message: str) -> Callable[[Asked], Any]:
+    """The first of each group is refused with HTTP 400, as the gateway words it."""
+    error = {"message": message, "type": "invalid_request_error", "param": "messages", "code": code}
+    return lambda asked: (400, {"error": error}) if a.member(asked) == 0 else a.varied(asked)
+
+
 def half_an_answer(asked: Asked) -> str:
     return (
         "[[ ## reasoning ## ]]\nso"
@@ -138,6 +144,25 @@ PROGRAMS = [
         answer=empty_at_first,
         outcomes=ALL,
         rewards={-1.0, *LENGTHS},
+    ),
+    *(
+        Abuse(
+            f"is refused what it asks ({code}): a failure of its own, neither lost nor left out",
+            answer=refused(code, message),
+            says=rf"a rollout ended crashed: \w+: .*{message}",
+            outcomes={"crashed": 2, "scored": 6},
+            rewards={0.0, *LENGTHS} - {3.0},
+        )
+        for code, message in [
+            ("context_length_exceeded", "maximum context length is 8 tokens"),
+            ("unsupported_content", "the policy reads text only"),
+        ]
+    ),
+    Abuse(
+        "asks what the engine fails at: that says nothing of the policy, so it is left out",
+        answer=refused("request_failed", "the engine fails at this request, and lives on"),
+        outcomes={"lost": 2, "scored": 6},
+        rewards={None, *LENGTHS} - {3.0},
     ),
     Abuse(
         "raises always: three steps, then its own exception",

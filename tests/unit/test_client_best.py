@@ -70,6 +70,18 @@ def test_c54_too_few_scores_at_the_start_are_no_best_to_beat(run: SmallRun) -> N
     assert run.pinned == ["step-000001"]
 
 
+def test_c54_a_best_that_is_not_kept_is_said_and_its_training_is_not_lost(
+    run: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.prunes = True
+    grpo = train(run, {0: [1.0] * 2, 1: [3.0] * 2, 2: [2.0] * 2})
+    assert (run.pinned, run.restored, grpo.summary["restored"]) == ([], [], None)
+    assert (grpo.summary["steps"], grpo.summary["best"]) == (2, 3.0)
+    said = capfd.readouterr().err
+    assert "step-000001, the best so far, is not kept: there is no checkpoint 'step-000001'" in said
+    assert "step-000001 is not kept any more, so the end stays served" in said
+
+
 def test_an_equal_end_is_kept_as_it_is(run: SmallRun) -> None:
     train(run, {0: [1.0, 1.0], 1: [0.1, 2.3], 2: [2.3, 0.1]})
     assert (run.pinned, run.restored) == (["step-000001"], [])

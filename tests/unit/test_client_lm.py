@@ -224,6 +224,25 @@ def test_errors_are_real_errors_at_once(run: SmallRun, session: Session) -> None
     assert len(run.asked) == 3
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "is_lost"),
+    [
+        (400, "context_length_exceeded", False),
+        (400, "unsupported_content", False),
+        (413, None, False),
+        (400, "request_failed", True),
+    ],
+)
+def test_c22_what_a_program_asks_in_vain_is_not_lost_but_what_an_engine_fails_at_is(
+    run: SmallRun, session: Session, status: int, code: str | None, is_lost: bool
+) -> None:
+    error = {"message": "because", "type": "invalid_request_error", "param": None, "code": code}
+    run.answer = lambda asked: (status, {"error": error})
+    with rollout() as it, pytest.raises(LMInvalidRequestError, match="because"):
+        PolicyLM(session)("hello")
+    assert (bool(it.lost), it.gone) == (is_lost, False)
+
+
 def test_a_lost_endpoint_raises_and_the_rollout_remembers(run: SmallRun) -> None:
     lm = PolicyLM(connect(run.base_url, TOKEN, Patience(answer_seconds=1.0, away_seconds=0.3)))
     run.break_next += [503] * 20

@@ -146,6 +146,22 @@ def test_g21_a_resume_without_anything_to_resume_is_an_error(run: SmallRun) -> N
     assert not run.asked
 
 
+def test_g21_what_another_version_of_launch_has_left_is_not_passed_over_in_silence(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin_life(monkeypatch)
+    train(2)
+    older = {"schema": 1, "by": "slipway.GRPO", "fingerprint": "f", "seed": 0, "compile": 0, "step": 2}
+    run.client_state = older
+    begin_life(monkeypatch, 2)
+    train(1)
+    said = "made by another version of launch"
+    assert said in capfd.readouterr().err
+    run.client_state = older
+    with pytest.raises(TrainingFailed, match=said):
+        train(3, resume=True)
+
+
 def test_g21_a_restarted_program_can_be_told_to_begin_anew(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,19 @@ def test_checkpoints_are_listed_pinned_and_restored(run: SmallRun) -> None:
     assert [it["step"] for it in session.metrics()] == [1, 2]
 
 
+def test_c55_what_is_pinned_no_longer_is_said_by_name(
+    run: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    session = run.session()
+    run.refuse_empty = False
+    session.step([group("g", {"r1": 1.0})])
+    session.pin("step-000001")
+    assert not capfd.readouterr().err
+    run.lets_go = ["step-000003", "step-000012"]
+    assert session.pin("step-000001").let_go == run.lets_go
+    assert "pinned no longer, as others have been since: policy@v3, policy@v12" in capfd.readouterr().err
+
+
 def test_an_endpoint_that_stays_away_is_given_up_with_what_was_last_seen(run: SmallRun) -> None:
     session = connect(run.base_url, TOKEN, Patience(answer_seconds=2.0, away_seconds=0.5))
     run.break_next += [503] * 20
