@@ -73,5 +73,9 @@ def _searched(command: Sequence[str], folder: Path, environ: Mapping[str, str]) 
 
 
 def _is_ours(found: Path, package: str) -> bool:
-    """Whether it is the one beside this very package: also that of a checkout that one works in."""
-    return found.resolve() == _OURS / package / "__init__.py"
+    """Whether it is the one beside this very package: also that of a checkout one works in, and a copy."""
+    ours = _OURS / package / "__init__.py"
+    try:
+        return found.resolve() == ours or found.read_bytes() == ours.read_bytes()
+    except OSError:
+        return False

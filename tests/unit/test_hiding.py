@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,19 @@ def test_what_hides_nothing_is_not_refused(tmp_path: Path) -> None:
     hiding.refuse(["sh", "-c", "true"], tmp_path, {})
     # A checkout of ours that one works in is ours.
     hiding.refuse(["python", "-m", "pytest"], REPOSITORY, {"PYTHONPATH": str(REPOSITORY)})
+
+
+def test_a_copy_of_ours_hides_nothing(tmp_path: Path) -> None:
+    """Whoever works on the runtime has launch take it from a folder of theirs."""
+    copy = tmp_path / "changed" / "runtime"
+    shutil.copytree(
+        REPOSITORY / "runtime", copy, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
+    )
+    (copy / "__main__.py").write_text("print('changed')\n")
+    hiding.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
+    (copy / "__init__.py").write_text('"""Another one."""\n')
+    with pytest.raises(PreflightError, match="hides the package runtime"):
+        hiding.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
 
 
 @pytest.mark.parametrize("form", FORMS)
