@@ -50,11 +50,11 @@ class GRPO(Teleprompter):
 
     Every `num_steps_for_val` steps, before the first and after the last the student is scored greedily on the
     `valset` (`use_train_as_val` takes the trainset). `checkpoint`: "single-best" and "improvements" pin each
-    improvement and serve the best at the end; "none" neither. `staleness=1` rolls out the next step while one
-    trains. A run that takes longer than `rollout_seconds`, the metric's time included, is left behind and
-    excluded; one that asks the policy more than `rollout_calls` times is stopped and gets the failure score.
-    A run that another model or a judge failed is excluded, and counted by that model. `num_threads` runs are
-    under way at once; None is all of a step, up to 64.
+    improvement (`Session.pin`) and serve the best at the end; "none" neither. `staleness=1` rolls out the
+    next step while one trains. A run that takes longer than `rollout_seconds`, the metric's time included, is
+    left behind and excluded; one that asks the policy more than `rollout_calls` times is stopped and gets the
+    failure score. A run that another model or a judge failed is excluded, and counted by that model.
+    `num_threads` runs are under way at once; None is all of a step, up to 64.
     Learning rate, LoRA and the loss belong to the run: `launch --set train.learning_rate=1e-5 …`.
 
     `resume` None goes on where a killed life of this program stopped, when `launch --resume` has started it

@@ -84,6 +84,8 @@ class Said:
         try:
             self._decode = self._decode or self._find_decode()
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in self._folder.glob(".step-*"):  # by a process that was killed
+                left.unlink(missing_ok=True)
             partial = self._folder / f".step-{step:06d}.{os.getpid()}"
             partial.write_bytes(b"".join(self._lines(step, selection, store)))
             partial.replace(self._folder / f"step-{step:06d}.jsonl")

@@ -116,6 +116,15 @@ def test_g22_whole_groups_of_every_predictor_and_no_more_than_the_bounds(
     assert not (tmp_path / "logs" / "rollouts" / "step-000006.jsonl").exists()
 
 
+def test_what_a_killed_process_left_half_written_goes(store: SampleStore, tmp_path: Path) -> None:
+    sampled(store, "r", 3)
+    left = tmp_path / "logs" / "rollouts" / ".step-000001.77"
+    left.parent.mkdir(parents=True)
+    left.write_text("{")
+    said(tmp_path).write(1, chosen(store, group("g", {"r": 1.0})), store)
+    assert [path.name for path in left.parent.iterdir()] == ["step-000001.jsonl"]
+
+
 def test_g14_what_looks_like_a_secret_is_hidden(store: SampleStore, tmp_path: Path) -> None:
     sampled(store, "r", 3)
     spoken = Said(tmp_path, lambda: lambda ids: f"the key is {KEY}, and 3 * 4 = 12")
