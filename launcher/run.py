@@ -30,6 +30,7 @@ from launcher.failpoints import passing
 from launcher.home import Home
 from launcher.machines import wanted
 from launcher.machines.base import Machine
+from launcher.machines.startup import start_seconds
 from launcher.output import Output
 from launcher.parts import Ended, Parts
 from launcher.request import Request
@@ -269,6 +270,7 @@ class Run:
             socket_dir=machine.socket_dir,
             lease_seconds=settings.lease_seconds,
             deadline_seconds=self._limits.left(clock.boot_seconds()),
+            start_seconds=start_seconds(model_path, gpus.model_bytes if gpus is not None else None),
             wandb_mode=settings.wandb,
         )
 

@@ -38,6 +38,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         command=trainer_command(config),
         log=logs / "trainer.log",
         probe=TrainerProbe(state_dir / "trainer.json"),
+        start_seconds=config.start_seconds,
         word_seconds=0.0,  # the probe itself waits for a standstill
         stop_seconds=TRAINER_STOP_SECONDS,
         stop_rank=0,
@@ -61,6 +62,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
             command=[sys.executable, "-m", "runtime.serving.engine", *told, "--index", str(index)],
             log=logs / f"engine-{index}.log",
             probe=EngineProbe(socket_dir / f"engine-{index}.sock"),
+            start_seconds=config.start_seconds,
             stop_rank=2,
             secrets=frozenset({"HF_TOKEN"}),
             gpus=for_engines[index],

@@ -97,6 +97,8 @@ class RuntimeConfig(Body):
     max_staleness: int = Field(default=2, ge=0)
     lease_seconds: float = Field(default=60.0, gt=0)
     deadline_seconds: float | None = Field(default=None, gt=0)
+    # How long engines and trainer may take to become ready, which a model that must come first decides.
+    start_seconds: float = Field(default=1800.0, gt=0)
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str = "slipway"
     # How many completions of a step come home as text, with their rewards; 0 keeps none.

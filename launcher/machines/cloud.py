@@ -35,7 +35,7 @@ from launcher.machines.remote import RemoteFolder
 from launcher.machines.remote_job import RemoteJob
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
-from launcher.machines.startup import Startup, last_lines, reason_of_end, start_seconds
+from launcher.machines.startup import Startup, last_lines, reason_of_end
 from launcher.machines.teardown import Teardown
 from runtime.fitness import Needs
 
@@ -273,8 +273,7 @@ class CloudMachine:
                 progress(f"{error.message}: {error.why}")
             return remote.exit_code()
 
-        bound_seconds = start_seconds(config.model_path, self._needs.model_bytes if self._needs else None)
-        Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, bound_seconds)
+        Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, config.start_seconds)
         for line in last_lines(remote.here / "logs" / "serve.log"):
             self._warn(line)
         self._results.token = token

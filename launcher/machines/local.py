@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from launcher import checkpoints, credentials, durable, sync
 from launcher.errors import PreflightError
 from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
-from launcher.machines.startup import Startup, reason_of_end, start_seconds
+from launcher.machines.startup import Startup, reason_of_end
 from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RUN_VARIABLE
@@ -169,8 +169,7 @@ class LocalMachine:
         path.write_text(config.model_copy(update=place).model_dump_json(indent=1) + "\n")
         keeper = self._start_keeper(path, token)
         gateway = self._sockets / "gateway.sock"
-        bound_seconds = start_seconds(config.model_path)
-        Startup(self._run_id, self._folder, gateway, progress).wait(token, keeper.poll, bound_seconds)
+        Startup(self._run_id, self._folder, gateway, progress).wait(token, keeper.poll, config.start_seconds)
         return gateway
 
     def ended(self) -> str | None:

@@ -311,6 +311,14 @@ def test_the_deadline_ends_a_run_with_7(live) -> None:
     assert 0 < (lived.machine.config.deadline_seconds or 0) < 5
 
 
+def test_g23_the_runtime_is_told_how_long_its_model_may_take_to_come(
+    live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.run.start_seconds", lambda model, size: 7200.0)
+    config = live().machine.config
+    assert config is not None and config.start_seconds == 7200.0
+
+
 @pytest.mark.parametrize("phase", ["arm", "setup"])
 def test_g06_a_limit_is_kept_while_a_phase_on_the_way_up_takes_its_time(live, phase: str) -> None:
     begun = time.monotonic()

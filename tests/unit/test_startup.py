@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.machines.startup import LEAST_START_SECONDS, start_seconds
+from runtime.__main__ import children
+from runtime.schema import RuntimeConfig
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,11 @@ def test_g23_of_a_folder_its_files_are_what_counts(tmp_path: Path) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(16 * 10**9)  # sparse: no disk is needed
     assert start_seconds(str(tmp_path)) > LEAST_START_SECONDS + 1000
+
+
+def test_g23_who_loads_a_model_has_as_long_as_the_launcher_waits(tmp_path: Path) -> None:
+    config = RuntimeConfig(
+        run_id="r", model_path="m", state_dir=str(tmp_path), socket_dir=str(tmp_path), start_seconds=7200
+    )
+    bounds = {spec.name: spec.start_seconds for spec in children(tmp_path / "runtime.json", config, b"token")}
+    assert bounds["engine-0"] == bounds["trainer"] == 7200 > bounds["gateway"]
