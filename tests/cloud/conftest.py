@@ -33,6 +33,14 @@ def runtime_rig() -> Iterator[Rig]:
         yield rig
 
 
+@pytest.fixture(scope="module")
+def shared_rig() -> Iterator[Rig]:
+    """`runtime_rig`, the same for all tests of a file."""
+    _skip_where_there_can_be_none()
+    with rig_in(_scratch(), runtime_binds()) as rig:
+        yield rig
+
+
 @pytest.fixture(scope="session", autouse=True)
 def timers(request: pytest.FixtureRequest) -> Iterator[Timers]:
     """What waits for SkyPilot's own minute begins with the first test of this folder; its tests come last."""

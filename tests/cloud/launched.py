@@ -6,7 +6,9 @@ runtime is the CPU's, everything else of the launcher is as shipped.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import secrets
 import signal
 import subprocess
 import sys
@@ -27,15 +29,27 @@ OURS = (*SKYPILOT, "launcher.", "ssh -", LAUNCH)
 
 
 class Launched:
-    """`launch` on a rig's laptop; all it says is in `text`."""
+    """`launch` on a rig's laptop; all it says is in `text`.
 
-    def __init__(self, rig: Rig, words: Sequence[str], **environ: str) -> None:
+    `launch`: what is typed in its place; `name`: the run's, where the laptop has others.
+    """
+
+    def __init__(
+        self,
+        rig: Rig,
+        words: Sequence[str],
+        *,
+        launch: Sequence[str] = (LAUNCH,),
+        name: str | None = None,
+        **environ: str,
+    ) -> None:
         self._rig = rig
-        self._log = rig.folder / "launch.txt"
+        self._name = name
+        self._log = rig.folder / f"launch-{secrets.token_hex(4)}.txt"
         self.begun_at = time.time()
         with self._log.open("wb") as log:
             self.process = rig.start(
-                [LAUNCH, *words],
+                [*launch, *words],
                 cwd=REPOSITORY,
                 environ=rig.environ(SLIPWAY_CLOUD_VARIANT="cpu", NO_COLOR="1", **environ),
                 stdout=log,
@@ -68,12 +82,20 @@ class Launched:
     @property
     def run(self) -> Path:
         """The run's folder."""
-        (folder,) = (self._rig.folder / "launch" / "runs").glob("slip-*")
+        folders = (self._rig.folder / "launch" / "runs").glob("slip-*")
+        (folder,) = (one for one in folders if self._name is None or _name_of(one) == self._name)
         return folder
 
     @property
     def record(self) -> dict[str, Any]:
         return json.loads((self.run / "record.json").read_text())
+
+
+def _name_of(run: Path) -> str | None:
+    """None also for a run whose record is not written yet."""
+    with contextlib.suppress(FileNotFoundError):
+        return json.loads((run / "record.json").read_text())["name"]
+    return None
 
 
 def verb(rig: Rig, *words: str) -> str:
@@ -97,8 +119,10 @@ shift && exec "$@"
 """
 
 
-def collect(rig: Rig, *words: str) -> Finished:
+def collect(rig: Rig, *words: str, launch: Sequence[str] = (LAUNCH,), **environ: str) -> Finished:
     """`launch gc`, with a /tmp of its own: from within a rig nobody sees whose the sockets of this computer's
     other runs are."""
     alone = ["unshare", "--mount", "sh", "-ec", _WITHOUT_OTHERS, "-", str(REPOSITORY)]
-    return rig.run([*alone, LAUNCH, "gc", *words], seconds=1800, environ=rig.environ(NO_COLOR="1"))
+    return rig.run(
+        [*alone, *launch, "gc", *words], seconds=1800, environ=rig.environ(NO_COLOR="1", **environ)
+    )

@@ -5,11 +5,15 @@ checkpoints are the real ones; a step commits at once, whatever it names, and a 
 
     {"cut": true} in a completion's body: the connection is lost after sampling, the first time
     {"stream": true}: the answer comes in three events
+    {"held": true}: that it was asked stands in `held.jsonl` of the run's folder there, a line each time; the
+        answer comes once there is a file `released` beside it
+    {"bytes": N} in a step's client_state: each of its large files has so many
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import http.server
 import json
 import os
@@ -18,6 +22,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,8 @@ from runtime.training.checkpoint import CheckpointStore
 PARTS = ("gateway", "trainer")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _BEAT_SECONDS = 5.0
+_HELD_SECONDS = 0.05
+_FILE_BYTES = 2000
 
 
 def supervise(config_path: Path, state_dir: Path, token: bytes) -> int:
@@ -94,6 +101,13 @@ class Gateway(socketserver.ThreadingUnixStreamServer):
                 files.append_line(self._journal, {"request": request, "answer": self.answers[request]})
             return self.answers[request], known is None
 
+    def hold(self, request: str) -> None:
+        """Note that it was asked; until it is released."""
+        with self.lock:
+            files.append_line(self.state_dir / "held.jsonl", {"request": request})
+        while not (self.state_dir / "released").exists():
+            time.sleep(_HELD_SECONDS)
+
     def step(self, body: dict[str, Any]) -> dict[str, Any]:
         """Commit a step, once per key."""
         with self.lock:
@@ -104,7 +118,8 @@ class Gateway(socketserver.ThreadingUnixStreamServer):
             newest = self.store.newest()
             number = 1 if newest is None else newest.step + 1
             state = {"step": number, "key": body["key"], "client_state": body.get("client_state")}
-            self.store.commit(number, number, state, _write)
+            size = (state["client_state"] or {}).get("bytes", _FILE_BYTES)
+            self.store.commit(number, number, state, functools.partial(_write, size))
             files.append_line(self.state_dir / "metrics.jsonl", {"step": number})
             return _status(state)
 
@@ -122,11 +137,11 @@ class Gateway(socketserver.ThreadingUnixStreamServer):
         }
 
 
-def _write(folder: Path) -> None:
+def _write(size: int, folder: Path) -> None:
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text("{}")
     for name in ("adapter/adapter_model", "optimizer", "rng", "probe"):
-        (folder / f"{name}.safetensors").write_bytes(os.urandom(2000))
+        (folder / f"{name}.safetensors").write_bytes(os.urandom(size))
 
 
 def _status(state: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +180,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif self.path == "/slipway/steps":
             self._send(202, self.server.step(body))
         else:
+            if body.get("held"):
+                self.server.hold(self.headers["x-slipway-request"])
             word, fresh = self.server.answer(self.headers["x-slipway-request"])
             if body.get("cut") and fresh:
                 self.close_connection = True
