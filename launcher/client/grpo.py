@@ -19,6 +19,7 @@ from typing import Any
 import dspy
 from dspy.teleprompt import Teleprompter
 
+from launcher.client import earlier
 from launcher.client.alarms import Thresholds
 from launcher.client.examples import checked, oddities
 from launcher.client.grouping import Grouping, Rules
@@ -146,7 +147,8 @@ class GRPO(Teleprompter):
     ) -> dspy.Module:
         """Train; the student itself is returned, its predictors asking the trained version by its name.
 
-        What is compared with it asks `PolicyLM(model="base")`: a copy made before asks the newest. Raises
+        What is compared with it is a copy made before, which goes on asking what it asked, or asks
+        `PolicyLM(model="base")`, the model before any training. Raises
         TypeError and ValueError for what cannot be trained, EndpointLost, StepFailed and TrainingFailed when
         training cannot go on.
         """
@@ -166,6 +168,8 @@ class GRPO(Teleprompter):
         # The newest version, whichever an earlier compile left here.
         trained = with_own_lms(student, trained, session.model)
         training = self._training(student, trained, session, examples, held_out)
+        if note := earlier.name_copies(student, session):
+            training.journal.note(note)
         try:
             if not training.place.superseded:
                 training.run()

@@ -16,7 +16,7 @@ import dspy
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
 from dspy.utils.exceptions import LMUnsupportedFeatureError
 
-from launcher.client import standing_in
+from launcher.client import earlier, standing_in
 from launcher.client.engine import BASE_MODEL, PolicyEngine
 from launcher.client.naming import name_of, version_in
 from launcher.client.session import Session, connect
@@ -29,13 +29,13 @@ _NOT_RESTORED = (LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "cach
 class PolicyLM(dspy.LM):
     """The policy being trained, on the run this program was started in.
 
-    `model` is the run's base name, which means the newest version, also for a copy made long ago. A program
-    that was compiled asks the version it was compiled to, by name (`policy@v12+3f2a9c1b4d5e`): those weights
-    or an error. What is compared with before the training asks `PolicyLM(run, model="base")`, the model
-    itself. With `cache=True` the name is today's version, as the name is the cache's key; a rollout, and what
-    means the newest, is never answered from a cache. `extra_body` goes into each request as it is:
-    `chat_template_kwargs`, `min_p`, … Other keyword arguments are dspy.LM's. Raises NotConnected outside a
-    run.
+    `model` is the run's base name, which means the newest version. A program that was compiled asks the
+    version it was compiled to, by name (`policy@v12+3f2a9c1b4d5e`): those weights or an error. A copy that
+    came with a copy of its program goes on asking what it asks when a training begins. The model before any
+    training is `PolicyLM(run, model="base")`. With `cache=True` the name is today's version, as the name is
+    the cache's key; a rollout, and what means the newest, is never answered from a cache. `extra_body` goes
+    into each request as it is: `chat_template_kwargs`, `min_p`, … Other keyword arguments are dspy.LM's.
+    Raises NotConnected outside a run.
     """
 
     def __init__(
@@ -143,7 +143,9 @@ class PolicyLM(dspy.LM):
             standing_in.say_once(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PolicyLM:
-        return self.copy()  # locks and the session's pool are shared, as in copy()
+        copied = self.copy()  # locks and the session's pool are shared, as in copy()
+        earlier.copied(copied)
+        return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle has neither address nor token: it is the LM of the run it is unpickled in.

@@ -183,7 +183,45 @@ def test_c55_base_is_the_before_that_an_evaluation_compares_with(
     assert (found.score, found.parse_rate) == (len("base") / 2, 0.5)
     assert {it.tag("purpose") for it in run.asked[-2:]} == {"eval"}
     assert evaluate(after, examples(), a.length).version == 2
-    assert evaluate(copied, examples(), a.length).version == 2, "a copy made before asks the newest"
+    assert evaluate(copied, examples(), a.length).version == 0, "a copy made before asks what it asked"
+
+
+def test_c55_a_copy_made_before_a_training_asks_what_it_asked_then(run: SmallRun) -> None:
+    """So that what was scored, as BetterTogether does, scores again the same."""
+    lm = PolicyLM(run.session())
+    program = dspy.Predict("english -> french")
+    program.set_lm(lm)
+    first = program.deepcopy()
+    compiled(PolicyLM(run.session()))
+    second, third = program.deepcopy(), copy.deepcopy(first)
+    compiled(PolicyLM(run.session()))
+    assert [it(english="hi").french for it in (first, second, third, program)] == [
+        "policy@v0", run.name_of(2), "policy@v0", "policy",
+    ]  # fmt: skip
+    assert GRPO(a.length, num_train_steps=1).compile(second, trainset=examples()).lm.model == run.name_of(5)
+
+
+class Held(dspy.Module):
+    """A program that asks with an LM of its own beside its predictor's."""
+
+    def __init__(self, lm: PolicyLM) -> None:
+        super().__init__()
+        self.answer = dspy.Predict("english -> french")
+        self.others = {"own": lm}
+
+    def forward(self, english: str) -> dspy.Prediction:
+        """Both."""
+        with dspy.context(lm=self.others["own"]):
+            dspy.Predict("english -> french")(english=english)
+        return self.answer(english=english)
+
+
+def test_c55_what_is_trained_asks_the_newest_though_it_is_a_copy(run: SmallRun) -> None:
+    program = Held(PolicyLM(run.session()))
+    program.set_lm(program.others["own"])
+    run.asked.clear()
+    GRPO(a.length, num_train_steps=2).compile(program.deepcopy(), trainset=examples())
+    assert {it.body["model"] for it in run.asked} == {"policy"}
 
 
 def test_a_base_that_is_no_part_of_the_policy_cannot_be_trained(run: SmallRun) -> None:
