@@ -1,8 +1,8 @@
 """A machine in this process, for what `run.py` does around a machine; the real ones are tested end to end.
 
 It keeps the Machine protocol's promises (a test checks that it is one) and answers on a real Unix socket,
-so relay, heartbeat, minder and guardian are the real ones. `acts` can make any call misbehave. With a price
-it is like a rented one: its disk goes with it.
+so relay, heartbeat, minder and guardian are the real ones. `acts` can make any call misbehave, and what is
+only asked for as well. With a price it is like a rented one: its disk goes with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import socketserver
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,15 @@ from launcher.durable import Standing
 from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
 from runtime.schema import RuntimeConfig, RuntimeStatus
 
+KIND = "pretend"
+# Where a machine of that kind is found by its record, for `recorded._KINDS`.
+PLACE = (__name__, "PretendMachine")
+# Those of this process, by their folder.
+_MACHINES: weakref.WeakValueDictionary[str, PretendMachine] = weakref.WeakValueDictionary()
+
 
 class PretendMachine:
     """`calls` lists what was asked of it. `acts[name]` runs inside that call, before it does anything."""
-
-    kind = "pretend"
 
     def __init__(
         self, folder: Path, acts: dict[str, Callable[[], None]] | None = None, price: float = 0.0
@@ -45,18 +50,34 @@ class PretendMachine:
         self.stopped: Stopped = never
         # Why the newest of its results cannot come any more.
         self.lost: str | None = None
+        # Whether its record is enough to find it again; else there is nothing that another could end.
+        self.found_again = False
         self._server: _Gateway | None = None
+        _MACHINES[str(folder)] = self
+
+    @classmethod
+    def described(cls, description: dict[str, Any]) -> PretendMachine:
+        """The machine of a record, by whoever ends it in this process."""
+        return _MACHINES[description["folder"]]
+
+    @property
+    def kind(self) -> str:
+        self._act("kind")
+        return KIND
 
     @property
     def state_dir(self) -> str:
+        self._act("state_dir")
         return str(self.folder)
 
     @property
     def socket_dir(self) -> str:
+        self._act("socket_dir")
         return str(self.sockets)
 
     @property
     def device(self) -> str:
+        self._act("device")
         return "cpu"
 
     @property
@@ -124,7 +145,10 @@ class PretendMachine:
 
     def describe(self) -> dict[str, Any]:
         self._act("describe")
-        return {}  # nothing that another process could end
+        if not self.found_again:
+            return {}
+        standing = {"price_per_hour": self.price, "where": "nowhere", "instance_type": "none"}
+        return {"kind": KIND, "folder": str(self.folder), "standing": standing}
 
     def status(self) -> RuntimeStatus:
         """What the gateway says."""

@@ -1,7 +1,7 @@
 """Lives a run whose home, a small file system, fills up while it starts: `live_on_small_disk.py FOLDER`.
 
-At the end there is room again, and the guardian, which launch could not let go, writes what launch could not.
-Says as JSON how it was.
+Its machine costs something, and takes its disk along. At the end there is room again, and the guardian, which
+launch could not let go, writes what launch could not. Says as JSON how it was.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.support.waiting import wait_until
 
 
 def fill(place: Path) -> None:
-    """Until there is no room for one more byte."""
-    with place.open("wb", buffering=0) as file:
+    """Until there is no room for one more byte, again where some has come free."""
+    with place.open("ab", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
@@ -30,7 +30,7 @@ def main(small: Path) -> None:
     live = Lives(Path(tempfile.mkdtemp(prefix="elsewhere-")))
     live.home = type(live.home)(small / "home", small / "config", small / "cache")
     live.store = type(live.store)(live.home)
-    lived = live(acts={"serve": lambda: fill(filling)})
+    lived = live(acts={"serve": lambda: fill(filling)}, price=12.0)
     said = {
         "code": lived.code,
         "calls": lived.machine.calls,
