@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.endpoint import RESULTS, drop_token
-from launcher.errors import LaunchError, PreflightError
+from launcher.errors import PreflightError
 from launcher.machines import recorded
 from launcher.machines.base import Proof
 from launcher.machines.recorded import NoMachine, from_record
@@ -137,7 +137,7 @@ def _end(store: RecordStore, run_id: str, launch: ProcessId | None) -> int:
 def _end_alone(store: RecordStore, run_id: str, launch: ProcessId | None, turn: Turn) -> int:
     try:
         record = store.load(run_id)
-    except (LaunchError, OSError):
+    except Exception:  # noqa: BLE001 - without a record there are still the processes
         _say(traceback.format_exc())
         return 1 if processes.end(lambda: processes.carrying(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
     if not record.live or (launch is not None and record.launch != launch):
@@ -147,7 +147,7 @@ def _end_alone(store: RecordStore, run_id: str, launch: ProcessId | None, turn: 
     _say(f"{run_id}: {reason}; taking the machine down")
     # From here on a full disk or a lost folder must not stop us: the machine matters, the record follows.
     _note(store, run_id, state="down", ended_by="guardian", reason=reason)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):
         drop_token(store.folder(run_id))
     turn.doing("results home")
     unpulled = _bring_home(store, record)
@@ -234,7 +234,7 @@ def _note(store: RecordStore, run_id: str, **changes: Any) -> bool:
     except FileNotFoundError:  # the run's folder is gone: there is no record to write
         _say(traceback.format_exc())
         return True
-    except (OSError, ValueError):
+    except Exception:  # noqa: BLE001 - whatever it is, the machine comes before its record
         _say(traceback.format_exc())
         return False
     return True

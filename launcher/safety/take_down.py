@@ -158,8 +158,8 @@ def _write_down(
     unwritten: Exception | None = None
     try:
         drop_token(store.folder(record.id))
-    except OSError as error:
-        note(f"{label}: its token is still in its folder: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever it is, the record must be true
+        note(f"{label}: its token is still in its folder: {recorded.described(error)}")
     try:
         record = store.update(
             record.id,
@@ -169,13 +169,14 @@ def _write_down(
             proof=proof.to_dict(),
             unpulled=unpulled,
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - what is proven of the machine is said first
         unwritten = error
     if not proof.verified:
         raise TeardownUnverified(f"{label} is not proven to be down", proof.detail, f"launch down {label}")
     if unwritten is not None:
         what = f"{label} is down, and its record cannot be written"
-        raise PreflightError(what, str(unwritten), f"launch down {label}") from unwritten
+        why = recorded.described(unwritten)
+        raise PreflightError(what, why, f"launch down {label}") from unwritten
     return record
 
 
