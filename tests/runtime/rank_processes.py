@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Callable
 
 from runtime.training.ranks import Ranks
@@ -13,8 +14,8 @@ from tests.runtime.trainer_fixtures import tiny_model
 _LIFE_SECONDS = 120
 
 
-def run_ranks(size: int, work: Callable[[Ranks], None]) -> None:
-    """Do `work` in `size` processes at once; each must end well."""
+def run_ranks(size: int, work: Callable[[Ranks], None], seconds: float = _LIFE_SECONDS) -> None:
+    """Do `work` in `size` processes at once; each must end well, and within this bound."""
     tiny_model()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -23,8 +24,9 @@ def run_ranks(size: int, work: Callable[[Ranks], None]) -> None:
     children = [context.Process(target=_one, args=(rank, size, port, work)) for rank in range(size)]
     for child in children:
         child.start()
+    until = time.monotonic() + seconds
     for child in children:
-        child.join(_LIFE_SECONDS)
+        child.join(max(0.0, until - time.monotonic()))
     alive = [child for child in children if child.is_alive()]
     for child in alive:
         child.kill()

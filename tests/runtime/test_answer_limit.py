@@ -38,7 +38,7 @@ def test_a_completion_keeps_openais_own() -> None:
     assert body == {}
 
 
-def test_the_engine_and_the_record_have_the_limit(tmp_path: Path) -> None:
+def test_c05_the_engine_and_the_record_have_the_limit(tmp_path: Path) -> None:
     config = RuntimeConfig(
         run_id="t", model_path="m", state_dir=str(tmp_path), socket_dir=str(tmp_path),
         engine=EngineConfig(answer_tokens=123),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +15,9 @@ from runtime.schema import RuntimeConfig
 from runtime.serving.gateway import build_app, build_parts
 from runtime.serving.journal import Exchange, Sample
 from runtime.serving.samples import SampleRef, SampleStore
+from runtime.training import steps
+from runtime.training.said import Said
+from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.recorded import answer, asked, choice, record
 from tests.support.waiting import wait_until_async
 
@@ -21,29 +26,43 @@ TURNS = 10
 # Tokens that each turn adds to its rollout.
 TURN_TOKENS = 400
 ANSWERS = 50
-# Bounds a selection that would never be let go on, were it on the loop.
+# Bounds a thread that is never let go on, where the test has failed meanwhile.
 HELD_SECONDS = 20.0
 
 
 class Gate:
-    """Holds whoever reads a sample's tokens while it is shut."""
+    """Holds the thread that reads a sample's tokens while it is shut; the event loop's own it only notes."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
         self._open.set()
         self.held = threading.Event()
+        self.stood_on_the_loop = False
 
     def shut(self) -> None:
-        self.held.clear()
         self._open.clear()
 
     def open(self) -> None:
+        self.held.clear()
         self._open.set()
 
     def passing(self) -> None:
-        if not self._open.is_set():
-            self.held.set()
-            assert self._open.wait(HELD_SECONDS), "whoever could open the gate stands before it"
+        if self._open.is_set():
+            return
+        self.held.set()
+        if threading.current_thread() is threading.main_thread():
+            self.stood_on_the_loop = True
+            return
+        self._open.wait(HELD_SECONDS)
+
+    def shut_before(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The same work, before a gate that is shut once more."""
+
+        def shut_first(*arguments: Any) -> Any:
+            self.shut()
+            return work(*arguments)
+
+        return shut_first
 
 
 def rollout(store: SampleStore, name: str) -> None:
@@ -69,16 +88,20 @@ def test_g23_a_step_of_long_rollouts_leaves_the_gateway_answering(
         return load(self, ref)
 
     monkeypatch.setattr(SampleStore, "load", gated)
+    monkeypatch.setattr(steps, "build", gate.shut_before(steps.build))
+    monkeypatch.setattr(Said, "write", gate.shut_before(Said.write))
     names = [f"r{number}" for number in range(ROLLOUTS)]
     store = SampleStore(tmp_path / "samples")
     for name in names:
         rollout(store, name)
-    config = RuntimeConfig(run_id="t", model_path="m", state_dir=str(tmp_path), socket_dir=str(tmp_path))
+    config = RuntimeConfig(
+        run_id="t", model_path=str(TINY_MODEL), state_dir=str(tmp_path), socket_dir=str(tmp_path)
+    )
     asyncio.run(answered_throughout(config, names, gate))
 
 
 async def answered_throughout(config: RuntimeConfig, names: list[str], gate: Gate) -> None:
-    """Held when the step is taken in, and again when it is handed to the trainer."""
+    """Held when the step is taken in, and when it is handed to the trainer at each thing that reads it."""
     parts = build_parts(config)
     transport = httpx.ASGITransport(build_app(parts))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
@@ -92,7 +115,8 @@ async def answered_throughout(config: RuntimeConfig, names: list[str], gate: Gat
         assert taken_in.json()["counts"]["turns_joined"] == ROLLOUTS * (TURNS - 1)
         gate.shut()
         driving = asyncio.create_task(parts.steps.run())
-        await answers_while_held(client, gate, driving)
+        for _ in ("sorted once more", "laid into a batch", "written down for people"):
+            await answers_while_held(client, gate, driving)
         given = Path(config.state_dir) / "steps" / "000001" / "batch.json"
         await wait_until_async(given.exists)
         driving.cancel()
@@ -104,6 +128,7 @@ async def answered_throughout(config: RuntimeConfig, names: list[str], gate: Gat
 async def answers_while_held(client: httpx.AsyncClient, gate: Gate, work: asyncio.Task[object]) -> None:
     """`/healthz` answers as often as it is asked while the work stands at the gate, which then opens."""
     await wait_until_async(gate.held.is_set)
+    assert not gate.stood_on_the_loop
     answers = [(await client.get("/healthz")).status_code for _ in range(ANSWERS)]
     assert answers == [200] * ANSWERS
     assert not work.done()

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from runtime.recipes import grpo_lora
+from runtime.schema import RuntimeConfig
+from runtime.training.batch import Batch, BatchError, read_batch, step_folder
 from runtime.training.ranks import RankLostError, Ranks, RanksDifferError
 from runtime.training.update import update
+from tests.runtime import recipe_here
 from tests.runtime.rank_processes import run_ranks
 from tests.runtime.trainer_fixtures import SETTINGS, make_batch, random_samples, trained_policy
 
 pytestmark = pytest.mark.slow
+
+# Ranks that do not agree wait for each other, and are ended by it.
+_DISAGREEING_SECONDS = 60.0
 
 
 def test_c56_ranks_that_hold_different_masters_are_found_at_the_step(tmp_path: Path) -> None:
@@ -51,3 +60,28 @@ def lose_one(folder: Path, ranks: Ranks) -> None:
     except RankLostError:
         (folder / "said").write_text("lost")
     os._exit(0)
+
+
+def test_g19_a_batch_that_another_rank_than_the_first_refuses_is_trained_by_none(tmp_path: Path) -> None:
+    """As where it reads a torn file: the others would wait for its part of the gradient."""
+    config = recipe_here.configured(tmp_path)
+    recipe_here.give(config, *(make_batch(random_samples(step), step=step) for step in (1, 2, 3)))
+    run_ranks(2, functools.partial(refuse_one, config), _DISAGREEING_SECONDS)
+    failed = json.loads((step_folder(tmp_path / "steps", 2) / "failed.json").read_text())
+    assert failed["error"] == "BatchError: torn, as rank 1 reads it"
+    assert list(recipe_here.measured(tmp_path)) == [1, 3]
+
+
+def refuse_one(config: RuntimeConfig, ranks: Ranks) -> None:
+    """The recipe, in a process that has joined the others; what it changes here goes with the process."""
+
+    def read(folder: Path) -> Batch:
+        batch = read_batch(folder)
+        if batch.step == 2 and not ranks.first:
+            raise BatchError("torn, as rank 1 reads it")
+        return batch
+
+    grpo_lora.read_batch = read
+    grpo_lora.Ranks = SimpleNamespace(join=lambda _: ranks)  # pyright: ignore[reportAttributeAccessIssue]
+    with recipe_here.set_up(config) as recipe:
+        recipe.train()

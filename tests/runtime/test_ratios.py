@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.recipes import grpo_lora
 from runtime.schema import RuntimeConfig
 from runtime.train_config import LOSSES, TrainConfig
 from runtime.training import grpo
 from runtime.training.batch import Batch
+from runtime.training.checkpoint import checkpoint_name
 from runtime.training.command import trainer_command
 from runtime.training.forward import pack_logprobs, sequences
 from runtime.training.older import Old, Past, old_logprobs
@@ -23,6 +25,7 @@ from runtime.training.packing import Pack, pack
 from runtime.training.policy import Policy
 from runtime.training.update import UpdateSettings, update
 from tests.runtime import loss_oracles as oracles
+from tests.runtime import recipe_here
 from tests.runtime.trainer_fixtures import (
     ALONE,
     SETTINGS,
@@ -186,6 +189,37 @@ def test_c51_what_an_older_version_sampled_is_compared_with_that_version(dtype: 
     assert not torch.equal(base_N, said_by(now, batch)) and not torch.equal(base_N, expected[2])
 
 
+def test_c51_the_trainer_compares_each_token_with_the_version_that_sampled_it(tmp_path: Path) -> None:
+    """Of the last step's: the newest, one that is kept, the base, and one that is only there as it is pinned.
+
+    A replay has no pins, and must come to the same adapter.
+    """
+    batches = [make_batch(random_samples(step, groups=2, members=4), step=step) for step in range(1, 6)]
+    at_lag_0 = [replace(batch, version=np.full(8, batch.step - 1)) for batch in batches[:4]]
+    last = replace(batches[4], version=np.asarray([4, 3, 1, 0] * 2))
+    config = recipe_here.configured(tmp_path, {"learning_rate": 5e-2, "keep_checkpoints": 3})
+    recipe_here.give(config, *at_lag_0[:2])
+    recipe_here.train(config).store.pin(checkpoint_name(1))
+    recipe_here.give(config, *at_lag_0[2:], last)
+    recipe = recipe_here.train(config)
+
+    now, older = trained_policy(), trained_policy()
+    now.import_adapter(recipe.store.load(checkpoint_name(4)).adapter)
+    older.import_adapter(recipe.store.load(checkpoint_name(3)).adapter)
+    with now.reference():
+        base_N = said_by(now, last)
+    version_N, old_N = torch.from_numpy(last.sampled_by), torch.full((len(last.tokens),), torch.nan)
+    for version, own_N in {0: base_N, 1: torch.from_numpy(last.logprobs), 3: said_by(older, last)}.items():
+        old_N[version_N == version] = own_N[version_N == version]
+    expected = measure(now, last, recipe.settings, old=Old(old_N, 0)).metrics
+    found = recipe_here.measured(tmp_path)
+    assert found[5]["unkept_tokens"] == int((version_N == 1).sum()) > 0 == found[4]["unkept_tokens"]
+    assert found[5]["loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
+    assert found[5]["clip_fraction"] == pytest.approx(expected["clip_fraction"])
+    kept = measure(now, last, recipe.settings, old=Old(old_N.where(version_N == 3, torch.nan), 0)).metrics
+    assert expected["clip_fraction"] > kept["clip_fraction"] > 0 == found[4]["clip_fraction"]
+
+
 def everything(policy: Policy) -> dict[str, Tensor]:
     """Masters and working copies."""
     working = {name: weight for name, weight in policy.model.named_parameters() if ".lora_" in name}
@@ -262,3 +296,30 @@ def test_c49_a_backward_that_fails_half_way_leaves_no_gradient(dtype: str) -> No
     update(untouched, other, batch, SETTINGS, ALONE)
     assert all(torch.equal(master, untouched.masters[name]) for name, master in tried.masters.items())
     assert all(weight.grad is None for weight in everything(tried).values())
+
+
+def test_c49_a_step_that_fails_gives_back_its_gradients_and_then_the_devices_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = recipe_here.configured(tmp_path)
+    recipe_here.give(config, *(make_batch(random_samples(step), step=step) for step in (1, 2)))
+    freed: list[bool] = []
+    real = grpo_lora.update
+
+    def full(policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, *more: Any) -> Any:
+        if batch.step == 2:
+            return real(policy, optimizer, batch, *more)
+        for weight in everything(policy).values():
+            weight.grad = torch.ones_like(weight)
+        raise torch.OutOfMemoryError("no memory left")
+
+    def free() -> None:
+        freed.append(all(weight.grad is None for weight in everything(recipe.policy).values()))
+
+    with recipe_here.set_up(config) as recipe:
+        monkeypatch.setattr(grpo_lora, "update", full)
+        monkeypatch.setattr(recipe, "ranks", replace(recipe.ranks, device="cuda:0"))
+        monkeypatch.setattr(torch.cuda, "empty_cache", free)
+        recipe.train()
+    assert freed == [True]
+    assert list(recipe_here.measured(tmp_path)) == [2]

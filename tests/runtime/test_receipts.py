@@ -22,6 +22,7 @@ from aiohttp import web
 from runtime.schema import RuntimeConfig
 from runtime.serving.flights import Flight
 from runtime.serving.gateway import build_parts
+from runtime.serving.samples import SampleStore
 from runtime.serving.versions import Served
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.runtime.recorded import asked
@@ -230,34 +231,73 @@ def counts_by(relay: RelayProcess, rollouts: list[str]) -> dict[str, Any]:
 # ------------------------------------------------------------------ flights
 
 
+class Connection:
+    """An ASGI server's. Its client leaves while this part of its answer is being taken; None: it stays."""
+
+    def __init__(self, leaves_at: int | None, body: bytes = b"") -> None:
+        self._leaves_at = leaves_at
+        self._asks = [{"type": "http.request", "body": body}]
+        self._gone = asyncio.Event()
+        self._taken = 0
+
+    async def receive(self) -> dict[str, Any]:
+        if self._asks:
+            return self._asks.pop()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body" and message["body"]:
+            if self._taken == self._leaves_at:
+                self._gone.set()
+                for _ in range(5):  # the server waits until the connection takes more, and it does not
+                    await asyncio.sleep(0)
+            self._taken += 1
+
+
 def delivered(leaves_at: int | None, parts: int = 3) -> Flight:
-    """A recorded answer handed to a connection that leaves while this part is being taken; None: it stays."""
+    """A recorded answer handed to a connection that leaves while this part is being taken."""
 
     async def scenario() -> Flight:
-        flight, gone, taken = Flight("digest"), asyncio.Event(), 0
+        flight, connection = Flight("digest"), Connection(leaves_at)
         flight.begin(200, [])
         for part in range(parts):
             flight.write(b"%d" % part)
         flight.recorded = True
         flight.end()
-
-        async def receive() -> dict[str, Any]:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: dict[str, Any]) -> None:
-            nonlocal taken
-            if message["type"] == "http.response.body" and message["body"]:
-                if taken == leaves_at:
-                    gone.set()
-                    for _ in range(5):  # the server waits until the connection takes more, and it does not
-                        await asyncio.sleep(0)
-                taken += 1
-
-        await flight.deliver(receive, send, 0.0)
+        await flight.deliver(connection.receive, connection.send, 0.0)
         return flight
 
     return asyncio.run(scenario())
+
+
+def test_c52_without_a_relay_who_leaves_over_its_recorded_answer_has_no_sample(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """It was there when the answer was recorded; the same request comes again until it is received."""
+    body = json.dumps({"model": "policy", "messages": MESSAGES}).encode()
+    scope = {"headers": [(b"x-slipway-request", b"q")], "path_params": {"rollout": "r"}}
+
+    async def scenario(sockets: str) -> None:
+        config = {"run_id": "test", "model_path": "", "state_dir": str(tmp_path), "socket_dir": sockets}
+        parts = build_parts(RuntimeConfig.model_validate(config))
+        parts.fleet.engines[0].ready = True
+        for leaves_at, samples in ((0, 0), (0, 0), (None, 1), (0, 1)):
+            connection = Connection(leaves_at, body)
+            await parts.completions.serve("chat", scope, connection.receive, connection.send)
+            for store in (parts.samples, SampleStore(tmp_path / "samples")):
+                known = len(store.of_rollout("r")), len(store.unreceived_of_rollout("r"))
+                assert known == (samples, 1 - samples)
+        await parts.clients[0].close()
+
+    with tempfile.TemporaryDirectory() as sockets:
+        upstream = Upstream(Path(sockets) / "engine-0.sock", {CHAT: engine})
+        upstream.start()
+        try:
+            asyncio.run(scenario(sockets))
+        finally:
+            upstream.close()
+    assert engine.asked == 1
 
 
 def handed_out(folder: Path, sockets: Path, events: list[dict[str, Any]]) -> list[bytes]:

@@ -359,6 +359,31 @@ def test_c52_a_call_asked_again_after_its_connection_broke_trains_once(tmp_path:
         assert pick(known, "r").counts.unreceived == 1
 
 
+@pytest.mark.parametrize(
+    ("rollout", "tags"),
+    [
+        ("another", {}),
+        ("r", {"x_slipway_predictor": "second"}),
+        ("r", {"x_slipway_call": "1"}),
+        ("r", {"x_slipway_purpose": "eval"}),
+    ],
+)
+def test_c52_the_same_words_asked_for_something_else_replace_nothing(
+    tmp_path: Path, rollout: str, tags: dict[str, str]
+) -> None:
+    """A whole group asks one question: that one member's connection broke says nothing of the others."""
+    store = SampleStore(tmp_path)
+    sample(store, "doubtful", x_slipway_predictor="first", x_slipway_call="0")
+    store.doubt("doubtful")
+    given = {"x_slipway_predictor": "first", "x_slipway_call": "0"} | tags
+    record(store, asked("other", rollout, **given), answer([1], choice([2], [-0.5])))
+    for known in (store, SampleStore(tmp_path)):
+        assert "doubtful" in trained(known)
+        assert [ref.request for ref in known.of_rollout(rollout)][-1] == "other"
+    sample(store, "again", x_slipway_predictor="first", x_slipway_call="0")
+    assert "doubtful" not in trained(store)
+
+
 def test_c52_receipts_that_are_told_again_say_what_they_said(tmp_path: Path) -> None:
     """The gateway had taken them, and its answer to the relay was lost: again in order, with what is new."""
     store = SampleStore(tmp_path)

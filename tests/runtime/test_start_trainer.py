@@ -6,8 +6,6 @@ The recipe runs in this process, on a random model of two layers.
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,15 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from runtime.recipes.grpo_lora import GRPOLoRARecipe, whole
-from runtime.schema import RuntimeConfig
+from runtime.recipes.grpo_lora import whole
 from runtime.serving.probe import Probe
-from runtime.train_config import LoraConfig, TrainConfig
 from runtime.training.batch import empty_batch, step_folder, write_batch
-from runtime.training.command import RECIPES, trainer_command
 from runtime.training.peft_form import TARGETS, portable_name, tensor_shapes
 from runtime.training.policy import PolicyError
 from runtime.training.spoken import spoken
 from runtime.training.start import START
 from runtime.training.update import UpdateSettings, probe
+from tests.runtime.recipe_here import configured, train
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy
 
 
@@ -37,49 +33,12 @@ def give(folder: Path, lora: Any = LORA) -> Path:
     return folder / START
 
 
-@pytest.fixture
-def trainer_in_here() -> Iterator[None]:
-    """What the recipe changes of its process is put back."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-    torch.use_deterministic_algorithms(False)
-
-
-def configured(folder: Path, **changes: Any) -> RuntimeConfig:
-    (folder / "steps").mkdir(parents=True, exist_ok=True)
-    return RuntimeConfig(
-        run_id="start-test",
-        model_path=str(tiny_model()),
-        state_dir=str(folder),
-        socket_dir=str(folder),
-        train=TrainConfig(lora=LoraConfig(rank=LORA.rank, alpha=LORA.alpha), pack_tokens=128),
-        **changes,
-    )
-
-
-def train(config: RuntimeConfig) -> GRPOLoRARecipe:
-    """One life of the trainer over what is recorded, in this process."""
-    words = [word for word in trainer_command(config, follow=False) if "=" in word]
-    merged = OmegaConf.merge(
-        OmegaConf.load(RECIPES / "configs" / "grpo_lora.yaml"), OmegaConf.from_dotlist(words)
-    )
-    assert isinstance(merged, DictConfig)
-    recipe = GRPOLoRARecipe(merged)
-    recipe.setup()
-    recipe.train()
-    recipe.cleanup()
-    return recipe
-
-
 def record_start(folder: Path) -> None:
     meta = {"schema": 1, "kind": "restore", "step": 1, "from": START}
     write_batch(step_folder(folder / "steps", 1), empty_batch(meta))
 
 
-def test_version_one_is_the_adapter_and_training_goes_on_from_it(
-    tmp_path: Path, trainer_in_here: None
-) -> None:
+def test_version_one_is_the_adapter_and_training_goes_on_from_it(tmp_path: Path) -> None:
     given = load_file(give(tmp_path) / "adapter_model.safetensors")
     record_start(tmp_path)
     batch = make_batch(random_samples(2, groups=4), step=2)
@@ -96,9 +55,7 @@ def test_version_one_is_the_adapter_and_training_goes_on_from_it(
 
 
 @pytest.mark.parametrize("name", ["Qwen/the-base", "0731", None])
-def test_an_adapter_names_its_base_never_a_place_of_this_machine(
-    tmp_path: Path, trainer_in_here: None, name: str | None
-) -> None:
+def test_an_adapter_names_its_base_never_a_place_of_this_machine(tmp_path: Path, name: str | None) -> None:
     give(tmp_path)
     record_start(tmp_path)
     recipe = train(configured(tmp_path, model_name=name))
@@ -108,9 +65,7 @@ def test_an_adapter_names_its_base_never_a_place_of_this_machine(
     assert "/" not in said["base_model_name_or_path"].replace("Qwen/", "")
 
 
-def test_an_adapter_of_another_rank_fails_its_step_and_leaves_the_policy(
-    tmp_path: Path, trainer_in_here: None
-) -> None:
+def test_an_adapter_of_another_rank_fails_its_step_and_leaves_the_policy(tmp_path: Path) -> None:
     give(tmp_path, replace(LORA, rank=8))
     record_start(tmp_path)
     recipe = train(configured(tmp_path))
@@ -124,7 +79,7 @@ def test_an_adapter_of_another_rank_fails_its_step_and_leaves_the_policy(
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
 @pytest.mark.parametrize("content", [None, "{}", "{"])
 def test_g19_an_adapter_that_cannot_be_read_fails_its_step_and_not_the_trainer(
-    tmp_path: Path, trainer_in_here: None, file: str, content: str | None
+    tmp_path: Path, file: str, content: str | None
 ) -> None:
     damaged = give(tmp_path) / file
     damaged.unlink() if content is None else damaged.write_text(content)
@@ -134,9 +89,7 @@ def test_g19_an_adapter_that_cannot_be_read_fails_its_step_and_not_the_trainer(
     assert "the adapter start cannot be read" in failed["error"] and recipe.store.names() == []
 
 
-def test_a_recipe_that_an_older_run_has_left_gets_the_keys_that_came_since(
-    tmp_path: Path, trainer_in_here: None
-) -> None:
+def test_a_recipe_that_an_older_run_has_left_gets_the_keys_that_came_since(tmp_path: Path) -> None:
     recipe = train(configured(tmp_path))
     older = OmegaConf.load(tmp_path / "recipe.yaml")
     assert isinstance(older, DictConfig)
