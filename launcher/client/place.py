@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeGuard
 
@@ -30,6 +30,8 @@ _OTHER_VERSION = "made by another version of launch, whose place cannot be read 
 _SCORES_KEPT = 200
 # Of a larger validation set only so many examples are compared after a restart: more would not fit.
 _EXAMPLES_KEPT = 2000
+
+Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class Place:
 
     `earlier` are the digests of those before it, `life` is what `PROGRAM_VARIABLE` says. `best_scores` has
     the best validation's score on each example, None where it has none. `held_out` is the digest of the
-    validation set. `superseded`: a later optimizer of the same program has trained since, so this one had
-    finished.
+    validation set. `trained`: whether a step of it has taught the policy anything, in earlier lives too.
+    `superseded`: a later optimizer of the same program has trained since, so this one had finished.
     """
 
     work: Work
@@ -88,6 +90,7 @@ class Place:
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     held_out: str | None = None
     step: int = 0
+    trained: bool = False
     scores: list[Validated] = field(default_factory=list)
     best: Validated | None = None
     best_scores: Scores | None = None
@@ -134,6 +137,8 @@ class Place:
             "earlier": list(self.earlier),
             "held_out": self.held_out,
             "step": step,
+            # By the steps before this one: what it teaches is not known when it is sent.
+            "trained": self.trained,
             "scores": [asdict(it) for it in self.scores],
             "best": asdict(self.best) if self.best else None,
             "best_scores": list(scores[:_EXAMPLES_KEPT]),
@@ -142,17 +147,20 @@ class Place:
             "restored": self.restored if step == self.step else None,
         }
 
-    def restarted(self, state: dict[str, Any] | None) -> Place | None:
-        """This place moved on to where `state` says, or None: only what an earlier life of it has left."""
+    def restarted(self, state: dict[str, Any] | None, metrics: Metrics) -> Place | None:
+        """This place moved on to where `state` says, or None: only what an earlier life of it has left.
+
+        `metrics`: of the step that `state` rode on; here and below.
+        """
         if not _is_a_place(state) or not _is_earlier(state["life"], self.life):
             return None
         if self._had_finished(state):
             return replace(self, superseded=True)
         if state["compile"] != self.compile or self.work.differences(state["work"]):
             return None
-        return self._at(state)
+        return self._at(state, metrics)
 
-    def taken_up(self, state: dict[str, Any] | None) -> Place:
+    def taken_up(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
         """This place moved on to where `state` says, whoever left it. Raises ValueError."""
         if not _is_a_place(state):
             whose = _OTHER_VERSION if _is_of_another_version(state) else "not made by an optimizer"
@@ -162,13 +170,13 @@ class Place:
         whoever = replace(self.work, program=state["work"].get("program", ""))
         if different := whoever.differences(state["work"]):
             raise ValueError(f"the run's last step is other work: {', '.join(different)}")
-        return self._at(state)
+        return self._at(state, metrics)
 
-    def rewound(self, state: dict[str, Any] | None) -> Place:
+    def rewound(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
         """This place taken back to where `state` says, to its beginning when that is nothing of its own."""
         if _is_a_place(state) and state["id"] == self.id:
-            return self._at(state)
-        return replace(self, step=0, scores=[], best=None, best_scores=None, restored=None)
+            return self._at(state, metrics)
+        return replace(self, step=0, trained=False, scores=[], best=None, best_scores=None, restored=None)
 
     def why_not(self, state: dict[str, Any] | None) -> str | None:
         """In words why a restarted program does not go on where `state` says; None where none would."""
@@ -186,8 +194,10 @@ class Place:
     def _had_finished(self, state: dict[str, Any]) -> bool:
         return self.work.digest in state["earlier"][self.compile : self.compile + 1]
 
-    def _at(self, state: dict[str, Any]) -> Place:
-        at = replace(self, id=state["id"], step=state["step"], restored=state["restored"])
+    def _at(self, state: dict[str, Any], metrics: Metrics) -> Place:
+        # What is served again, as a best is, says of no tokens: it was trained before.
+        trained = state["trained"] or metrics.get("trained_tokens") != 0
+        at = replace(self, id=state["id"], step=state["step"], trained=trained, restored=state["restored"])
         if state["held_out"] != self.held_out:  # other examples: nothing of theirs compares with these
             return replace(at, scores=[], best=None, best_scores=None)
         unknown = [None] * (state["best_examples"] - len(state["best_scores"]))

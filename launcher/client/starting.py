@@ -10,10 +10,10 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import dspy
 
+from launcher.client.bodies import RuntimeStatus
 from launcher.client.errors import TrainingFailed
 from launcher.client.place import PROGRAM_VARIABLE, Place, Work, digest_of
 from launcher.client.report import Journal
@@ -41,7 +41,7 @@ def begin(start: Start, session: Session, journal: Journal) -> Place:
     fresh = _fresh(start, _compiles[session.endpoint.root])
     _compiles[session.endpoint.root].append(start.work.digest)
     status = session.settle()
-    place = _taken_up(start, fresh, status.client_state)
+    place = _taken_up(start, fresh, status)
     if place is not None:
         journal.note(_where(place, start.steps))
     elif status.step:
@@ -70,13 +70,14 @@ def _fresh(start: Start, compiled: Sequence[str]) -> Place:
     )
 
 
-def _taken_up(start: Start, fresh: Place, state: dict[str, Any] | None) -> Place | None:
+def _taken_up(start: Start, fresh: Place, status: RuntimeStatus) -> Place | None:
+    state, metrics = status.client_state, status.last_metrics
     if start.resume is None:
-        return fresh.restarted(state)
+        return fresh.restarted(state, metrics)
     if not start.resume:
         return None
     try:
-        place = fresh.taken_up(state)
+        place = fresh.taken_up(state, metrics)
     except ValueError as error:
         raise TrainingFailed("There is nothing to resume", str(error), _WITHOUT_RESUME) from error
     if place.step >= start.steps and not place.superseded:

@@ -113,8 +113,8 @@ class Training:
         """All steps from the place on. Raises what the session raises, and TrainingFailed.
 
         Where the machine was lost on the way, it goes back to the last durable place and rolls out again.
+        What an earlier life of this training taught counts as taught, as if there had been one life.
         """
-        resumed = self.place.step > 0
         while True:
             try:
                 self._run_on()
@@ -122,8 +122,7 @@ class Training:
                 break
             except Rewound as rewound:
                 self._go_back(rewound)
-        if not resumed:
-            self._vain.ended(self.plan.steps)
+        self._vain.ended(self.plan.steps, self.place.trained)
 
     def _run_on(self) -> None:
         self._validate_if_due(self.place.step)
@@ -171,7 +170,8 @@ class Training:
             ) from rewound
         was = self.place.step
         # The status is newer than the error: another step may have been committed since.
-        self.place = self.place.rewound(self.session.settle().client_state)
+        now = self.session.settle()
+        self.place = self.place.rewound(now.client_state, now.last_metrics)
         self.held_out.last = None
         # New ids: a rollout that began on the lost machine must not be mixed with one made here.
         self._token = uuid.uuid4().hex[:12]
@@ -280,6 +280,7 @@ class Training:
         status = self.session.wait(step_id)
         self.served.note(status)
         self.place.step = rolled.step + 1
+        self.place.trained |= status.counts.trained > 0
         self.place.restored = None  # this step was trained after it
         self._rewinds_in_a_row = 0
         self.report.add_step(status.counts)

@@ -60,9 +60,12 @@ class Vain:
                 hint=_outside(self.report) or f"{_BY_HAND} score it?",
             )
 
-    def ended(self, steps: int) -> None:
-        """Silence is never success: a training in which no step changed anything has failed."""
-        if self.report.trained or not steps:
+    def ended(self, steps: int, trained: bool) -> None:
+        """Silence is never success: a training in which no step changed anything has failed.
+
+        `trained`: whether one did, in an earlier life of this training too.
+        """
+        if trained or not steps:
             return
         outcomes = {name for name, count in self.report.outcomes.items() if count}
         hint = unparsed(0.0) if outcomes == {"unparsed"} else _outside(self.report)

@@ -275,7 +275,13 @@ class SmallRun:
             "version": self.version,
             "step": self.version,
             "client_state": self.client_state,
+            "last_metrics": self._last_metrics(),
         }
+
+    def _last_metrics(self) -> dict[str, float]:
+        """As the trainer's: a restore says of no tokens."""
+        counts = self.steps.get(self.version, {}).get("counts")
+        return {} if counts is None else {"trained_tokens": float(counts["trained"])}
 
     def checkpoints(self) -> list[dict[str, Any]]:
         return [

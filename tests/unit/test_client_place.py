@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from tests.support.lives import RUN, be_another_process, begin_life
 from tests.support.small_run import Asked, SmallRun, answering
 
 
-def examples(count: int) -> list[dspy.Example]:
-    return [dspy.Example(english=f"word {i}", french="mot").with_inputs("english") for i in range(count)]
+def examples(count: int, french: str = "mot") -> list[dspy.Example]:
+    return [dspy.Example(english=f"word {i}", french=french).with_inputs("english") for i in range(count)]
 
 
 def train(steps: int, size: int = 4, metric: Any = a.length, **changes: Any) -> GRPO:
@@ -172,6 +173,44 @@ def test_g21_a_restarted_program_can_be_told_to_begin_anew(
     assert len(run.requests) == 4
 
 
+def known(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float | None:
+    """None where the example has no answer to compare with."""
+    return float(len(prediction.french)) if example.french else None
+
+
+@pytest.mark.parametrize(
+    ("before", "taught"), [(["varied"], True), (["alike"], False), (["varied", "alike"], True)]
+)
+def test_g21_a_resumed_training_ends_as_if_it_had_never_been_stopped(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch, before: list[str], taught: bool
+) -> None:
+    """Its last two steps have nothing to train on: what its first life taught is what there is."""
+
+    def answer(asked: Asked) -> Any:
+        kind = before[min(run.version, len(before) - 1)]
+        return a.varied(asked) if kind == "varied" else answering(french="mot")(asked)
+
+    def train_on(steps: int, trainset: list[dspy.Example]) -> GRPO:
+        grpo = GRPO(
+            known, num_train_steps=steps, num_dspy_examples_per_grpo_step=1, num_rollouts_per_grpo_step=4
+        )
+        grpo.compile(a.predict(), trainset=trainset)
+        return grpo
+
+    run.answer, run.drop_flat = answer, True
+    begin_life(monkeypatch)
+    with contextlib.nullcontext() if taught else pytest.raises(TrainingFailed, match="Nothing was trained"):
+        train_on(len(before), examples(4))
+    begin_life(monkeypatch, len(before))
+    steps, unknown = len(before) + 2, examples(4, french="")
+    if taught:
+        assert train_on(steps, unknown).summary["steps"] == steps
+    else:
+        with pytest.raises(TrainingFailed, match=f"Nothing was trained in {steps} steps"):
+            train_on(steps, unknown)
+    assert len(run.requests) == len(before)
+
+
 def best_after(run: SmallRun, step: int) -> Any:
     """Held-out answers are longest while the version after `step` is served."""
     lengths = {step: 9}
@@ -228,7 +267,7 @@ def test_a_place_fits_its_step_however_long_it_lasts_and_however_much_is_held_ou
         place.add(validated, [-1.23457e-05] * 20_000)
     text = json.dumps(place.client_state(1000))
     assert len(text.encode()) < 60_000
-    begun = Place(work(), life=f"{RUN}@1000", held_out="digest").restarted(json.loads(text))
+    begun = Place(work(), life=f"{RUN}@1000", held_out="digest").restarted(json.loads(text), {})
     assert begun is not None and begun.best == place.best and begun.best_scores is not None
     assert len(begun.best_scores) == 20_000
 
@@ -237,7 +276,7 @@ def test_another_validation_set_leaves_the_old_scores_behind() -> None:
     place = Place(work(), life=f"{RUN}@0", held_out="digest")
     place.add(Validated(0, 1.0, 1.0), [1.0, 1.0])
     state = place.client_state(3)
-    begun = Place(work(), life=f"{RUN}@3", held_out="another").restarted(state)
+    begun = Place(work(), life=f"{RUN}@3", held_out="another").restarted(state, {})
     assert begun is not None and (begun.step, begun.scores, begun.best) == (3, [], None)
 
 
