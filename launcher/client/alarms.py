@@ -35,6 +35,12 @@ class Thresholds:
     kl_behaviour: float = 0.05
     # Nats a token between the policy and the model before training (measured when train.kl_beta > 0).
     kl_reference: float = 1.0
+    # Share of the trained tokens that are past train.dual_clip, so that they teach nothing; of what the newest
+    # policy has sampled none are.
+    masked: float = 0.01
+    # How many times as likely as the engine said the trainer finds some token, in each of the last `window`
+    # steps; train.mismatch_cap bounds what such a token weighs.
+    ratio_max: float = 100.0
     # Validations without a better score, while the training reward rises by `reward_rise` of its own spread
     # at the start.
     flat_validations: int = 3
@@ -74,6 +80,10 @@ class Observed:
     entropy: float | None = None
     kl_behaviour: float | None = None
     kl_reference: float | None = None
+    masked: float | None = None
+    # The share of the trained answers that have a masked token.
+    masked_answers: float | None = None
+    ratio_max: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +133,8 @@ class Alarms:
         yield "outside", self._outside
         yield "kl_behaviour", lambda: self._kl("kl_behaviour", "the policy that sampled")
         yield "kl_reference", lambda: self._kl("kl_reference", "the model before training")
+        yield "masked", self._masked
+        yield "ratio_max", self._ratio_max
 
     # ------------------------------------------------------------- one look each
 
@@ -172,6 +184,26 @@ class Alarms:
         if now is None or now < limit:
             return None
         return f"the policy is {now:.3f} nats a token away from {other} (above {limit:g})"
+
+    def _masked(self) -> str | None:
+        now, answers = self._now("masked"), self._now("masked_answers")
+        if now is None or now < self.thresholds.masked:
+            return None
+        inside = "" if answers is None else f", in {answers:.0%} of the answers,"
+        return (
+            f"{now:.1%} of the tokens{inside} are past train.dual_clip and teach nothing: "
+            "the policy has gone far from the one that sampled them"
+        )
+
+    def _ratio_max(self) -> str | None:
+        measured = [it.ratio_max for it in self._steps[-self.thresholds.window :]]
+        least = min((it for it in measured if it is not None), default=0.0)
+        if None in measured or not least >= self.thresholds.ratio_max:
+            return None
+        return (
+            f"in each of the last {len(measured)} steps the trainer found a token {least:.0f} or more times "
+            "as likely as the engine had said: do both have the same weights and the same tokens?"
+        )
 
     def _held_out(self) -> str | None:
         count = self.thresholds.flat_validations

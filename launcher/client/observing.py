@@ -31,7 +31,14 @@ def observe(
         entropy=metrics.get("entropy"),
         kl_behaviour=metrics.get("kl_behaviour"),
         kl_reference=metrics.get("kl_reference"),
+        masked=_share(metrics.get("masked_tokens"), metrics.get("trained_tokens")),
+        masked_answers=_share(metrics.get("masked_sequences"), counts.trained),
+        ratio_max=metrics.get("ratio_max"),
     )
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _mean(values: Iterable[float]) -> float | None:

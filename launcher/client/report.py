@@ -151,7 +151,7 @@ class Journal:
             f"reward {line.reward:.3f} ±{line.spread:.3f}{_each(line.rewards)}",
             f"parsed {line.parse_rate:.0%}"
             + (f" (cut off {line.cut_off_rate:.0%})" if line.cut_off_rate else ""),
-            f"trained {line.counts['trained']} of {line.counts['samples']}",
+            f"trained {line.counts['trained']} of {line.counts['samples']}{_masked(line.metrics)}",
             f"v{line.version}" if line.version is not None else "not published",
             f"{line.rollout_seconds + line.train_seconds:.1f} s"
             f" (rollouts {line.rollout_seconds:.1f}, training {line.train_seconds:.1f})",
@@ -189,6 +189,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(it) for name, it in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _masked(metrics: Mapping[str, float]) -> str:
+    """What of the trained samples a bound of the loss has stopped."""
+    tokens = int(metrics.get("masked_tokens", 0))
+    answers = counted(int(metrics.get("masked_sequences", 0)), "answer")
+    return f" (masked {counted(tokens, 'token')} in {answers})" if tokens else ""
 
 
 def _left_out(outcomes: dict[str, int]) -> list[str]:

@@ -29,6 +29,9 @@ def healthy(step: int) -> dict[str, Any]:
         "entropy": 0.8,
         "kl_behaviour": 1e-4,
         "kl_reference": 0.1,
+        "masked": 1e-4,
+        "masked_answers": 0.02,
+        "ratio_max": 8.0,
     }
 
 
@@ -61,6 +64,16 @@ def test_a_training_that_goes_well_raises_none() -> None:
         ("truncation", lambda step: {"truncation": 0.3}, "30% of the runs have an answer cut off"),
         ("kl_behaviour", lambda step: {"kl_behaviour": 0.06}, "0.060 nats a token away from the policy that"),
         ("kl_reference", lambda step: {"kl_reference": 1.5}, "1.500 nats a token away from the model before"),
+        (
+            "masked",
+            lambda step: {"masked": 0.02, "masked_answers": 0.3},
+            "2.0% of the tokens, in 30% of the answers, are past train.dual_clip and teach nothing",
+        ),
+        (
+            "ratio_max",
+            lambda step: {"ratio_max": 200.0 + step},
+            "in each of the last 3 steps the trainer found a token 201 or more times as likely",
+        ),
     ],
 )
 def test_c47_each_way_to_go_wrong_is_raised_once_and_by_name(
@@ -92,7 +105,8 @@ def test_what_was_not_measured_raises_nothing() -> None:
 
 
 def test_a_single_odd_step_is_no_alarm() -> None:
-    assert raised(lambda step: {"length": 60.0, "truncation": 0.7} if step == 5 else {}).raised == []
+    odd = {"length": 60.0, "truncation": 0.7, "masked": 0.02, "ratio_max": 4e8}
+    assert raised(lambda step: odd if step == 5 else {}).raised == []
 
 
 def test_a_threshold_is_moved_by_name() -> None:
@@ -173,6 +187,20 @@ def test_c47_repetition_and_length_are_measured_on_the_answers(run: SmallRun) ->
 
     run.answer = rambling
     assert set(train().report.alarms) == {"repetition", "length"}
+
+
+def test_c50_what_a_bound_has_masked_is_in_the_steps_line_and_much_of_it_an_alarm(
+    run: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.metrics = {"trained_tokens": 100.0, "masked_tokens": 2.0, "masked_sequences": 1.0, "ratio_max": 400.0}
+    run.answer = lambda asked: answering(french="mot" + "x" * member(asked))(asked)
+    assert train().report.alarms == ["masked", "ratio_max"]
+    said = capfd.readouterr().err
+    assert "trained 4 of 4 (masked 2 tokens in 1 answer) · v1" in said
+    assert "2.0% of the tokens, in 25% of the answers, are past train.dual_clip" in said
+    run.metrics = {"trained_tokens": 100.0, "masked_tokens": 0.0, "ratio_max": 1.5}
+    assert train().report.alarms == []
+    assert "masked" not in capfd.readouterr().err
 
 
 def test_c47_what_the_trainer_measures_is_looked_at_too(run: SmallRun) -> None:
