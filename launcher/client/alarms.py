@@ -35,8 +35,7 @@ class Thresholds:
     kl_behaviour: float = 0.05
     # Nats a token between the policy and the model before training (measured when train.kl_beta > 0).
     kl_reference: float = 1.0
-    # Share of the trained tokens that are past train.dual_clip, so that they teach nothing: none of those that
-    # the newest policy has sampled.
+    # Share of the trained tokens past train.dual_clip, which teach nothing: none where there is no staleness.
     masked: float = 0.01
     # How many times as likely as the engine said the trainer finds some token, in each of the last `window`
     # steps; train.mismatch_cap bounds what such a token weighs.

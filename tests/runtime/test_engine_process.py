@@ -111,7 +111,7 @@ def test_nothing_is_reported_to_anyone() -> None:
 
 
 @pytest.mark.slow
-def test_the_engine_listens_on_loopback_and_its_socket_only(engine: RunningEngine) -> None:
+def test_g12_the_engine_listens_on_loopback_and_its_socket_only(engine: RunningEngine) -> None:
     pids = [engine.pid, *processes.descendants(engine.pid)]
     assert len(pids) == 2  # the API server and the engine core: nothing else was started
     inodes = {

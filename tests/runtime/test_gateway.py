@@ -129,7 +129,7 @@ def test_a_seed_harms_no_engine(gateway: Gateway) -> None:
     assert gateway.chat().status_code == 200
 
 
-def test_a_grammar_comes_through_and_its_sample_is_not_for_training(gateway: Gateway) -> None:
+def test_c09_a_grammar_comes_through_and_its_sample_is_not_for_training(gateway: Gateway) -> None:
     answer = gateway.chat("grammar", structured_outputs={"choice": ["oui", "non"]})
     assert answer.json()["choices"][0]["message"]["content"] in ("oui", "non")
     assert of_rollout(gateway, "grammar")[0]["samples"][0]["unscorable"] == "structured_outputs"
@@ -217,7 +217,7 @@ def test_c06_a_retried_request_makes_one_sample(fresh: Gateway) -> None:
     assert fresh.status()["samples"] == 1
 
 
-def test_a_streamed_answer_is_replayed_word_for_word(gateway: Gateway) -> None:
+def test_c06_a_streamed_answer_is_replayed_word_for_word(gateway: Gateway) -> None:
     first, again = [gateway.chat("replayed", {RETRIED: "q-stream"}, stream=True) for _ in range(2)]
     assert first.text.endswith("data: [DONE]\n\n") and first.text == again.text
     assert again.headers["content-type"].startswith("text/event-stream")

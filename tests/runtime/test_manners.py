@@ -295,7 +295,7 @@ def test_an_earlier_refusal_is_a_text_like_any_other(gateway: Gateway, engine: E
     assert engine.last["messages"] == messages
 
 
-def test_an_image_is_refused_by_its_place(gateway: Gateway) -> None:
+def test_g24_an_image_is_refused_by_its_place(gateway: Gateway) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     content = [{"type": "text", "text": "look"}, image]
     error = refused(gateway.chat(messages=[*MESSAGES, {"role": "user", "content": content}]))

@@ -65,7 +65,7 @@ def test_an_adapter_names_its_base_never_a_place_of_this_machine(tmp_path: Path,
     assert "/" not in said["base_model_name_or_path"].replace("Qwen/", "")
 
 
-def test_an_adapter_of_another_rank_fails_its_step_and_leaves_the_policy(tmp_path: Path) -> None:
+def test_g19_an_adapter_of_another_rank_fails_its_step_and_leaves_the_policy(tmp_path: Path) -> None:
     give(tmp_path, replace(LORA, rank=8))
     record_start(tmp_path)
     recipe = train(configured(tmp_path))

@@ -116,7 +116,7 @@ def test_the_results_of_a_run_on_a_folder_of_the_users_are_of_that_folder(home: 
         ({"target_modules": None}, "is not PEFT's"),
     ],
 )
-def test_an_adapter_that_cannot_be_trained_on_is_refused_before_it_costs(
+def test_g11_an_adapter_that_cannot_be_trained_on_is_refused_before_it_costs(
     home: Home, project: Path, changes: dict[str, Any], why: str
 ) -> None:
     folder = write(project / "adapter", **changes)
@@ -127,7 +127,7 @@ def test_an_adapter_that_cannot_be_trained_on_is_refused_before_it_costs(
 
 
 @pytest.mark.parametrize("damage", ["none", "bin", "cut", "layer", "rank", "config", "list"])
-def test_an_adapter_whose_files_are_not_it_is_refused_before_it_costs(
+def test_g11_an_adapter_whose_files_are_not_it_is_refused_before_it_costs(
     home: Home, project: Path, damage: str
 ) -> None:
     folder = write(project / "adapter")
@@ -158,7 +158,7 @@ def test_an_adapter_whose_files_are_not_it_is_refused_before_it_costs(
     assert why in str(refusal(home, "adapter").why)
 
 
-def test_another_rank_than_the_adapters_is_refused_with_the_line_that_works(
+def test_g11_another_rank_than_the_adapters_is_refused_with_the_line_that_works(
     home: Home, project: Path
 ) -> None:
     folder = write(project / "adapter", rank=8)
@@ -176,7 +176,9 @@ def test_a_folder_with_a_model_in_it_is_that_model(project: Path) -> None:
     assert adapter_folder.of("Qwen/Qwen2.5-0.5B") is None
 
 
-def test_a_resumed_run_goes_on_from_its_checkpoints_not_from_an_adapter(home: Home, project: Path) -> None:
+def test_g21_a_resumed_run_goes_on_from_its_checkpoints_not_from_an_adapter(
+    home: Home, project: Path
+) -> None:
     write(project / "adapter")
     first = asked(home, "adapter")
     store = RecordStore(home)

@@ -72,7 +72,7 @@ def test_what_is_read_is_a_part_of_what_the_runtime_answers(name: str) -> None:
         {"sample": "s", "reward": 0.0},
     ],
 )
-def test_a_member_arrives_as_it_was_sent(fields: dict[str, Any]) -> None:
+def test_c22_a_member_arrives_as_it_was_sent(fields: dict[str, Any]) -> None:
     sent = bodies.StepRequest(key="k", groups=[bodies.Group(id="g", members=[bodies.Member(**fields)])])
     text = sent.model_dump_json()
     assert schema.StepRequest.model_validate_json(text).model_dump_json() == text

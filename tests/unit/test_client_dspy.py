@@ -177,7 +177,7 @@ def never(asked: Asked) -> str:
     return a.BAD + CUT_OFF if a.member(asked) % 2 else a.BAD
 
 
-def test_a_training_in_which_no_answer_parses_ends_soon_and_says_what_to_try(
+def test_g19_a_training_in_which_no_answer_parses_ends_soon_and_says_what_to_try(
     run: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run.answer, run.drop_flat = never, True

@@ -83,7 +83,7 @@ def test_dspy_alone_refuses_it_rather_than_asking_somebody_else(run: SmallRun, t
         a.Two().load(saved(run, tmp_path / "program.json"))
 
 
-def test_a_pickled_program_has_no_token_and_asks_the_run_it_is_unpickled_in(
+def test_g14_a_pickled_program_has_no_token_and_asks_the_run_it_is_unpickled_in(
     run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = dspy.Predict("english -> french")
