@@ -304,6 +304,39 @@ def test_g30_a_body_that_stands_still_is_given_up(near: RelayHere, monkeypatch: 
     assert got.startswith(b"HTTP/1.1 408") and b"request_timeout" in got
 
 
+def test_g30_a_body_that_comes_byte_by_byte_is_given_up_as_well(
+    near: RelayHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < relay_body._IDLE_SECONDS < relay_body._TOTAL_SECONDS <= 600
+    monkeypatch.setattr(relay_body, "_TOTAL_SECONDS", 0.5)
+    with connect(near) as client:
+        client.settimeout(0.05)
+        client.sendall(f"{POST}Content-Length: 2000\r\n\r\n".encode())
+        got, sent = b"", 0
+        while not got and sent < 2000:
+            with contextlib.suppress(TimeoutError):
+                got = client.recv(65536)
+            if not got:
+                client.sendall(b" ")
+                sent += 1
+    assert got.startswith(b"HTTP/1.1 408") and b"request_timeout" in got
+    assert sent > 1, "it did not stand still"
+
+
+def test_g30_a_connection_on_which_nothing_comes_any_more_is_closed(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of who has shown the token, too; not as soon as of who has not."""
+    assert relay_connection.UNPROVEN_SECONDS < relay_connection._IDLE_SECONDS <= 600
+    monkeypatch.setattr(relay_connection, "_IDLE_SECONDS", 0.3)
+    relay = Relay(upstream.socket, 0, token=TOKEN)
+    try:
+        got = answer_to(RelayHere(relay.start()), f"{GET}\r\n".encode())  # until the relay closes
+    finally:
+        relay.stop()
+    assert got.startswith(b"HTTP/1.1 200")
+
+
 def test_g30_of_too_many_who_show_no_token_the_oldest_goes(
     near: RelayHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
