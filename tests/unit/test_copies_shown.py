@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 SAID = "1 MB of 2 MB"
 
 
-def test_a_verb_that_copies_says_how_far_it_is_now_and_then_and_stdout_has_the_answer_alone(
+def test_g22_a_verb_that_copies_says_how_far_it_is_now_and_then_and_stdout_has_the_answer_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(output, "QUIET_SECONDS", 0.02)
@@ -42,7 +42,7 @@ def test_a_verb_that_copies_says_how_far_it_is_now_and_then_and_stdout_has_the_a
 
 @pytest.mark.process
 @pytest.mark.parametrize("verb", ["pull", "down"])
-def test_a_rented_run_is_brought_home_with_its_progress(
+def test_g22_a_rented_run_is_brought_home_with_its_progress(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded_machine.register()
@@ -63,12 +63,12 @@ def test_a_rented_run_is_brought_home_with_its_progress(
 
 
 @pytest.mark.slow
-def test_the_end_of_a_run_says_how_far_its_results_are(live: Lives) -> None:
+def test_g22_the_end_of_a_run_says_how_far_its_results_are(live: Lives) -> None:
     lived = live()
     assert f"pull: {SAID}" in (lived.folder / "launch.log").read_text()
 
 
-def test_whoever_waits_for_an_end_knows_how_far_the_copy_is_and_a_broken_screen_ends_none(
+def test_g28_whoever_waits_for_an_end_knows_how_far_the_copy_is_and_a_broken_screen_ends_none(
     tmp_path: Path,
 ) -> None:
     def broken(line: str) -> None:

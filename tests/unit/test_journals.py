@@ -18,7 +18,7 @@ def home(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_new_is_added_to_the_file_that_is_there(home: Path) -> None:
+def test_g22_what_is_new_is_added_to_the_file_that_is_there(home: Path) -> None:
     before = home.stat()
     assert journals.bring(io.BytesIO(b"1\n2\n3\nhalf"), home) == 2
     assert home.read_bytes() == b"1\n2\n3\n"
@@ -29,12 +29,12 @@ def test_what_is_new_is_added_to_the_file_that_is_there(home: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [b"1\n", b"1\nx\n3\n", b"", b"another\n"])
-def test_what_began_again_takes_the_place_of_what_was_there(home: Path, there: bytes) -> None:
+def test_g22_what_began_again_takes_the_place_of_what_was_there(home: Path, there: bytes) -> None:
     journals.bring(io.BytesIO(there), home)
     assert home.read_bytes() == there
 
 
-def test_half_a_line_that_a_kill_left_is_removed(home: Path) -> None:
+def test_g22_half_a_line_that_a_kill_left_is_removed(home: Path) -> None:
     for there in (b"1\n2\n", b"1\n2\n3\n"):
         with home.open("ab") as file:
             file.write(b"half")
@@ -42,7 +42,7 @@ def test_half_a_line_that_a_kill_left_is_removed(home: Path) -> None:
         assert home.read_bytes() == there
 
 
-def test_a_full_disk_leaves_what_was_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_g22_a_full_disk_leaves_what_was_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -52,7 +52,7 @@ def test_a_full_disk_leaves_what_was_there(home: Path, monkeypatch: pytest.Monke
     assert home.read_bytes() == b"1\n2\n"
 
 
-def test_a_long_file_is_known_by_all_its_lines(tmp_path: Path) -> None:
+def test_g22_a_long_file_is_known_by_all_its_lines(tmp_path: Path) -> None:
     path = tmp_path / "long"
     lines = b"".join(b"%07d\n" % number for number in range(300_000))
     path.write_bytes(lines + b"x" * 3_000_000)

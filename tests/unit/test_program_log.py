@@ -150,7 +150,7 @@ def test_much_that_is_printed_at_the_very_end_is_all_there(
     assert len(out) == 80 * 20001 + 1 and kept.read_text() == out
 
 
-def test_whoever_holds_the_output_open_and_is_silent_is_not_waited_for(
+def test_g23_whoever_holds_the_output_open_and_is_silent_is_not_waited_for(
     kept: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As what a program left behind where the system adopts no orphans."""

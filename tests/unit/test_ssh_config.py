@@ -86,7 +86,9 @@ def test_a_configuration_that_is_no_utf8_comes_back_byte_for_byte(tmp_path: Path
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
-def test_ssh_finds_a_key_below_a_folder_with_a_percent_sign(tmp_path: Path, home: Path) -> None:
+def test_g15_ssh_reads_the_key_and_the_pinned_host_key_below_a_folder_with_a_percent_sign(
+    tmp_path: Path, home: Path
+) -> None:
     """One writer of ssh's options, for our own ssh and for the user's: what one escapes the other does."""
     folder = tmp_path / "100%d of it" / "slip-0123abcd"
     folder.mkdir(parents=True)
