@@ -7,6 +7,7 @@ Knows nothing of machines or of the runtime's processes; reads files, and binds 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import netrc
 import os
@@ -176,21 +177,19 @@ def port_trouble(port: int) -> str | None:
 
 
 def holder_of(port: int, home: Home | None = None) -> str | None:
-    """Who listens on a port, as far as this user may know: a run of ours, else the process."""
+    """Who listens on a port, as far as this user may know: a run of ours, else a process of the user's."""
     import psutil
 
+    from launcher.safety import processes
     from launcher.safety.records import RecordStore
 
     for record in RecordStore(home).list() if home else ():
         if record.live and record.attended and record.url and record.url.endswith(f":{port}"):
             return f"the run {record.name or record.id} listens there"
-    try:
-        for connection in psutil.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,)
-            if listens and connection.pid:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid}) listens there"
-    except (psutil.Error, OSError):
-        return None
+    for pid in psutil.pids():
+        if processes.listens(pid, port):
+            with contextlib.suppress(psutil.Error, OSError):
+                return f"{psutil.Process(pid).name()} (pid {pid}) listens there"
     return None
 
 

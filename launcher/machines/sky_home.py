@@ -155,7 +155,7 @@ class SkyHome:
         except (urllib.error.URLError, OSError, ValueError):
             return False
         current = isinstance(said, dict) and said.get("version") == said.get("version_on_disk")
-        return current and any(_listens(process, self.port()) for process in self.processes())
+        return current and any(processes.listens(process.pid, self.port()) for process in self.processes())
 
     def serve(self, bound_seconds: float = SERVER_SECONDS, spared: Set[ProcessId] = _NOBODY) -> None:
         """Have the API server answer: the one that runs, or a new one; at the port it had, if that is free:
@@ -217,6 +217,10 @@ class SkyHome:
     def remove(self) -> None:
         """After the machine is proven down: the server and the folder go, its links' targets stay."""
         self.end_server()
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """The folder alone, when nothing works in it any more."""
         # At once, then piece by piece: a half of it left by a kill would be taken for a home with a machine.
         going = self.folder.with_name(f".{self.folder.name}.going")
         shutil.rmtree(going, ignore_errors=True)
@@ -233,16 +237,6 @@ def _write_anew(path: Path, text: str) -> None:
         if path.read_text() == text:
             return
     path.write_text(text)
-
-
-def _listens(process: ProcessId, port: int) -> bool:
-    """Whether a process of ours listens on a TCP port. Each is asked for its own connections: to ask for
-    everybody's takes root on a Mac."""
-    try:
-        connections = psutil.Process(process.pid).net_connections("tcp")
-    except (psutil.Error, OSError):
-        return False
-    return any(one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port for one in connections)
 
 
 def _taken(port: int) -> bool:

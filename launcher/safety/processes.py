@@ -151,6 +151,16 @@ def stopped(process: ProcessId) -> bool:
         return False
 
 
+def listens(pid: int, port: int) -> bool:
+    """Whether a process of this user's listens on a TCP port. It is asked for its own connections: to ask for
+    everybody's takes root on a Mac."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except (psutil.Error, OSError):
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port for one in connections)
+
+
 def adopt_orphans() -> None:
     """Linux: descendants whose parent dies become our children, so none gets out of sight."""
     if sys.platform == "linux":

@@ -409,7 +409,15 @@ def test_a_model_that_cannot_be_served_or_trained_is_3(refused: Refused, place: 
 # ------------------------------------------------------------------ this computer
 
 
-def test_a_taken_port_is_3_and_says_who_holds_it(place: Place) -> None:
+def test_g31_a_taken_port_is_3_and_says_who_holds_it_without_asking_for_everybodys_connections(
+    place: Place,
+) -> None:
+    """Which takes root on a Mac."""
+
+    def as_on_a_mac(*_kind: str) -> list[object]:
+        raise psutil.AccessDenied
+
+    place.patch.setattr(psutil, "net_connections", as_on_a_mac)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

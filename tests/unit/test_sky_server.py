@@ -19,6 +19,7 @@ from launcher.errors import LaunchError, PreflightError
 from launcher.machines import sky_process
 from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
+from launcher.safety import processes
 from launcher.safety.processes import ProcessId
 from tests.support.environment import PROGRAMS
 
@@ -149,7 +150,5 @@ def _sky_process(sky: SkyProcess) -> ProcessId:
 
 def _listens(home: SkyHome) -> int:
     """The pid of the server's own process."""
-    from launcher.machines.sky_home import _listens
-
-    (process,) = (process for process in home.processes() if _listens(process, home.port()))
-    return process.pid
+    (found,) = (one.pid for one in home.processes() if processes.listens(one.pid, home.port()))
+    return found
