@@ -21,9 +21,16 @@ _FORMS = (
     r"xox[abeoprs]-[A-Za-z0-9-]{10,}",  # Slack
     r"(?:AKIA|ASIA)[0-9A-Z]{16}",  # AWS
     r"AIza[A-Za-z0-9_-]{35,}",  # Google
-    r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",  # JSON web tokens
 )
 _BARE = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(_FORMS)})")
+# A JSON web token, behind what stands before it in its word. What follows a word is looked at once, and not
+# from each place in it at which a token may begin: a text that is one long word would take the square of it.
+_OF_WORD = "[A-Za-z0-9_-]"
+_PART = f"eyJ{_OF_WORD}{{10,}}+"
+_WEB_TOKEN = re.compile(
+    rf"(?<!{_OF_WORD})(?={_OF_WORD}++\.{_PART}\.{_OF_WORD}{{10}})"
+    rf"({_OF_WORD}*?)(?<![A-Za-z0-9_]){_PART}\.{_PART}\.{_OF_WORD}{{10,}}+"
+)
 _KEY = re.compile(
     r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL
 )
@@ -40,5 +47,6 @@ def hide(text: str) -> str:
     """`text` with `***` in the place of everything that looks like a secret."""
     text = _KEY.sub(rf"\1{HIDDEN}", text)
     text = _BARE.sub(HIDDEN, text)
+    text = _WEB_TOKEN.sub(rf"\1{HIDDEN}", text)
     text = _IN_URL.sub(rf"\1{HIDDEN}\2", text)
     return _BEHIND.sub(rf"\1{HIDDEN}", text)

@@ -7,6 +7,7 @@ line cut short by a power loss is skipped on reading. Every process appends to a
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,13 +134,15 @@ _HEAD = msgspec.json.Decoder(Head)
 
 
 class Journal:
-    """Appends lines and reads them back by place."""
+    """Appends lines and reads them back by place. One thread appends; any may read."""
 
     def __init__(self, folder: Path, file_bytes: int = FILE_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._file_bytes = file_bytes
         self._readers: dict[int, int] = {}
+        # Held while a file is looked for among them, or a second thread would open it again.
+        self._opening = threading.Lock()
         self._newest = max(self._files(), default=0)
         self._writer: int | None = None
         self._begin_file()
@@ -160,9 +163,10 @@ class Journal:
 
     def read(self, place: Place) -> Exchange:
         """The exchange that stands there."""
-        reader = self._readers.get(place.file)
-        if reader is None:
-            reader = self._readers[place.file] = os.open(self._path(place.file), os.O_RDONLY)
+        with self._opening:
+            reader = self._readers.get(place.file)
+            if reader is None:
+                reader = self._readers[place.file] = os.open(self._path(place.file), os.O_RDONLY)
         return _WHOLE.decode(os.pread(reader, place.length, place.offset))
 
     def heads(self) -> Iterator[tuple[Place, Head]]:
