@@ -108,7 +108,7 @@ def _let_end(
         launch.send(signal.SIGTERM)
     launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
     told_at = said_at = time.monotonic()
-    keeping_since: float | None = None
+    keeping = take_down.Keeping(store, record.id, _KEEPING_SECONDS)
     while not processes.wait_gone(launch, _LOOK_SECONDS) and store.load(record.id).live:
         now, at_it = time.monotonic(), teardown_lock.holder(store.folder(record.id))
         if now - said_at > _SAY_EVERY_SECONDS:
@@ -116,10 +116,7 @@ def _let_end(
             said_at = now
         if at_it is None and now - told_at > _ORDERLY_SECONDS:
             break
-        keeping = at_it is not None and at_it.doing == teardown_lock.KEEPING
-        keeping_since = (keeping_since or now) if keeping else None
-        if keeping_since is not None and now - keeping_since > _KEEPING_SECONDS:
-            raise _kept_by_launch(store.load(record.id), launch, name)
+        keeping.look(at_it)
     return store.load(record.id)
 
 
@@ -130,15 +127,6 @@ def _given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecor
     except OSError as error:
         output.note(f"its record cannot say that its results are given up: {error}")
         return record
-
-
-def _kept_by_launch(record: RunRecord, launch: ProcessId, name: str) -> NotPulled:
-    return NotPulled(
-        f"{name} is kept: its newest results could not be brought home",
-        f"{record.unpulled or 'the copy fails'}; launch (pid {launch.pid}) goes on trying while lease, "
-        "deadline and budget allow, then ends it without them",
-        f"launch down {name} --give-up-results   (ends it now, without them)",
-    )
 
 
 # ------------------------------------------------------------------ gc

@@ -23,6 +23,7 @@ from launcher.safety import lives, processes, teardown_lock
 from launcher.safety.lease import Limits
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RecordStore, RunRecord
+from launcher.safety.teardown_lock import Holder
 from launcher.units import format_money
 
 # Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
@@ -45,6 +46,27 @@ def pull(
             f"{record.id} has nothing to bring home", "it ended before it had a machine", "launch status"
         )
     return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress, stopped)
+
+
+class Keeping:
+    """How long somebody waits for a launch that keeps the machine of a run for its results: for `seconds`,
+    and then says 8 while that goes on."""
+
+    def __init__(self, store: RecordStore, run_id: str, seconds: float) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def look(self, at_it: Holder | None) -> None:
+        """To be called all the time, with whoever ends the run. Raises NotPulled."""
+        now = time.monotonic()
+        if at_it is None or at_it.doing != teardown_lock.KEEPING:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since > self._seconds:
+            raise _kept_by(at_it, self._store.load(self._run_id))
 
 
 def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunRecord:
@@ -80,7 +102,8 @@ def take_down(
 
     Raises NotPulled when the machine is kept for them, TeardownUnverified; the record then stays live.
     """
-    with teardown_lock.alone(store.folder(record.id), ended_by, note) as turn:
+    keeping = Keeping(store, record.id, TRIES_SECONDS)
+    with teardown_lock.alone(store.folder(record.id), ended_by, note, look=keeping.look) as turn:
         record = store.load(record.id)
         if not record.live:
             return record
@@ -143,6 +166,16 @@ def _kept(record: RunRecord, why: str) -> NotPulled:
         f"{label} is kept: its newest results could not be brought home",
         f"{why}; its machine runs on{cost}, until its own lease is over",
         f"launch down {label} --give-up-results   (ends it without them)",
+    )
+
+
+def _kept_by(at_it: Holder, record: RunRecord) -> NotPulled:
+    label = record.name or record.id
+    return NotPulled(
+        f"{label} is kept: its newest results could not be brought home",
+        f"{record.unpulled or 'the copy fails'}; {at_it.who} (pid {at_it.process.pid}) goes on trying while "
+        "lease, deadline and budget allow, then ends it without them",
+        f"launch down {label} --give-up-results   (ends it now, without them)",
     )
 
 

@@ -98,17 +98,29 @@ def make(folder: Path) -> None:
         os.close(descriptor)
 
 
+def nothing(at_it: Holder | None) -> None:
+    """Whoever is at it is waited for."""
+
+
 @contextlib.contextmanager
-def alone(folder: Path, who: str, note: Callable[[str], None], *, insist: bool = False) -> Iterator[Turn]:
+def alone(
+    folder: Path,
+    who: str,
+    note: Callable[[str], None],
+    *,
+    insist: bool = False,
+    look: Callable[[Holder | None], object] = nothing,
+) -> Iterator[Turn]:
     """Be the only one that ends the run of a folder; waits for whoever is at it, and says so.
 
     Raises TeardownUnverified when that one has stood still for long. `insist`: then go on beside it, for a
-    machine that is paid for must not wait for a process that is stopped.
+    machine that is paid for must not wait for a process that is stopped. `look` sees all the time who is at
+    it, and may raise.
     """
     descriptor = _open(folder)
     turn = Turn(None, who)
     try:
-        if descriptor is not None and _wait(descriptor, folder.name, note, insist):
+        if descriptor is not None and _wait(descriptor, folder.name, note, insist, look):
             turn = Turn(descriptor, who)
         turn.doing("it has begun")
         yield turn
@@ -136,13 +148,20 @@ def _open(folder: Path) -> int | None:
         return None
 
 
-def _wait(descriptor: int, run: str, note: Callable[[str], None], insist: bool) -> bool:
+def _wait(
+    descriptor: int,
+    run: str,
+    note: Callable[[str], None],
+    insist: bool,
+    look: Callable[[Holder | None], object],
+) -> bool:
     """Whether the lock was had in the end."""
     said: str | None = None
     said_at, still_since = 0.0, None
     while not _locked(descriptor):
         now = time.monotonic()
         at_it = _read(descriptor)
+        look(at_it)
         text = "somebody is ending it" if at_it is None else at_it.describe()
         what = text if at_it is None else f"{at_it.who} {at_it.doing.partition(_DETAIL)[0]}"
         if what != said or now - said_at > _SAY_EVERY_SECONDS:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher import homeward, resume
+from launcher import ending_verbs, giving_up, homeward, resume
 from launcher.errors import NotPulled, TeardownUnverified
 from launcher.home import Home
 from launcher.machines import recorded
@@ -33,6 +33,8 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.process
 
 PRICE = 12.0
+# Before the tests make it short.
+AS_IT_IS = take_down.TRIES_SECONDS
 
 
 @pytest.fixture
@@ -117,6 +119,21 @@ def test_g29_a_copy_that_goes_on_and_on_is_broken_off_once_its_results_are_given
     ended = store.load(record.id)
     assert ended.state == "verified" and "it was broken off" in str(ended.unpulled)
     assert recorded_machine.calls(there) == ["pull", "down"]
+
+
+def test_g29_results_that_do_not_come_are_tried_for_a_minute_and_a_copy_has_one(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = left_alone(store, there)
+    (there / "pull-fails").touch()
+    tried: list[float] = []
+    monkeypatch.setattr(take_down, "TRIES_SECONDS", AS_IT_IS)
+    monkeypatch.setattr(take_down, "pull_patiently", lambda machine, into, seconds, *_: tried.append(seconds))
+    monkeypatch.setattr(giving_up, "after", lambda seconds, given_up: tried.append(seconds) or given_up)
+    with pytest.raises(NotPulled):
+        take_down.take_down(store, record, "down")
+    assert tried == [60.0, 60.0]
+    assert ending_verbs._KEEPING_SECONDS == 60.0, "and whoever typed it waits with a launch for as long"
 
 
 def test_g29_results_that_are_given_up_while_they_are_tried_for_go_with_their_machine(
@@ -333,9 +350,11 @@ def holding() -> Iterator[list[subprocess.Popen[str]]]:
         process.wait()
 
 
-def hold(folder: Path, who: str, started: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+def hold(
+    folder: Path, who: str, started: list[subprocess.Popen[str]], doing: str = "results home"
+) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, PROGRAMS / "unit" / "hold_teardown.py", folder, who],
+        [sys.executable, PROGRAMS / "unit" / "hold_teardown.py", folder, who, doing],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -384,6 +403,37 @@ def test_g28_a_holder_that_is_stopped_is_not_waited_for_for_ever(
     ):
         pytest.fail("not reached")
     assert refused.value.hint == f"kill -CONT {first.pid}"
+
+
+def test_g29_down_says_8_also_to_a_launch_that_began_its_end_late_and_keeps_the_machine(
+    typed: Typed,
+    store: RecordStore,
+    there: Path,
+    holding: list[subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`down` had waited for that for long enough, and waits for its own turn: not for the whole lease."""
+    record = left_alone(store, there)
+    deaf = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; echo deaf; exec sleep 600"], stdout=subprocess.PIPE, text=True
+    )
+    holding.append(deaf)
+    assert deaf.stdout is not None and deaf.stdout.readline() == "deaf\n"
+    store.update(record.id, launch=ProcessId.of(deaf.pid))
+    monkeypatch.setattr(ending_verbs, "_ORDERLY_SECONDS", 0.0)
+    asked = take_down.after_guardian
+
+    def begin_late(*words: Any) -> RunRecord:
+        hold(store.folder(record.id), "launch", holding, teardown_lock.KEEPING)
+        return asked(*words)
+
+    monkeypatch.setattr(take_down, "after_guardian", begin_late)
+    done = typed("down", "dev")
+    assert done.returncode == 8, done.stderr
+    assert "dev is kept: its newest results could not be brought home" in done.stderr
+    assert f"launch (pid {holding[-1].pid}) goes on trying" in done.stderr
+    assert "launch down dev --give-up-results" in done.stderr
+    assert store.load(record.id).live and recorded_machine.calls(there) == []
 
 
 def test_g28_a_full_disk_does_not_keep_anybody_from_waiting(

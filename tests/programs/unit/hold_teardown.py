@@ -1,4 +1,4 @@
-"""Holds the right to end a run until its standard input ends: `hold_teardown.py FOLDER WHO`."""
+"""Holds the right to end a run until its standard input ends: `hold_teardown.py FOLDER WHO DOING`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from launcher.safety import teardown_lock
 
 
-def main(folder: Path, who: str) -> None:
+def main(folder: Path, who: str, doing: str) -> None:
     with teardown_lock.alone(folder, who, print) as turn:
-        turn.doing("results home")
+        turn.doing(doing)
         print("held", flush=True)
         sys.stdin.read()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
