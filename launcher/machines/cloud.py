@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,13 +39,16 @@ from launcher.machines.sky_home import SkyHome
 from launcher.machines.sky_process import SkyProcess
 from launcher.machines.startup import Startup, last_lines, reason_of_end
 from launcher.machines.teardown import Teardown
+from launcher.safety.lease import NO_LIMITS, Limits
 from runtime.fitness import Needs
 
 if TYPE_CHECKING:
+    from launcher.machines.spare_home import SpareHome
     from runtime.schema import RuntimeConfig
 
 SETUP_SECONDS = 3600.0
 _DOOR = "gateway.sock"
+_PLAIN = ("infra", "gpus", "idle_minutes", "disk_gb", "variant")  # of a description, as they are
 
 
 class CloudMachine:
@@ -52,8 +57,9 @@ class CloudMachine:
     `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
     than these GPUs the machine must have. `model`: a folder of the user's own, brought there. `secrets` are
     variables for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
-    `copy_rate`: as `pace.py` takes it. `warn` is told what the user should know although the run goes on.
-    `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
+    `copy_rate`: as `pace.py` takes it. `limits`, on the wall clock: past them nobody sets its timer back.
+    `warn` is told what the user should know although the run goes on. `keep(description)` is called whenever
+    `describe()` has changed, before anything depends on it.
     """
 
     kind = "cloud"
@@ -75,6 +81,7 @@ class CloudMachine:
         secrets: Mapping[str, str] | None = None,
         alias: str | None = None,
         copy_rate: float | None = None,
+        limits: Limits = NO_LIMITS,
         warn: Progress = silent,
     ) -> None:
         self._run_id = run_id
@@ -90,6 +97,7 @@ class CloudMachine:
         self._keep = keep
         self._secrets = secrets or {}
         self._alias = alias
+        self._limits = limits
         self._warn = warn
         self._link: Link | None = None
         self._home_there: str | None = None
@@ -104,22 +112,17 @@ class CloudMachine:
         self._presence = Presence(run_id, lambda: self._teardown.listed(self._standing))
         door = short_folder(run_id) / _DOOR
         here = (run_id, self._remote_copy, self._remote, self._presence.gone, door)
-        self._results = CloudResults(*here, copy_rate)
+        self._results = CloudResults(*here, self._may_stay, copy_rate)
 
     @classmethod
-    def described(cls, description: dict[str, Any]) -> Self:
-        """The machine that `describe` described, perhaps in another process. It can be ended."""
-        machine = cls(
-            description["run_id"],
-            Path(description["folder"]),
-            infra=description["infra"],
-            gpus=description["gpus"],
-            idle_minutes=description["idle_minutes"],
-            disk_gb=description["disk_gb"],
-            variant=description["variant"],
-        )
-        machine._asked = description["asked"]
-        machine._standing = description["standing"]
+    def described(cls, description: dict[str, Any], stand_in: SpareHome | None = None) -> Self:
+        """The machine that `describe` described, perhaps in another process. It can be ended and pulled;
+        `stand_in` asks its provider where nothing else can."""
+        plain = {name: description[name] for name in _PLAIN}
+        machine = cls(description["run_id"], Path(description["folder"]), **plain)
+        machine._limits = Limits(**description.get("limits", {"begun_at": 0.0}))  # older versions had none
+        machine._asked, machine._standing = description["asked"], description["standing"]
+        machine._teardown.stand_in = stand_in
         return machine
 
     def describe(self) -> dict[str, Any]:
@@ -128,6 +131,7 @@ class CloudMachine:
             "kind": self.kind,
             "run_id": self._run_id,
             "folder": str(self._folder),
+            "limits": asdict(self._limits),
             "infra": self._infra,
             "gpus": self._gpus,
             "idle_minutes": self._idle_minutes,
@@ -152,15 +156,7 @@ class CloudMachine:
         """How the machine is reached by ssh, once armed."""
         if self._standing is None or self._standing["ssh"] is None:
             raise LaunchError(f"{self._run_id} has no machine to reach", "it is not armed", None)
-        login = self._standing["ssh"]
-        return Host(
-            address=self._standing["address"],
-            user=login["user"],
-            key=Path(login["key"]),
-            known_hosts=self._folder / "known_hosts",
-            port=login["port"],
-            proxy_command=login["proxy_command"],
-        )
+        return Host.of(self._standing, self._folder / "known_hosts")
 
     @property
     def state_dir(self) -> str:
@@ -309,6 +305,11 @@ class CloudMachine:
     def seed(self, results: Path) -> int:
         """See base.py."""
         return self._results.seed(results)
+
+    def _may_stay(self) -> bool:
+        """Whether no limit is reached, at what it costs."""
+        limits = replace(self._limits, price_per_hour=self.price_per_hour or 0.0)
+        return limits.reached(time.time()) is None
 
     @property
     def _remote_copy(self) -> Path:

@@ -1,7 +1,8 @@
 """The results of a rented machine: brought home at its end, made durable while it lives, sent to a new one.
 
 Neighbours: `cloud.py` is the machine, `fetching.py` copies to the run's folder here, from where `sync.py` and
-`durable.py` take them as from a run on this computer. Knows nothing of how a machine comes and goes.
+`durable.py` take them as from a run on this computer; `staying.py` keeps the machine there meanwhile. Knows
+nothing of how a machine comes and goes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from launcher.machines.base import Progress, PullReport, Stopped
 from launcher.machines.fetching import Fetching
 from launcher.machines.pace import Pace
 from launcher.machines.remote import RemoteFolder
+from launcher.machines.staying import staying
 from launcher.machines.unix_http import get_json
 
 # Asking the runtime for its step takes milliseconds, copying starts a process on each side.
@@ -30,7 +32,8 @@ _LOGS_EVERY_SECONDS = 60.0
 
 class CloudResults:
     """Those of one run. `here` is what was seen of its folder, `remote` the folder itself, `gone` whether the
-    machine is; `door` is the gateway's socket on this computer, `token` what it asks for, once served."""
+    machine is; `door` is the gateway's socket on this computer, `token` what it asks for, once served;
+    `may_stay`: whether the run's limits let the machine stay."""
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class CloudResults:
         remote: Callable[[], RemoteFolder],
         gone: Callable[[], bool],
         door: Path,
+        may_stay: Callable[[], bool],
         copy_rate: float | None,
     ) -> None:
         self._run_id = run_id
@@ -46,6 +50,7 @@ class CloudResults:
         self._remote = remote
         self._gone = gone
         self._door = door
+        self._may_stay = may_stay
         self._pace = Pace(copy_rate)
         self._looked_at = self._logs_at = float("-inf")
         self._seen = Standing()
@@ -53,9 +58,14 @@ class CloudResults:
 
     def pull(self, into: Path, progress: Progress, stopped: Stopped) -> PullReport:
         """See base.py. First to the run's folder here, then as from a run on this computer; of a machine
-        that is gone, what is here."""
+        that is gone, what is here. Meanwhile it does not end itself: nothing else of the run may live."""
+
+        def bring(remote: RemoteFolder) -> None:
+            with staying(remote.set_timer_back, self._may_stay):
+                Fetching(remote, progress, stopped).bring()
+
         try:
-            self._fetch(lambda remote: Fetching(remote, progress, stopped))
+            self._fetch(bring)
             return sync.pull(self._here, into)
         except NotPulled:
             if not self._gone():
@@ -84,7 +94,7 @@ class CloudResults:
         self._looked_at = time.monotonic()
         step = self._step_there()
         if step is None or step > (self._seen.durable or 0):
-            self._fetch(lambda remote: self._beside_the_rollouts(remote, into, stopped))
+            self._fetch(lambda remote: self._beside_the_rollouts(remote, into, stopped).bring())
             self._seen = sync.secure(self._here, into)
         # What is committed there now, not what it was when the copy began.
         committed = max(
@@ -113,10 +123,10 @@ class CloudResults:
             logs=logs,
         )
 
-    def _fetch(self, fetching: Callable[[RemoteFolder], Fetching]) -> None:
+    def _fetch(self, bring: Callable[[RemoteFolder], object]) -> None:
         """The machine's results, copied to the run's folder. Raises NotPulled."""
         try:
-            fetching(self._remote()).bring()
+            bring(self._remote())
         except LaunchError as error:
             raise NotPulled(
                 f"the results of {self._run_id} are still on the machine", error.why, error.hint

@@ -28,6 +28,8 @@ from launcher.machines.rsync import Copy, Moved
 from launcher.safety import locks
 
 _ASK_SECONDS = 120.0
+# Read now: at the moment of death an upgrade of this package may be half-way.
+_LAY_OUT = Path(outgoing.__file__).read_bytes()
 # Who copies says so beside the lock; one who says nothing for so long is not waited for any more.
 _SILENT_SECONDS = 2 * rsync.STILL_SECONDS
 # What comes at once anyway is not worth a second connection.
@@ -101,11 +103,10 @@ class Fetching:
         """What is to come, by path, with sizes; the journals have come."""
         here = self.remote.here
         asked = {"newest": newest, "journals": {name: journals.known(here / name) for name in JOURNALS}}
-        script = Path(outgoing.__file__).read_bytes()
         said = self.remote.shell(
             f"umask 077 && cd {shlex.quote(self.remote.there)} && python3 - {shlex.quote(json.dumps(asked))}",
             "look what it has",
-            script,
+            _LAY_OUT,
             _ASK_SECONDS,
         )
         line, _, texts = said.partition(b"\n")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from launcher import open_files
 from launcher.errors import JobFailed, LaunchError, PreflightError
@@ -61,6 +62,13 @@ class Host:
     known_hosts: Path
     port: int = 22
     proxy_command: str | None = None
+
+    @classmethod
+    def of(cls, standing: dict[str, Any], known_hosts: Path) -> Self:
+        """The machine that SkyPilot's books say this of (`sky_calls.standing`)."""
+        login, key = standing["ssh"], Path(standing["ssh"]["key"])
+        address, proxy_command = standing["address"], login["proxy_command"]
+        return cls(address, login["user"], key, known_hosts, login["port"], proxy_command)
 
     def login(self) -> dict[str, str]:
         """Where it is and how it is known, as ssh's configuration says it: for the user's own ssh as well."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.errors import LaunchError
 from launcher.machines.base import Proof
@@ -20,6 +20,8 @@ _KINDS = {
     "local": ("launcher.machines.local", "LocalMachine"),
     "cloud": ("launcher.machines.cloud", "CloudMachine"),
 }
+# Whose end takes more than what is imported: what starts that beforehand.
+_STAND_BY = {"cloud": ("launcher.machines.spare_home", "stand_by")}
 # What was refused once, or met a busy computer, often goes well the second time.
 _ATTEMPTS = 2
 
@@ -43,19 +45,34 @@ class Endable(Protocol):
     def proof(self) -> Proof: ...
 
 
-def from_record(record: RunRecord) -> Endable:
-    """The machine a record describes, in whatever process asks. Raises LaunchError for an unknown kind."""
+class StandIn(Protocol):
+    """A process that can do what the end of a machine takes, whatever becomes of this package meanwhile."""
+
+    def remove(self) -> None:
+        """End it. Raises nothing."""
+        ...
+
+
+def from_record(record: RunRecord, stand_in: StandIn | None = None) -> Endable:
+    """The machine a record describes, in whatever process asks; `stand_in` is what `prepare` gave for it.
+
+    Raises LaunchError for an unknown kind.
+    """
     if not record.machine:
         return NoMachine()
-    module, name = _place(record)
-    return getattr(importlib.import_module(module), name).described(record.machine)
+    kind = _found(_place(record))
+    return kind.described(record.machine) if stand_in is None else kind.described(record.machine, stand_in)
 
 
-def prepare(record: RunRecord) -> None:
-    """Import now what ending this machine takes: at the moment of death an upgrade of this package may be
-    half-way, and what is imported then is not what is running. Raises LaunchError for an unknown kind."""
-    if record.machine:
-        importlib.import_module(_place(record)[0])
+def prepare(record: RunRecord) -> StandIn | None:
+    """Import now what ending this machine takes, and start what it takes besides, which is the caller's to
+    `remove`: at the moment of death an upgrade of this package may be half-way, and what is imported then is
+    not what is running. Raises LaunchError for an unknown kind, OSError."""
+    if not record.machine:
+        return None
+    _found(_place(record))
+    stand_by = _STAND_BY.get(record.machine["kind"])
+    return None if stand_by is None else _found(stand_by)(record.machine)
 
 
 def end(machine: Endable, say: Callable[[str], None], also: Callable[[], object] = lambda: None) -> Proof:
@@ -79,6 +96,12 @@ def described(error: BaseException) -> str:
     if isinstance(error, LaunchError):
         return f"{error.message}: {error.why}" if error.why else error.message
     return f"{type(error).__name__}: {error}"
+
+
+def _found(place: tuple[str, str]) -> Any:
+    """What a module has under a name."""
+    module, name = place
+    return getattr(importlib.import_module(module), name)
 
 
 def _place(record: RunRecord) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from launcher.errors import JobFailed
 from launcher.machines import rsync, ssh_config
 from launcher.machines.link import Host, run_on
 from launcher.machines.rsync import Copy, RsyncError
-from launcher.machines.scripts import EXIT
+from launcher.machines.scripts import CODE, EXIT
 
 _STATES = ("keeper.json", "supervisor.json", "trainer.json", EXIT)
 _WRITE_SECONDS = 30.0
@@ -70,6 +70,11 @@ class RemoteFolder:
         _unpack(said, self.here)
         self._look_after = min(2 * self._look_after, _RAREST_SECONDS)
         self._looked_at = time.monotonic()
+
+    def set_timer_back(self) -> None:
+        """Have the machine not end itself for its idle minutes, from now. Raises JobFailed."""
+        set_back = f"cd ~/{CODE} && python3 -m runtime.autodown"
+        self.shell(set_back, "set its timer back", bound_seconds=_LOOK_SECONDS)
 
     def exit_code(self) -> int | None:
         """What the runtime's keeper ended with, as of the last look; None while it runs."""

@@ -1,6 +1,7 @@
 """SkyPilot's calls, in a process of their own: a cluster's launch, its end, what the books say of it.
 
     python -m launcher.machines.sky_calls      a JSON request a line on stdin, a JSON answer a line on stdout
+        --ahead      what ends a cluster is imported before the first request
 
 A process of its own, because SkyPilot reads HOME and its variables when it is imported, and its home is not
 ours; because importing it takes 2 to 4 s; and because a call of it that hangs can then be left behind.
@@ -168,6 +169,12 @@ _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    if "--ahead" in sys.argv[1:]:
+        try:
+            version()
+            import_what_ends()
+        except Exception:  # noqa: BLE001 - each call says it, to whoever asks
+            traceback.print_exc()
     for line in sys.stdin:
         request = json.loads(line)
         try:

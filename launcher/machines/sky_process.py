@@ -144,6 +144,11 @@ class SkyProcess:
                     f"less {self._home.folder / 'api-server.log'}",
                 )
 
+    def stand_by(self) -> None:
+        """Start the process now, which at once imports what ends a machine: nothing of that is read from disk
+        at the moment of death. Raises OSError."""
+        self._start("--ahead")
+
     def serve(self, bound_seconds: float = SERVER_SECONDS) -> None:
         """Have the home's API server answer. Raises NoServerError."""
         self._home.serve(bound_seconds, self._own())
@@ -174,13 +179,15 @@ class SkyProcess:
                     pipe.close()
 
     def _running(self) -> subprocess.Popen[str]:
-        port = self._home.port()
-        if self._process is not None and self._process.poll() is None and self._port == port:
+        if self._process is not None and self._process.poll() is None and self._port == self._home.port():
             return self._process
         self.end()
-        self._port = port
+        return self._start()
+
+    def _start(self, *words: str) -> subprocess.Popen[str]:
+        self._port = self._home.port()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "launcher.machines.sky_calls"],
+            [sys.executable, "-m", "launcher.machines.sky_calls", *words],
             cwd=self._home.folder,
             env=self._home.environ(),
             stdin=subprocess.PIPE,

@@ -1,17 +1,22 @@
-"""A home of SkyPilot's in memory, for asking providers when the run's own home on disk cannot be written.
+"""Another home of SkyPilot's than the run's own, for asking providers where that one is of no use.
 
-Neighbours: `teardown.py` moves here as its last way to end a machine; `sky_home.py` is what it is made like.
-It has the credentials and no books: providers list and end machines by the cluster's name without them.
+    in memory            when the run's own on disk cannot be written
+    in the run's folder  with a process in it that has imported all it needs: the guardian has one from the
+                         beginning, for the day on which this package is replaced in mid-run
+
+Neighbours: `teardown.py` moves here as its last way to end a machine, `recorded.py` finds `stand_by`;
+`sky_home.py` is what it is made like. It has the credentials and no books: providers list and end machines by
+the cluster's name without them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from launcher.errors import LaunchError
 from launcher.machines.sky_home import SkyHome
@@ -19,6 +24,8 @@ from launcher.machines.sky_process import SkyProcess
 
 # Where Linux keeps files in memory; elsewhere the temporary folder has to do, which may be on another disk.
 _MEMORY = "/dev/shm"
+# In the run's folder, of whoever stands by.
+STANDS_BY = "skypilot-spare"
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,24 @@ class SpareHome:
         return cls(home, SkyProcess(home, Path(os.devnull)))
 
     def remove(self) -> None:
-        """Its process and its files; its links' targets stay."""
+        """Its process and its files; its links' targets stay. Raises nothing."""
         self.sky.end()
-        shutil.rmtree(self.home.folder, ignore_errors=True)
+        with contextlib.suppress(OSError, LaunchError):
+            self.home.remove_folder()
+
+
+def stand_by(machine: dict[str, Any]) -> SpareHome:
+    """For the machine of this description; before anything is asked of a provider. `remove` it.
+
+    Its process imports SkyPilot meanwhile: nobody waits for that. Raises OSError, PreflightError.
+    """
+    own_id = machine["run_id"].removeprefix("slip-")
+    spare = SpareHome._in(SkyHome(Path(machine["folder"]) / STANDS_BY, machine["infra"], own_id))
+    spare.remove()  # what a guardian of an earlier life has left
+    try:
+        spare.home.make()
+        spare.sky.stand_by()
+    except BaseException:
+        spare.remove()
+        raise
+    return spare

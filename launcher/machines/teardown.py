@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from launcher.errors import LaunchError
@@ -41,7 +42,7 @@ Provider = dict[str, Any]
 class Teardown:
     """The end of the cluster named `run_id`, of machines with `gpus`, which may be anywhere in `infra`.
 
-    `learned(standing)` keeps what the books say of it.
+    `learned(standing)` keeps what the books say of it. `stand_in` is asked where nothing else here can be.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class Teardown:
         self._elsewhere: dict[str, Any] | None = None
         # Why the last attempt to end it failed.
         self._failed: Exception | None = None
+        # Its owner's: it is asked here and never ended.
+        self.stand_in: SpareHome | None = None
         # Instead of `sky`, once the run's own home has failed.
         self._spare: SpareHome | None = None
         # What the books said last.
@@ -82,8 +85,11 @@ class Teardown:
                 break
         # A launch it still works on would make another machine.
         self._tried("ending its API server", self._sky.end_server)
-        if not self._tried("ending it at its provider", self._end_listed):
-            self._tried("ending it at its provider from a spare home", self._end_from_spare_home)
+        if self._tried("ending it at its provider", self._end_listed):
+            return
+        for spare in self._spares():
+            if self._tried("ending it at its provider from a spare home", partial(self._end_from, spare)):
+                return
 
     def proof(self, standing: Standing | None) -> Proof:
         """No provider's list has a machine of the cluster: SkyPilot's books alone prove nothing.
@@ -119,15 +125,21 @@ class Teardown:
         passing("cloud.downed")
         self._end_listed()
 
-    def _end_from_spare_home(self) -> None:
-        self._move_out()
+    def _end_from(self, spare: Callable[[], SpareHome]) -> None:
+        self._move_out(spare)
         self._end_listed()
 
-    def _move_out(self) -> None:
+    def _spares(self) -> list[Callable[[], SpareHome]]:
+        """Where providers may be asked from besides, one after the other; nowhere once all were."""
+        stand_in, in_memory = self.stand_in, partial(SpareHome.of, self._home)
+        if self._spare is None and stand_in is not None:
+            return [lambda: stand_in, in_memory]
+        return [in_memory] if self._spare is None or self._spare is stand_in else []
+
+    def _move_out(self, spare: Callable[[], SpareHome]) -> None:
         """From now on providers are asked from a home elsewhere. Raises OSError where there is no room."""
-        if self._spare is None:
-            self._sky.end()
-            self._spare = SpareHome.of(self._home)
+        self._sky.end()
+        self._spare = spare()
 
     def _proven(self) -> Proof:
         if self._spare is None:
@@ -138,9 +150,9 @@ class Teardown:
 
     def _proven_from_spare_home(self, before: Exception) -> Proof:
         """The same asked from elsewhere; what went wrong `before` is said where that fails as well."""
-        if self._spare is None:
+        for spare in self._spares():
             try:
-                self._move_out()
+                self._move_out(spare)
                 return self._proven()
             except Exception as error:  # noqa: BLE001 - then nobody says anything
                 LOGGER.warning("asking for %s from a spare home: %s", self._run_id, _described(error))
@@ -149,9 +161,10 @@ class Teardown:
 
     def _leave(self, proof: Proof) -> None:
         """What was started here goes, after a proof the home as well; whatever fails now, a proof is one."""
+        spare = self._spare if self._spare is not self.stand_in else None
         for what, act in (
             ("ending the calls", self._sky.end),
-            ("removing the spare home", self._spare.remove if self._spare is not None else None),
+            ("removing the spare home", spare.remove if spare is not None else None),
             ("removing its home", self._home.remove if proof.verified else None),
         ):
             try:

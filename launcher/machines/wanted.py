@@ -14,6 +14,7 @@ from launcher.errors import UsageError
 from launcher.home import Home
 from launcher.machines.base import Machine, Progress, silent
 from launcher.plan import Plan, Rented
+from launcher.safety.lease import Limits
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.settings import TINY_MODEL
 from runtime.fitness import Needs
@@ -55,6 +56,7 @@ def machine_for(
         secrets=secrets,
         alias=record.name,
         copy_rate=copy_rate,
+        limits=Limits(record.life.begun, plan.deadline_seconds, plan.budget),
         warn=warn,
     )
 

@@ -6,7 +6,8 @@
 pipe without that line means that the launcher is dead, and the system says so within milliseconds.
 Neighbours: `run.py` starts it before the machine is armed; `machines/recorded.py` finds the machine again.
 Imports little, so that it stands before anything else does; then at once what its machine's end takes, which
-at the moment of death may be another version's. Knows nothing of the terminal.
+at the moment of death may be another version's: of a rented one also who asks its provider, in a process of
+its own that rests until then. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from launcher.endpoint import RESULTS, drop_token
 from launcher.errors import PreflightError
 from launcher.machines import recorded
 from launcher.machines.base import Proof
-from launcher.machines.recorded import NoMachine, from_record
+from launcher.machines.recorded import NoMachine, StandIn, from_record
 from launcher.safety import processes, teardown_lock
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
@@ -103,10 +104,14 @@ def main(arguments: list[str]) -> int:
     os.write(1, _READY)
     os.dup2(2, 1)  # nothing of ours may hang on a pipe to the launcher
     os.chdir("/")
-    launch = _prepare(record)
-    if _released():
-        return 0
-    return _end(RecordStore.holding(record), record.parent.name, launch)
+    launch, stand_in = _prepare(record)
+    try:
+        if _released():
+            return 0
+        return _end(RecordStore.holding(record), record.parent.name, launch, stand_in)
+    finally:
+        if stand_in is not None:
+            stand_in.remove()
 
 
 def _released() -> bool:
@@ -117,24 +122,28 @@ def _released() -> bool:
     return said.endswith(_RELEASE)
 
 
-def _prepare(record: Path) -> ProcessId | None:
-    """Import what the end of this machine takes, while nobody is dead; whose guardian this is."""
+def _prepare(record: Path) -> tuple[ProcessId | None, StandIn | None]:
+    """Have ready what the end of this machine takes, while nobody is dead; whose guardian this is, and who
+    stands by."""
+    launch = None
     try:
         found = RecordStore.holding(record).load(record.parent.name)
-        recorded.prepare(found)
-        return found.launch
+        launch = found.launch
+        return launch, recorded.prepare(found)
     except Exception:  # noqa: BLE001 - at the end it is tried again
         _say(traceback.format_exc())
-        return None
+        return launch, None
 
 
-def _end(store: RecordStore, run_id: str, launch: ProcessId | None) -> int:
+def _end(store: RecordStore, run_id: str, launch: ProcessId | None, stand_in: StandIn | None = None) -> int:
     """End the run, unless somebody does already and proves it, or another launch has taken it up."""
     with teardown_lock.alone(store.folder(run_id), "guardian", _say, insist=True) as turn:
-        return _end_alone(store, run_id, launch, turn)
+        return _end_alone(store, run_id, launch, stand_in, turn)
 
 
-def _end_alone(store: RecordStore, run_id: str, launch: ProcessId | None, turn: Turn) -> int:
+def _end_alone(
+    store: RecordStore, run_id: str, launch: ProcessId | None, stand_in: StandIn | None, turn: Turn
+) -> int:
     try:
         record = store.load(run_id)
     except Exception:  # noqa: BLE001 - without a record there are still the processes
@@ -152,7 +161,7 @@ def _end_alone(store: RecordStore, run_id: str, launch: ProcessId | None, turn: 
     turn.doing("results home")
     unpulled = _bring_home(store, record)
     turn.doing("down")
-    proof = _take_down(record)
+    proof = _take_down(record, stand_in)
     _end_own_children()
     _say(f"{run_id}: {proof.detail}")
     turn.doing("writing it down")
@@ -197,14 +206,15 @@ def _bring(store: RecordStore, record: RunRecord) -> str | None:
     return cast("Machine", machine).pull(store.folder(record.id) / RESULTS).lost
 
 
-def _take_down(record: RunRecord) -> Proof:
+def _take_down(record: RunRecord, stand_in: StandIn | None) -> Proof:
     """End the machine and the user's command, with proof; asks again when it is not proven."""
     proof = Proof(False, "not tried")
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
         try:
-            proof = recorded.end(from_record(record), _say, lambda: _end_command(record))
+            machine = from_record(record, stand_in)
+            proof = recorded.end(machine, _say, lambda: _end_command(record))
         except Exception as error:  # noqa: BLE001 - whatever it is: try again, then say it in the record
             _say(traceback.format_exc())
             proof = Proof(False, f"the guardian failed: {error!r}")

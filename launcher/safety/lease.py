@@ -72,3 +72,6 @@ class Limits:
         if self.budget is not None and self.cost(now) >= self.budget:
             return f"the budget of {format_money(self.budget)} is spent"
         return None
+
+
+NO_LIMITS = Limits(begun_at=0.0)

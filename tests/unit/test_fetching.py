@@ -192,7 +192,7 @@ def test_g24_a_link_on_a_machine_is_none_here(remote: RemoteFolder, there: Path,
     assert not [path for path in remote.here.rglob("*") if path.is_symlink()]
 
 
-def test_metrics_are_added_to_what_is_here_and_taken_anew_where_the_machine_began_again(
+def test_g22_metrics_are_added_to_what_is_here_and_taken_anew_where_the_machine_began_again(
     remote: RemoteFolder, there: Path
 ) -> None:
     journal, home = there / "metrics.jsonl", remote.here / "metrics.jsonl"
@@ -280,6 +280,16 @@ def test_g22_a_copy_broken_off_behind_the_weights_costs_the_optimizer_and_not_th
     assert said and said[-1].startswith("0 MB of 0 MB"), said
 
 
+def test_g29_results_come_home_where_our_package_was_replaced_in_mid_run(
+    remote: RemoteFolder, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lays them out on the machine was read when it was imported."""
+    monkeypatch.setattr(outgoing, "__file__", str(there / "nowhere.py"))
+    commit(there, 1)
+    Fetching(remote).bring()
+    assert _same(remote, there, "step-000001")
+
+
 def test_g22_a_rented_runs_results_are_those_of_a_run_here(tmp_path: Path) -> None:
     """Byte for byte what the machine has, with what was said, wandb's runs and the one that is best."""
     sshd = OwnSshd(tmp_path / "sshd")
@@ -317,7 +327,7 @@ def test_g29_of_a_machine_that_is_gone_what_is_here_comes_and_what_is_lost_is_sa
 
     here, door = tmp_path / "machine", tmp_path / "gateway.sock"
     commit(here, 2)
-    results = CloudResults("slip-0123abcd", here, unreachable, lambda: True, door, None)
+    results = CloudResults("slip-0123abcd", here, unreachable, lambda: True, door, lambda: True, None)
     report = results.pull(tmp_path / "results", silent, never)
     assert (report.step, _state(tmp_path / "results" / "adapter")) == (2, 2)
     assert report.lost == "the machine is gone, with what it had after step 2"
