@@ -140,35 +140,28 @@ def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
 def seed(results: Path, state_dir: Path) -> int:
     """Begin a new machine at the last durable step, which is returned; `rewound.json` tells the runtime.
 
-    Before there is any, with the adapter that the run begins with: that is step 0. Whatever the folder had of
-    other steps and samples goes. A kill at any instant leaves a machine that has nothing to resume from, or
-    all of it. Raises PreflightError.
+    Before there is any, with the adapter that the run begins with: that is step 0, and a rewind where the run
+    lived before (`lived`). Whatever the folder had of other steps and samples goes. A kill at any instant
+    leaves a machine that has nothing to resume from, or all of it. Raises PreflightError.
     """
     home = results / FOLDER
     newest = checkpoints.newest_whole(home)
-    if newest is None and (results / START).is_dir():
-        _copy_start(results / START, state_dir / START)
-        return 0
-    if newest is None:
+    if newest is None and not (results / START).is_dir():
         raise PreflightError(
             "nothing of the run is durable", f"no whole checkpoint in {home}", f"ls -lR {home}"
         )
     try:
         for name in (*_STATE_OF_STEPS, _SEEDING):
             _remove(state_dir / name)
+        if newest is None:
+            return _seed_start(results, state_dir)
         _fill(state_dir / _SEEDING, home, newest)
         for journal in JOURNALS:
             with contextlib.suppress(FileNotFoundError):
                 checkpoints.copy_file(results, journal, state_dir / journal)
         state = checkpoints.read_state(state_dir / _SEEDING / newest)
         step = checkpoints.step_of(newest)
-        rewound = {
-            "to_step": step,
-            "reused_after": _reused_after(home, step),
-            "time": time.time(),
-            "client_state": state.get("client_state"),
-        }
-        _write(state_dir / REWOUND, json.dumps(rewound))
+        _tell_rewound(home, state_dir, step, state.get("client_state"))
         passing("durable.seeding")
         (state_dir / _SEEDING).rename(state_dir / "checkpoints")
         checkpoints.sync(state_dir)
@@ -177,6 +170,34 @@ def seed(results: Path, state_dir: Path) -> int:
             f"the run cannot begin again from {home}", str(error), f"df -h {state_dir}"
         ) from error
     return step
+
+
+def lived(results: Path) -> None:
+    """Note at home that versions of this run were given out, before any of its steps is durable.
+
+    Raises PreflightError.
+    """
+    home = results / FOLDER
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _reused_after(home, 0)
+    except OSError as error:
+        raise PreflightError(f"cannot write in {home}", str(error), f"df -h {results}") from error
+
+
+def _seed_start(results: Path, state_dir: Path) -> int:
+    """The adapter itself comes last: a machine without it has nothing to begin with."""
+    if (results / FOLDER / REWOUND).exists():
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _tell_rewound(results / FOLDER, state_dir, 0, None)
+    _copy_start(results / START, state_dir / START)
+    return 0
+
+
+def _tell_rewound(home: Path, state_dir: Path, step: int, client_state: Any) -> None:
+    """What the runtime reads when it starts (`runtime/training/rewind.py`)."""
+    said = {"to_step": step, "reused_after": _reused_after(home, step), "time": time.time()}
+    _write(state_dir / REWOUND, json.dumps(said | {"client_state": client_state}))
 
 
 def _reused_after(home: Path, step: int) -> int:

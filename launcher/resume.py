@@ -18,6 +18,7 @@ from launcher.machines.base import Machine
 from launcher.safety import take_down
 from launcher.safety.records import LiveRunError, RecordStore, RunRecord
 from launcher.settings import TINY_MODEL, Settings, Value
+from runtime.training.start import START
 
 # What decides which policy the checkpoints hold: anything else may be given anew.
 _FIXED = ("dtype", "train.lora.rank", "train.lora.alpha")
@@ -47,7 +48,8 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run to be taken up after `step`. `rewinds`: the machine's state is gone, what is durable is used."""
+    """A run to be taken up after `step`. `rewinds`: the machine's state is gone, what is durable is used, or,
+    at step 0, the adapter that it began with."""
 
     record: RunRecord
     step: int
@@ -75,7 +77,10 @@ class Resumed:
 
     def describe(self) -> str:
         """For the plan's line: "resuming after step 7"."""
-        how = ", the last durable one: what the machine had is gone" if self.rewinds else ""
+        gone = "what the machine had is gone"
+        if self.rewinds and self.step == 0:
+            return f"resuming with the adapter that it began with: {gone}"
+        how = f", the last durable one: {gone}" if self.rewinds else ""
         return f"resuming after step {self.step}{how}"
 
 
@@ -115,9 +120,12 @@ def find(
     step = machine_of(record).committed()
     if step is not None:
         return Resumed(record, step, rewinds=False)
-    newest = checkpoints.newest_whole(store.folder(record.id) / RESULTS / durable.FOLDER)
+    results = store.folder(record.id) / RESULTS
+    newest = checkpoints.newest_whole(results / durable.FOLDER)
     if newest is not None:
         return Resumed(record, checkpoints.step_of(newest), rewinds=True)
+    if (results / START).is_dir():
+        return Resumed(record, 0, rewinds=True)
     command = f" -- {' '.join(record.command)}" if record.command else ""
     raise UsageError(
         f"{id_or_name} has nothing to resume",

@@ -141,6 +141,8 @@ class Run:
         with self._phase("arm") as progress:
             machine.arm(progress)
             if resumed is not None and resumed.rewinds:
+                if resumed.step == 0 and resumed.record.may_have_results:
+                    durable.lived(self._folder / RESULTS)
                 machine.seed(self._folder / RESULTS)
             elif resumed is None and (adapter := self._request.settings.adapter) is not None:
                 progress(f"beginning with the adapter {adapter.folder}")

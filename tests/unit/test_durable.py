@@ -18,6 +18,8 @@ from launcher.durable import Standing
 from launcher.errors import NotPulled, PreflightError
 from launcher.homeward import Homeward
 from launcher.machines.base import Stopped, never
+from runtime.training.rewind import Rewind
+from runtime.training.start import FILES
 from tests.support.committed import commit, name_best, pin
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
@@ -214,6 +216,34 @@ def test_c55_after_several_losses_it_is_known_since_when_numbers_are_given_out_a
         durable.seed(results, fresh)
         said.append(json.loads((fresh / "rewound.json").read_text()))
     assert [(it["to_step"], it["reused_after"]) for it in said] == [(3, 3), (5, 3)]
+
+
+def test_c55_a_loss_before_the_first_durable_step_goes_back_to_the_adapter_and_says_so(
+    state_dir: Path, results: Path, tmp_path: Path
+) -> None:
+    """Where the run lived before: whoever waits for one of its steps is told, and a version's number alone
+    may mean other weights by now."""
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    for name in FILES:
+        (adapter / name).write_text("{}")
+    durable.keep_start(results, adapter)
+    durable.seed(results, state_dir)
+    assert Rewind.read(state_dir) is None, "in its first life there is nobody to tell"
+
+    durable.lived(results)
+    (state_dir / "steps" / "000001").mkdir(parents=True)
+    assert durable.seed(results, state_dir) == 0
+    assert Rewind.read(state_dir) == Rewind(to_step=0, client_state=None, reused_after=0)
+    assert sorted(path.name for path in state_dir.iterdir()) == ["rewound.json", "start"]
+
+    for step in (1, 2, 3):
+        commit(state_dir, step)
+    sync.secure(state_dir, results)
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    assert durable.seed(results, fresh) == 3
+    assert Rewind.read(fresh) == Rewind(to_step=3, client_state={"done": 3}, reused_after=0)
 
 
 def test_a_damaged_durable_checkpoint_is_passed_over(state_dir: Path, results: Path) -> None:

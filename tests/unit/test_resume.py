@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -11,15 +12,22 @@ from typing import Any
 
 import pytest
 
-from launcher import resume, sync
+from launcher import durable, resume, sync
 from launcher.config import load
 from launcher.errors import PreflightError, UsageError
 from launcher.home import Home
+from launcher.log import close_log
 from launcher.machines.local import LocalMachine
+from launcher.output import Output
+from launcher.plan import make_plan
+from launcher.request import Request
+from launcher.run import Run
 from launcher.safety.processes import ProcessId
 from launcher.safety.records import RecordStore, RunRecord
 from launcher.settings import SETTINGS, Settings
+from runtime.training.start import FILES
 from tests.support.committed import commit
+from tests.support.pretend_machine import PretendMachine
 from tests.support.waiting import wait_until
 
 
@@ -78,6 +86,40 @@ def test_where_the_machine_is_gone_it_is_rewound_to_the_durable_step(store: Reco
     found = find(store)
     assert (found.step, found.rewinds) == (7, True)
     assert found.describe() == "resuming after step 7, the last durable one: what the machine had is gone"
+
+
+def test_g21_without_a_durable_step_a_run_goes_back_to_the_adapter_that_it_began_with(
+    store: RecordStore, tmp_path: Path
+) -> None:
+    record = ended(store)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    for name in FILES:
+        (adapter / name).write_text("{}")
+    durable.keep_start(store.folder(record.id) / "results", adapter)
+    found = find(store)
+    assert (found.step, found.rewinds) == (0, True)
+    assert found.describe() == "resuming with the adapter that it began with: what the machine had is gone"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_c55_a_run_taken_up_at_its_adapter_is_a_rewind_where_it_was_ever_ready(
+    store: RecordStore, home: Home, settings: Callable[..., Settings], tmp_path: Path, was_ready: bool
+) -> None:
+    record = ended(store, machine={"kind": "local"}, url="http://127.0.0.1:1" if was_ready else None)
+
+    def no_further() -> None:
+        raise PreflightError("no further", "the test has seen enough", None)
+
+    machine = PretendMachine(tmp_path / "machine", {"seed": no_further})
+    begun = settings()
+    taken_up = resume.Resumed(record, 0, rewinds=True)
+    request = Request(begun, make_plan(begun), "/nowhere", ("true",), resumed=taken_up)
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
+    assert Run(request, home, output, lambda record, store, home: machine).execute() == 3
+    close_log()
+    assert (store.folder(record.id) / "results" / "durable" / "rewound.json").exists() == was_ready
 
 
 def test_a_run_without_a_step_has_nothing_to_resume(store: RecordStore) -> None:
