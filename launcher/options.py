@@ -114,15 +114,6 @@ OpenaiEnv = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
-KeepOutput = Annotated[
-    bool | None,
-    typer.Option(
-        "--keep-output/--no-keep-output",
-        help="Keep what the program prints, for `launch logs RUN --which program`. Without it the program "
-        "writes to the terminal itself, as full-screen programs need. Default: kept.",
-        rich_help_panel=_OUTPUT,
-    ),
-]
 EnvFile = Annotated[
     Path | None,
     typer.Option(
@@ -213,6 +204,15 @@ Json = Annotated[
     typer.Option(
         "--json",
         help="One JSON object a line on stdout; what a program prints goes to stderr.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+KeepOutput = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-output/--no-keep-output",
+        help="Keep what the program prints, for `launch logs RUN --which program`. Without it the program "
+        "writes to the terminal itself, as full-screen programs need. Default: kept.",
         rich_help_panel=_OUTPUT,
     ),
 ]

@@ -113,8 +113,10 @@ def test_c54_what_was_named_best_survives_the_machine(state_dir: Path, results: 
     sync.secure(state_dir, results)
     assert durable.is_current(state_dir, results)
 
-    durable.seed(results, tmp_path / "another machine")
-    sync.pull(tmp_path / "another machine", results)
+    another = tmp_path / "another machine"
+    another.mkdir()
+    durable.seed(results, another)
+    sync.pull(another, results)
     assert json.loads((results / "best" / "state.json").read_text())["step"] == 1
 
 
