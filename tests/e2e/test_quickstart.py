@@ -158,7 +158,9 @@ def _held_out_samples(finished: Finished) -> list[dict[str, Any]]:
             "logprobs": sample["logprobs"],
         }
         for record in records
-        if record["tags"]["purpose"] == "eval" and record["version"] == manifest["version"]
+        if "samples" in record  # the others say what became of one
+        and record["tags"]["purpose"] == "eval"
+        and record["version"] == manifest["version"]
         for sample in record["samples"]
     ]
 
