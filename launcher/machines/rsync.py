@@ -193,6 +193,12 @@ def _end(rsync: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         rsync.kill()
         rsync.wait()
+    # Its second process puts the part that came in its place, and may be at it still.
+    bound = time.monotonic() + _END_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < bound:
+            os.killpg(rsync.pid, 0)
+            time.sleep(_LOOK_EVERY_SECONDS / 10)
 
 
 @functools.cache
