@@ -35,6 +35,8 @@ LOGPROBS_MODE = "processed_logprobs"
 BASE_NAME = "base"
 # Probes of a publication go before rollouts (0), and find a place beside a full batch.
 SCORE_PRIORITY = -1
+# How long the engine leaves an idle connection open; vLLM's own 5 s are about what a training step takes.
+KEEP_ALIVE_SECONDS = 600
 _PLACES_FOR_PROBES = 4
 WORKER_EXTENSION = "runtime.serving.worker.WorkerExtension"
 
@@ -108,6 +110,7 @@ def environment(config: RuntimeConfig, index: int) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "",
         "VLLM_XGRAMMAR_CACHE_MB": "64",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
         # torch.distributed and vLLM's own sockets: without these they take the machine's outward address.
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",

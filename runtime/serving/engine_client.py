@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from runtime.serving.engine import BASE_NAME, LOGPROBS_MODE, SCORE_PRIORITY
+from runtime.serving.engine import BASE_NAME, KEEP_ALIVE_SECONDS, LOGPROBS_MODE, SCORE_PRIORITY
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,9 @@ _CONNECT_SECONDS = 5.0
 _HEALTH_SECONDS = 5.0
 # Loading, verifying and scoring wait for the engine step in progress, which may be a long prefill.
 CONTROL_SECONDS = 60.0
+# An idle connection is closed here, long before the engine would: a request that meets an engine's closing is
+# lost, and nothing says whether it was read.
+IDLE_SECONDS = KEEP_ALIVE_SECONDS / 10
 # The longest silence of a completion: a whole answer, where it is not streamed.
 _COMPLETION_SECONDS = 1800.0
 _JSON = {"content-type": "application/json"}
@@ -254,7 +257,7 @@ class EngineClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.UnixConnector(path=str(self.socket), limit=0)
+            connector = aiohttp.UnixConnector(path=str(self.socket), limit=0, keepalive_timeout=IDLE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector)
         return self._session
 

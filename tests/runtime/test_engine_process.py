@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from runtime import processes
@@ -107,6 +108,20 @@ def test_the_cache_is_no_larger_than_it_can_be_filled() -> None:
 
 def test_nothing_is_reported_to_anyone() -> None:
     assert server.environment(config(), 0)["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_g17_an_idle_connection_is_closed_by_the_client_and_never_by_the_engine(tmp_path: Path) -> None:
+    """A request on a connection that the engine is just closing is lost."""
+
+    async def idle_seconds() -> float:
+        client = EngineClient(tmp_path / "engine.sock")
+        connector = client._open().connector
+        await client.close()
+        assert isinstance(connector, aiohttp.UnixConnector)
+        return connector._keepalive_timeout
+
+    kept = int(server.environment(config(), 0)["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"])
+    assert 0 < asyncio.run(idle_seconds()) <= kept / 10
 
 
 @pytest.mark.slow
