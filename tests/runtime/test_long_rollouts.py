@@ -38,12 +38,18 @@ class Gate:
         self._open.set()
         self.held = threading.Event()
         self.stood_on_the_loop = False
+        self._over = False
 
     def shut(self) -> None:
-        self._open.clear()
+        if not self._over:
+            self._open.clear()
 
     def open(self) -> None:
         self.held.clear()
+        self._open.set()
+
+    def open_for_good(self) -> None:
+        self._over = True
         self._open.set()
 
     def passing(self) -> None:
@@ -97,7 +103,15 @@ def test_g23_a_step_of_long_rollouts_leaves_the_gateway_answering(
     config = RuntimeConfig(
         run_id="t", model_path=str(TINY_MODEL), state_dir=str(tmp_path), socket_dir=str(tmp_path)
     )
-    asyncio.run(answered_throughout(config, names, gate))
+    asyncio.run(answered_to_the_end(config, names, gate))
+
+
+async def answered_to_the_end(config: RuntimeConfig, names: list[str], gate: Gate) -> None:
+    """And nothing is left standing at the gate."""
+    try:
+        await answered_throughout(config, names, gate)
+    finally:
+        gate.open_for_good()
 
 
 async def answered_throughout(config: RuntimeConfig, names: list[str], gate: Gate) -> None:
