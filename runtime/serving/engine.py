@@ -35,9 +35,9 @@ LOGPROBS_MODE = "processed_logprobs"
 BASE_NAME = "base"
 # Probes of a publication go before rollouts (0), and find a place beside a full batch.
 SCORE_PRIORITY = -1
+_PLACES_FOR_PROBES = 4
 # How long the engine leaves an idle connection open; vLLM's own 5 s are about what a training step takes.
 KEEP_ALIVE_SECONDS = 600
-_PLACES_FOR_PROBES = 4
 WORKER_EXTENSION = "runtime.serving.worker.WorkerExtension"
 
 _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"

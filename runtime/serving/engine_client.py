@@ -29,7 +29,7 @@ _HEALTH_SECONDS = 5.0
 CONTROL_SECONDS = 60.0
 # An idle connection is closed here, long before the engine would: a request that meets an engine's closing is
 # lost, and nothing says whether it was read.
-IDLE_SECONDS = KEEP_ALIVE_SECONDS / 10
+_IDLE_SECONDS = KEEP_ALIVE_SECONDS / 10
 # The longest silence of a completion: a whole answer, where it is not streamed.
 _COMPLETION_SECONDS = 1800.0
 _JSON = {"content-type": "application/json"}
@@ -257,7 +257,7 @@ class EngineClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.UnixConnector(path=str(self.socket), limit=0, keepalive_timeout=IDLE_SECONDS)
+            connector = aiohttp.UnixConnector(path=str(self.socket), limit=0, keepalive_timeout=_IDLE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector)
         return self._session
 
