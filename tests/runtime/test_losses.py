@@ -45,13 +45,23 @@ def loss_of(logprob: Tensor, behaviour: Tensor, advantage: Tensor, **changes: An
     )
 
 
-def test_c04_only_sampled_tokens_carry_loss_the_first_one_and_the_eos_included() -> None:
-    prompt, observation = [10, 11, 12, 13], [30, 31]
+@pytest.mark.parametrize("prompts", [[[10, 11, 12, 13]] * 2, [[10, 11, 12, 13], [14, 15, 16, 17]]])
+def test_c04_only_sampled_tokens_carry_loss_the_first_one_and_the_eos_included(
+    prompts: list[list[int]],
+) -> None:
+    # A group's advantages add up to 0: what two samples have alike would take back its own gradient.
+    observations = [30, 31], [32, 33]
     answers = [[20, 21], [22, 23]], [[40, 41], [42, 43]]
     batch = make_batch(
         [
             Sample(
-                [(prompt, False), (first, True), (observation, False), (second, True), ([EOS + who], True)],
+                [
+                    (prompts[who], False),
+                    (first, True),
+                    (observations[who], False),
+                    (second, True),
+                    ([EOS + who], True),
+                ],
                 group=0,
                 reward=float(who),
             )
