@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from launcher import relay
 from launcher.relay import Relay
+from launcher.relay_connection import DoorServer
 from launcher.relay_forward import LostError, Waiting
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until
@@ -64,9 +66,19 @@ def check_cut(answer: bytes) -> None:
     assert body == b"9\r\ndata: 1\n\n\r\n"
 
 
+class Outlived(DoorServer):
+    """Its requests go on when their connection is closed: what asks again cannot count on being ended."""
+
+    def __init__(self, *words: Any, **named: Any) -> None:
+        super().__init__(*words, **named)
+        self.handler_cancellation = False
+
+
+@pytest.mark.parametrize("server", [DoorServer, Outlived])
 def test_g17_a_stream_that_has_begun_is_closed_and_not_asked_again_when_the_gateway_stands_still(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, server: type[DoorServer]
 ) -> None:
+    monkeypatch.setattr(relay, "DoorServer", server)
     monkeypatch.setattr(relay, "_PROBE_SECONDS", 0.2)
     monkeypatch.setattr(relay, "_PROBE_PERIOD_SECONDS", 0.1)
     upstream.handlers[CHAT] = begins
