@@ -16,12 +16,20 @@ from tests.support.environment import PROGRAMS, runtime_environ
 class RelayProcess:
     """In front of `socket`, with `token`; `said` is the file that has its stderr."""
 
-    def __init__(self, socket: Path, token: str, said: Path, unproven_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        token: str,
+        said: Path,
+        unproven_seconds: float = 10.0,
+        silent_seconds: float = 60.0,
+    ) -> None:
+        bounds = [str(unproven_seconds), str(silent_seconds)]
         self.token = token
         self.said = said
         with said.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, PROGRAMS / "unit" / "open_relay.py", socket, token, str(unproven_seconds)],
+                [sys.executable, PROGRAMS / "unit" / "open_relay.py", socket, token, *bounds],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -39,6 +39,8 @@ POSTS = 40
 POSTED_BYTES = 16 * MEGABYTE
 HALF_OPEN = 400
 MALFORMED_BODIES = 20
+# Longer than all these bodies take to come, and than the time of who has not shown the token.
+SILENT_SECONDS = 5.0
 # What all of that may cost; the posts alone are 640 MB.
 MOST_BYTES = 64 * MEGABYTE
 
@@ -58,7 +60,9 @@ def upstream() -> Iterator[Upstream]:
 
 @pytest.fixture
 def door(upstream: Upstream, tmp_path: Path) -> Iterator[RelayProcess]:
-    door = RelayProcess(upstream.socket, TOKEN, tmp_path / "stderr", unproven_seconds=4.0)
+    door = RelayProcess(
+        upstream.socket, TOKEN, tmp_path / "stderr", unproven_seconds=4.0, silent_seconds=SILENT_SECONDS
+    )
     yield door
     door.stop()
 

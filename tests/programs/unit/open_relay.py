@@ -1,16 +1,20 @@
-"""A relay until its stdin ends: `open_relay.py SOCKET TOKEN UNPROVEN_SECONDS`. It says its port first."""
+"""A relay until its stdin ends: `open_relay.py SOCKET TOKEN UNPROVEN_SECONDS SILENT_SECONDS`.
+
+The last: how long it waits for a body's next piece. It says its port first.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from launcher import relay_connection
+from launcher import relay_body, relay_connection
 from launcher.relay import Relay
 
 
-def main(socket: str, token: str, unproven_seconds: str) -> None:
+def main(socket: str, token: str, unproven_seconds: str, silent_seconds: str) -> None:
     relay_connection.UNPROVEN_SECONDS = float(unproven_seconds)
+    relay_body._IDLE_SECONDS = float(silent_seconds)
     relay = Relay(Path(socket), 0, token=token)
     print(relay.start(), flush=True)
     sys.stdin.read()
