@@ -105,7 +105,7 @@ class PretendMachine:
         self._called("serve")
         path = self.sockets / "gateway.sock"
         self._server = _Gateway(path, self)
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
         return path
 
     def ended(self) -> str | None:

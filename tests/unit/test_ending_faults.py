@@ -7,9 +7,11 @@ until it is in the table, and raises by then.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +83,15 @@ def places(life: str) -> set[Place]:
     return {(phase, call) for phase, calls in MADE[life].items() for call in calls.split()}
 
 
+def with_errors(cases: Iterable[tuple[str, ...]]) -> list[Any]:
+    """Each case with each kind of error. Fast is each with one of them, in turn; the others are slow."""
+    return [
+        pytest.param(*case, error, marks=() if turn == number % len(ERRORS) else pytest.mark.slow)
+        for number, case in enumerate(cases)
+        for turn, error in enumerate(ERRORS)
+    ]
+
+
 def after(phase: str, other: str) -> bool:
     return PHASES.index(phase) > PHASES.index(other)
 
@@ -126,10 +137,9 @@ def test_the_exit_codes_here_are_the_readmes() -> None:
 # ----------------------------------------------------------------- one call
 
 
-@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize(
-    ("life", "phase", "call"),
-    [(life, *place) for life in MADE for place in sorted(places(life))],
+    ("life", "phase", "call", "error"),
+    with_errors((life, *place) for life in MADE for place in sorted(places(life))),
 )
 def test_g27_a_call_that_raises_skips_nothing_of_the_end(
     tmp_path: Path, life: str, phase: str, call: str, error: str
@@ -160,8 +170,9 @@ def test_g27_a_call_that_raises_skips_nothing_of_the_end(
     return None
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("phase", PHASES[: PHASES.index("work")])
+@pytest.mark.parametrize(
+    ("phase", "error"), with_errors((phase,) for phase in PHASES[: PHASES.index("work")])
+)
 def test_g27_a_record_that_cannot_be_read_at_an_early_end_changes_nothing_of_it(
     tmp_path: Path, phase: str, error: str
 ) -> None:
@@ -178,11 +189,11 @@ def test_g27_a_record_that_cannot_be_read_at_an_early_end_changes_nothing_of_it(
 # ----------------------------------------------------------------- all of them, from some phase on
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("what", ["machine.*", "record.*", "*"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("what", "phase", "error"), with_errors(itertools.product(["machine.*", "record.*", "*"], PHASES))
+)
 def test_g27_whatever_raises_from_some_phase_on_the_end_is_total(
-    tmp_path: Path, phase: str, what: str, error: str
+    tmp_path: Path, what: str, phase: str, error: str
 ) -> None:
     make, code = ERRORS[error]
     at = PHASES.index(phase)
