@@ -76,9 +76,13 @@ class Connection(web.RequestHandler):
         if len(self._messages) == queued or isinstance(self._messages[-1][0], RawRequestMessage):
             return
         self._is_malformed = True
-        request = self._current_request
-        if request is not None and not request.content.is_eof():
-            request.content.set_exception(web.RequestPayloadError("malformed"))
+        # Of the request that is handled, and of one whose head came with the malformed part of its body.
+        begun = [payload for message, payload in self._messages if isinstance(message, RawRequestMessage)]
+        if self._current_request is not None:
+            begun.append(self._current_request.content)
+        for payload in begun:
+            if not payload.is_eof():
+                payload.set_exception(web.RequestPayloadError("malformed"))
 
     def abort(self) -> None:
         """Close it now, whatever was not sent yet."""
