@@ -141,6 +141,13 @@ def test_the_engine_listens_on_loopback_and_its_socket_only(engine: RunningEngin
 
 
 @pytest.mark.slow
+def test_an_idle_engine_wakes_one_thread_for_all_its_process_groups(engine: RunningEngine) -> None:
+    (core,) = processes.descendants(engine.pid)
+    names = [(task / "comm").read_text().strip() for task in Path(f"/proc/{core}/task").iterdir()]
+    assert names.count("gloo_tcp_loop") == 1, names
+
+
+@pytest.mark.slow
 def test_long_prompts_with_seeds_leave_the_engine_alive(engine: RunningEngine) -> None:
     """vLLM 0.32's CPU engine dies of a seeded prompt that is prefilled in two chunks: `check` drops seeds."""
 
