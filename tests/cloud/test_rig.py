@@ -20,6 +20,7 @@ _LAUNCH = str(PROGRAMS / "cloud" / "launch_with_skypilot.py")
 _OWNER = str(PROGRAMS / "cloud" / "own_a_rig.py")
 
 
+@pytest.mark.long  # in every run: what each launch of ours shows of the test cloud as well
 def test_skypilot_launches_and_ends_a_machine_by_itself(rig: Rig) -> None:
     yaml = str(REPOSITORY / "sky" / "arm.yaml")
     said = rig.run([sys.executable, _LAUNCH, yaml], seconds=1800).ok()
