@@ -9,12 +9,14 @@ the gateway.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from launcher import relay_rules
 from launcher.log import LOGGER
@@ -41,6 +43,8 @@ class Connection(web.RequestHandler):
         self._door = server
         self._clock: asyncio.TimerHandle | None = None
         self._is_malformed = False
+        # Of the request whose head came last.
+        self._body: StreamReader = EMPTY_PAYLOAD
         self.answered: str | None = None
 
     def prove(self) -> None:
@@ -73,16 +77,13 @@ class Connection(web.RequestHandler):
             super().data_received(data)
         except ValueError:  # bytes the parser itself did not expect
             self.abort()
-        if len(self._messages) == queued or isinstance(self._messages[-1][0], RawRequestMessage):
-            return
-        self._is_malformed = True
-        # Of the request that is handled, and of one whose head came with the malformed part of its body.
-        begun = [payload for message, payload in self._messages if isinstance(message, RawRequestMessage)]
-        if self._current_request is not None:
-            begun.append(self._current_request.content)
-        for payload in begun:
-            if not payload.is_eof():
-                payload.set_exception(web.RequestPayloadError("malformed"))
+        for message, body in itertools.islice(self._messages, queued, None):
+            if isinstance(message, RawRequestMessage):
+                self._body = body
+                continue
+            self._is_malformed = True
+            if not self._body.is_eof():  # its reader would wait for the rest
+                self._body.set_exception(web.RequestPayloadError("malformed"))
 
     def abort(self) -> None:
         """Close it now, whatever was not sent yet."""
