@@ -117,7 +117,9 @@ def test_g17_a_restart_of_the_gateway_makes_one_answer_and_no_error(
 
     assert [answer.status_code for answer in answers] == [200] * 20
     assert len({answer.json()["answer"] for answer in answers}) == len(upstream.sampled) == 20
-    assert door.stats().given_up == 0 and door.stats().active == 0
+    assert door.stats().given_up == 0
+    # An answer is with its client before the relay has counted it.
+    wait_until(lambda: door.stats().active == 0, what="no request is under way")
 
 
 def test_a_gateway_that_asks_for_patience_is_asked_again(upstream: Upstream, client: httpx.Client) -> None:
@@ -445,7 +447,9 @@ def test_g18_a_connection_lost_at_any_instant_makes_one_sample_and_no_error(
     assert sorted(words) == sorted(upstream.sampled.values()), "no sample without its answer, none twice"
     # A whole answer may have arrived before its connection broke.
     assert door.stats().replays == 20 or instant in ("whole answer", "head")
-    assert door.stats().given_up == 0 and door.stats().active == 0
+    assert door.stats().given_up == 0
+    # An answer is with its client before the relay has counted it.
+    wait_until(lambda: door.stats().active == 0, what="no request is under way")
 
 
 @pytest.mark.slow
