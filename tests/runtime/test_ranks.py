@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,6 +46,22 @@ def step_twice(folder: Path, ranks: Ranks) -> None:
             with torch.no_grad():
                 list(policy.masters.values())[-1][0, 0] += 1e-3
     (folder / str(ranks.rank)).write_text(", ".join(said))
+
+
+def test_the_probe_is_computed_by_the_first_rank_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads another rank's, and it costs as much as the first's."""
+    asked: list[int] = []
+    batch = make_batch(random_samples(1), step=1)
+    with recipe_here.set_up(recipe_here.configured(tmp_path)) as recipe:
+        monkeypatch.setattr(grpo_lora, "update", lambda *_: None)
+        monkeypatch.setattr(grpo_lora, "probe", lambda *_: asked.append(recipe.ranks.rank))
+        for rank in (0, 1):
+            monkeypatch.setattr(recipe, "ranks", replace(recipe.ranks, rank=rank, size=2))
+            recipe._update(batch)
+        monkeypatch.undo()
+    assert asked == [0]
 
 
 def test_g19_a_rank_that_is_gone_is_told_from_a_step_that_fails(tmp_path: Path) -> None:

@@ -183,8 +183,11 @@ def test_g23_env_waits_for_a_run_that_starts_and_for_no_other(
         env={**os.environ, "LAUNCH_HOME": str(store.runs.parent)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
+    assert waiting.stderr is not None
+    assert waiting.stderr.readline() == "dev is starting: waiting for its endpoint\n", "it has looked"
     for state in ("arm", "serve"):
         store.update(record.id, state=state)
     keep_token(store.folder(record.id), "secret-token-of-the-run")

@@ -22,11 +22,13 @@ import pytest
 
 from launcher import ending_verbs, homeward
 from launcher.errors import LaunchError, NotPulled
+from launcher.machines import recorded
 from launcher.machines.base import Proof
 from launcher.output import Output
 from launcher.safety import clock, take_down, teardown_lock
 from launcher.safety.records import RecordStore
 from launcher.timings import Timings
+from tests.support import pretend_machine
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lived import Lived, Lives
 from tests.support.pretend_machine import PretendMachine
@@ -451,6 +453,11 @@ def test_g29_down_says_8_while_launch_keeps_the_machine(live: Lives, monkeypatch
 def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
     live: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(recorded._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
+
+    def found_by_its_record(machine: PretendMachine) -> None:
+        machine.found_again = True  # else `down` would find nothing that it could end a second time
+
     def pull_slowly() -> None:
         monkeypatch.setattr(ending_verbs, "_ORDERLY_SECONDS", 0.1)  # it is past that, and at it
         time.sleep(3.0)
@@ -458,7 +465,7 @@ def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
     outcomes: list[BaseException | int] = []
     down = _down_once_it_works(live, monkeypatch, outcomes, give_up=False)
     program = (sys.executable, "-c", "import time; time.sleep(600)")
-    lived = live(program, acts={"pull": pull_slowly}, price=PRICE)
+    lived = live(program, acts={"pull": pull_slowly}, prepare=found_by_its_record, price=PRICE)
     down.join()
     assert outcomes == [0]
     assert lived.machine.calls.count("pull") == lived.machine.calls.count("down") == 1

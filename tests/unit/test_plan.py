@@ -229,6 +229,9 @@ def test_what_only_a_rented_run_has_waits_in_a_file_and_is_refused_on_the_comman
         ("idle", "5m"),
         ("disk", "100"),
         ("train_gpus", "1"),
+        ("infer_gpus", "1"),
+        ("infra", "aws"),
+        ("copy_rate", "2MB/s"),
     ):
         with pytest.raises(UsageError, match="goes with --gpus"):
             make_plan(replace(wish(**{option: value}), gpus=None))

@@ -22,6 +22,8 @@ from launcher.program_log import Lines, ProgramLog
 from launcher.safety import minder, processes
 from launcher.safety.streams import Streams
 from tests.support.environment import PROGRAMS
+from tests.support.lived import Lives
+from tests.support.typed import Typed
 from tests.support.waiting import wait_until
 
 
@@ -255,3 +257,18 @@ def test_when_the_launcher_is_killed_a_kept_command_ends_as_well(tmp_path: Path,
     begun = time.monotonic()
     wait_until(lambda: not processes.carrying(minder.COMMAND_VARIABLE, run_id), what="nothing is left")
     assert time.monotonic() - begun < 120
+
+
+@pytest.mark.slow
+def test_g22_what_the_program_of_a_run_prints_is_kept_and_shown_by_logs(live: Lives, tmp_path: Path) -> None:
+    lived = live((sys.executable, "-c", "print('a word')"), flags={"name": "dev"})
+    assert lived.code == 0, lived.stderr
+    assert (lived.folder / program_log.FILE).read_text() == "a word\n"
+    shown = Typed(tmp_path / "project", tmp_path / "home")("logs", "dev", "--which", "program")
+    assert (shown.returncode, shown.stdout) == (0, "a word\n"), shown.stderr
+
+
+@pytest.mark.slow
+def test_what_a_program_prints_is_not_kept_where_nobody_wants_it(live: Lives) -> None:
+    lived = live((sys.executable, "-c", "print('a word')"), flags={"keep_output": "false"})
+    assert lived.code == 0 and not (lived.folder / program_log.FILE).exists()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from launcher.machines import cloud, local
+from launcher.machines.cloud import CloudMachine
+from launcher.machines.local import LocalMachine
 from launcher.machines.startup import LEAST_START_SECONDS, start_seconds
 from runtime.__main__ import children
 from runtime.schema import RuntimeConfig
@@ -40,3 +45,52 @@ def test_g23_who_loads_a_model_has_as_long_as_the_launcher_waits(tmp_path: Path)
     )
     bounds = {spec.name: spec.start_seconds for spec in children(tmp_path / "runtime.json", config, b"token")}
     assert bounds["engine-0"] == bounds["trainer"] == 7200 > bounds["gateway"]
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how many seconds a start was waited for."""
+    seconds: list[float] = []
+
+    class Waited:
+        def __init__(self, *words: Any) -> None:
+            """It starts at once."""
+
+        def wait(self, token: str, keeper_code: Any, bound_seconds: float) -> None:
+            seconds.append(bound_seconds)
+
+    for place in (local, cloud):
+        monkeypatch.setattr(place, "Startup", Waited)
+    return seconds
+
+
+CONFIG = RuntimeConfig(run_id="r", model_path="m", state_dir="/s", socket_dir="/s", start_seconds=7200)
+
+
+def test_g23_a_machine_here_waits_for_as_long_as_its_runtime_is_told(
+    tmp_path: Path, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = LocalMachine("slip-01234567", tmp_path, tmp_path / "environments")
+    monkeypatch.setattr(machine, "_start_keeper", lambda *words: SimpleNamespace(poll=lambda: None))
+    machine.serve(CONFIG, "token")
+    assert waited == [7200.0]
+
+
+def test_g23_a_rented_machine_is_waited_for_as_long_as_its_runtime_is_told(
+    tmp_path: Path, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stub:
+        def __init__(self, *words: Any) -> None:
+            self.here = tmp_path
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *words, **more: None
+
+    for name in ("RemoteFolder", "RemoteJob", "Link"):
+        monkeypatch.setattr(cloud, name, Stub)
+    monkeypatch.setattr(CloudMachine, "_user_home", lambda self: "/home/u")
+    monkeypatch.setattr(CloudMachine, "host", None)
+    monkeypatch.setattr(cloud, "make_own_folder", lambda folder: None)
+    machine = CloudMachine("slip-01234567", tmp_path, infra=["aws"], gpus="H100:1", idle_minutes=10)
+    machine.serve(CONFIG, "token")
+    assert waited == [7200.0]

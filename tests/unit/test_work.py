@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,20 +49,47 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
     assert lines == [None, "the newest step is not served", "the newest step is not served", None]
 
 
+# What a program does at a signal that tells it to end: "saving" goes on until it is done.
+_SAVING = """import pathlib, signal, sys, time
+for number in map(int, sys.argv[2:]):
+    signal.signal(number, lambda *_: 0)
+pathlib.Path("up").touch()
+signal.pause()
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    time.sleep(0.1)
+"""
+
+
+def _saves(tmp_path: Path, seconds: float, grace: float, *told: signal.Signals) -> minder.Command:
+    """A program that takes so long to save once one of these has come; any other ends it at once."""
+    words = [str(seconds), *(str(int(number)) for number in told)]
+    program = minder.start([sys.executable, "-c", _SAVING, *words], os.environ, tmp_path, grace)
+    wait_until((tmp_path / "up").exists, what="the program runs")
+    return program
+
+
 @pytest.mark.slow
-def test_g23_at_ctrl_c_a_program_has_its_grace_to_save_and_no_more(tmp_path: Path) -> None:
-    """By a save that takes longer than the five seconds nobody has to ask for, and by one that never ends."""
-    saving = "import signal, time, pathlib; signal.signal(signal.SIGINT, lambda *_: 0); "
-    saving += "signal.signal(signal.SIGTERM, lambda *_: 0); pathlib.Path('up').touch(); "
-    for seconds, grace, code in ((7, 120.0, 0), (600, 0.5, 137)):
-        (tmp_path / "up").unlink(missing_ok=True)
-        program = minder.start(
-            [sys.executable, "-c", f"{saving} signal.pause(); end = time.monotonic() + {seconds}\n"
-             "while time.monotonic() < end: time.sleep(0.1)"],
-            os.environ, tmp_path, grace,
-        )  # fmt: skip
-        wait_until((tmp_path / "up").exists, what="the program runs")
-        watched = SimpleNamespace(grace_seconds=grace)
-        work = Work(cast(Watched, watched), program, "", Output(environ={}))
-        work._let_end(program)
-        assert program.terminate() == code if program.poll() is None else program.poll() == code
+@pytest.mark.parametrize(
+    ("seconds", "grace", "told", "code"),
+    [
+        # Longer than the five seconds nobody has to ask for; a SIGTERM before its end would be its end.
+        (7, 120.0, (signal.SIGINT,), 0),
+        # It never ends by itself: SIGTERM after its grace does it, and where it is deaf what follows that.
+        (600, 0.5, (signal.SIGINT,), 143),
+        (600, 0.5, (signal.SIGINT, signal.SIGTERM), 137),
+    ],
+)
+def test_g23_at_ctrl_c_a_program_has_its_grace_to_save_and_no_more(
+    tmp_path: Path, seconds: float, grace: float, told: tuple[signal.Signals, ...], code: int
+) -> None:
+    program = _saves(tmp_path, seconds, grace, *told)
+    watched = SimpleNamespace(grace_seconds=grace)
+    Work(cast(Watched, watched), program, "", Output(environ={}))._let_end(program)
+    assert program.terminate() == code if program.poll() is None else program.poll() == code
+
+
+@pytest.mark.slow
+def test_g23_at_a_sigterm_a_program_has_its_grace_to_save(tmp_path: Path) -> None:
+    """`launch down`, and a limit that is reached: it is told by SIGTERM alone."""
+    assert _saves(tmp_path, 7, 120.0, signal.SIGTERM).terminate() == 0
