@@ -79,7 +79,7 @@ def stand_by(machine: dict[str, Any]) -> SpareHome:
     try:
         spare.home.make()
         spare.sky.stand_by()
-    except BaseException:
+    except BaseException:  # a Ctrl-C too goes on as it came; what was begun stays with nobody
         spare.remove()
         raise
     return spare

@@ -20,6 +20,7 @@ from launcher.machines.local import LocalMachine
 from launcher.safety.records import RecordStore
 from launcher.settings import SECRETS
 from tests.support.typed import Typed
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -178,21 +179,27 @@ def test_g23_env_waits_for_a_run_that_starts_and_for_no_other(
 ) -> None:
     record = store.create(name="dev")
     fails(launch("env", "dev"), 2, "launch env dev --wait")
-    waiting = subprocess.Popen(
-        [sys.executable, "-m", "launcher.cli", "env", "dev", "--wait"],
-        env={**os.environ, "LAUNCH_HOME": str(store.runs.parent)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert waiting.stderr is not None
-    assert waiting.stderr.readline() == "dev is starting: waiting for its endpoint\n", "it has looked"
-    for state in ("arm", "serve"):
-        store.update(record.id, state=state)
-    keep_token(store.folder(record.id), "secret-token-of-the-run")
-    store.update(record.id, state="connect", url="http://127.0.0.1:7453")
-    said, _ = waiting.communicate(timeout=180)
+    noted = tmp_path / "stderr"
+    with noted.open("wb") as stderr:
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "launcher.cli", "env", "dev", "--wait"],
+            env={**os.environ, "LAUNCH_HOME": str(store.runs.parent)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    try:
+        wait_until(lambda: noted.read_text() or waiting.poll() is not None, what="it has looked")
+        assert noted.read_text() == "dev is starting: waiting for its endpoint\n"
+        for state in ("arm", "serve"):
+            store.update(record.id, state=state)
+        keep_token(store.folder(record.id), "secret-token-of-the-run")
+        store.update(record.id, state="connect", url="http://127.0.0.1:7453")
+        said, _ = waiting.communicate(timeout=180)
+    finally:
+        waiting.kill()
+        waiting.wait()
     assert waiting.returncode == 0
     assert "export LAUNCH_BASE_URL=http://127.0.0.1:7453/v1" in said
     # It will have none any more: nothing is waited for.
