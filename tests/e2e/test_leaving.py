@@ -78,11 +78,6 @@ def test_kill_9_of_launch_and_guardian_together_leaves_nothing_once_the_lease_is
     try:
         _reach_a_step(launched)
         guardians = [
-            process
-            for process in processes_of(launched.run_id)
-            if "launcher.safety.guardian" in process.cmdline()
-        ]
-        guardians = guardians or [
             process for process in psutil.process_iter() if _is_guardian_of(process, launched.run_id)
         ]
         assert guardians

@@ -9,13 +9,13 @@ import getpass
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
-import psutil
-
 from launcher.machines.link import Host
 from launcher.safety.records import RecordStore, RunRecord
+from tests.support import descendants
 
 
 class OwnSshd:
@@ -65,10 +65,8 @@ class OwnSshd:
     @staticmethod
     def cut(pid: int) -> bool:
         """Break the connections that a process and those below it have open; whether there were any."""
-        ours = psutil.Process(pid).children(recursive=True)
-        servers = [process for process in ours if process.name().startswith("sshd")]
-        for process in servers:
-            process.kill()
+        servers = descendants.named("sshd", pid)
+        descendants.send(servers, signal.SIGKILL)
         return bool(servers)
 
     def _make_key(self, name: str) -> Path:

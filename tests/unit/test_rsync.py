@@ -14,6 +14,7 @@ import pytest
 from launcher.machines import rsync
 from launcher.machines.pace import FIRST_BYTES_PER_SECOND, Pace
 from launcher.machines.rsync import Copy, Moved, RsyncError
+from tests.support import descendants
 
 SIZE = 6_000_000
 # Slow enough to be met on its way, by whoever looks once a second.
@@ -52,14 +53,11 @@ def stop_all() -> Iterator[Callable[[], None]]:
     stopped: list[psutil.Process] = []
 
     def stop() -> None:
-        stopped.extend(it for it in psutil.Process().children(recursive=True) if it.name() == "rsync")
-        for process in stopped:
-            process.send_signal(signal.SIGSTOP)
+        stopped.extend(descendants.named("rsync"))
+        descendants.send(stopped, signal.SIGSTOP)
 
     yield stop
-    for process in stopped:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    descendants.send(stopped, signal.SIGKILL)
 
 
 @pytest.mark.process
@@ -80,7 +78,7 @@ def test_g22_a_copy_that_stands_still_is_ended_and_gone_on_from(
     with pytest.raises(RsyncError, match="it stood still for 1 s") as still:
         _copy(weights, Copy(SIZE, _at_first_sight(stop_all), rate=SLOW, still_seconds=1.0))
     assert still.value.lost
-    assert not [one for one in psutil.Process().children() if one.name() == "rsync"]
+    assert not descendants.named("rsync")
     assert _copy(weights, Copy(SIZE)).bytes <= SIZE
     assert (weights.with_name("home") / "weights").read_bytes() == (weights / "weights").read_bytes()
 
@@ -114,8 +112,9 @@ def test_g22_a_ctrl_c_at_the_terminal_reaches_no_copy(weights: Path) -> None:
     groups: set[int] = set()
 
     def look() -> None:
-        ours = psutil.Process().children(recursive=True)
-        groups.update(os.getpgid(one.pid) for one in ours if one.name() == "rsync")
+        for one in descendants.named("rsync"):
+            with contextlib.suppress(ProcessLookupError):
+                groups.add(os.getpgid(one.pid))
 
     _copy(weights, Copy(SIZE, _at_first_sight(look), rate=SLOW))
     assert groups and os.getpgrp() not in groups

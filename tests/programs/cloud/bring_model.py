@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -38,8 +39,9 @@ def cut() -> bool:
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or [""]
         if command[0] == "ssh" and "--server" in command:
-            process.kill()
-            return True
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+                return True
     return False
 
 
