@@ -330,7 +330,8 @@ def test_c52_of_two_ids_the_receipt_and_the_gateway_know_the_same(gateway: Gatew
     gateway.upstream.handlers[CHAT] = note
     with program(port, "a\r\nx-slipway-request: b"):
         wait_until(lambda: gateway.told)
-    assert gateway.told == [(name, "received") for name in given]
+        # Now: when it leaves without having read its answer, that becomes doubtful.
+        assert gateway.told == [(name, "received") for name in given]
 
 
 def test_c52_a_step_is_known_in_every_spelling_of_its_path_that_the_gateway_takes() -> None:
