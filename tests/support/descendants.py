@@ -8,13 +8,13 @@ import psutil
 
 
 def named(name: str, pid: int | None = None) -> list[psutil.Process]:
-    """The living processes below `pid` (default: this one) whose names begin with `name`."""
+    """The processes below `pid` (default: this one) whose names begin with `name`; what nobody has waited for
+    counts. Raises psutil.NoSuchProcess where `pid` itself is gone."""
     found = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(pid or os.getpid()).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name().startswith(name) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+    for process in psutil.Process(pid or os.getpid()).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith(name):
+                found.append(process)
     return found
 
 

@@ -190,7 +190,8 @@ def test_g23_env_waits_for_a_run_that_starts_and_for_no_other(
             text=True,
         )
     try:
-        wait_until(lambda: noted.read_text() or waiting.poll() is not None, what="it has looked")
+        looked = lambda: noted.read_text().endswith("\n") or waiting.poll() is not None  # noqa: E731
+        wait_until(looked, what="it has looked")
         assert noted.read_text() == "dev is starting: waiting for its endpoint\n"
         for state in ("arm", "serve"):
             store.update(record.id, state=state)

@@ -118,8 +118,9 @@ def test_g22_a_ctrl_c_at_the_terminal_reaches_no_copy(weights: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 groups.add(os.getpgid(one.pid))
 
-    _copy(weights, Copy(SIZE, _on_its_way(look), rate=SLOW))
-    assert groups and os.getpgrp() not in groups
+    with pytest.raises(RsyncError, match="it was broken off"):  # it was looked at, and need not come whole
+        _copy(weights, Copy(SIZE, _on_its_way(look), lambda: bool(groups), SLOW))
+    assert os.getpgrp() not in groups
 
 
 # ----------------------------------------------------------------- pace
