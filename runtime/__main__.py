@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 from runtime import gpus
-from runtime.keeper import read_token
-from runtime.probes import EngineProbe, HealthProbe, TrainerProbe
-from runtime.schema import RuntimeConfig
+from runtime.health import EngineProbe, HealthProbe, TrainerProbe
+from runtime.shared.given_token import read_token
+from runtime.shared.schema import RuntimeConfig
 from runtime.supervision import ChildSpec, Supervisor, stop_on
-from runtime.training.command import trainer_command
+from runtime.trainer.command import trainer_command
 
 # The trainer ends between two steps: a step begun is finished and committed when it fits into this.
 TRAINER_STOP_SECONDS = 30.0
@@ -47,7 +47,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
     )
     gateway = ChildSpec(
         name="gateway",
-        command=[sys.executable, "-m", "runtime.serving.gateway", *told],
+        command=[sys.executable, "-m", "runtime.gateway.gateway", *told],
         log=logs / "gateway.log",
         probe=HealthProbe(socket_dir / "gateway.sock", "/healthz"),
         stdin_line=token,
@@ -59,7 +59,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
     engines = [
         ChildSpec(
             name=f"engine-{index}",
-            command=[sys.executable, "-m", "runtime.serving.engine", *told, "--index", str(index)],
+            command=[sys.executable, "-m", "runtime.engine.server", *told, "--index", str(index)],
             log=logs / f"engine-{index}.log",
             probe=EngineProbe(socket_dir / f"engine-{index}.sock"),
             start_seconds=config.start_seconds,

@@ -3,8 +3,9 @@
     python -m runtime.fitness --variant cuda --gpus H100:4 --root DIR     one line; code 1: why it cannot
 
 GPUs by type and number, the driver against the CUDA that the pinned packages are built for, memory, and disk
-for the environment and the model. Neighbours: `launcher/machines/scripts.py` runs it first of all there,
-`bootstrap.py` builds what is checked for here. Standard library only. Knows nothing of how it was rented.
+for the environment and the model. Neighbours: `launcher/machines/over_ssh/machine_scripts.py` runs it first
+of all there, `bootstrap.py` builds what is checked for here. Standard library only. Knows nothing of how it
+was rented.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -29,9 +28,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import autodown, files, processes
+from runtime import autodown
+from runtime.shared import files, processes
+from runtime.shared.given_token import read_token
 
-TOKEN_SECONDS = 30.0
 # What the supervisor has for an orderly end (it saves between two steps) before everything is killed.
 GRACE_SECONDS = 75.0
 ORPHAN_SECONDS = 10.0
@@ -191,19 +191,6 @@ class Keeper:
 
 def _boot_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def read_token(descriptor: int = 0, bound_seconds: float = TOKEN_SECONDS) -> bytes:
-    """The first line of stdin, without its end; b"" when none comes within the bound."""
-    line = b""
-    end = time.monotonic() + bound_seconds
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
-        chunk = os.read(descriptor, 1) if ready else b""
-        if not chunk:
-            return b""
-        line += chunk
-    return line.strip()
 
 
 def main(arguments: list[str]) -> int:

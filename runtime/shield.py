@@ -8,7 +8,8 @@ machine's firewall refuses that group. `no-new-privs` takes sudo from it, with w
 Whether it worked is not believed but tried, from inside; where it did not (a container, no sudo), one line on
 stderr says so and the command runs all the same. What is not kept out: code that is run in the runtime and
 rewrites the user's own files, which skylet reads.
-Neighbours: `launcher/machines/scripts.py` starts the keeper through it. Standard library only.
+Neighbours: `launcher/machines/over_ssh/machine_scripts.py` starts the keeper through it. Standard library
+only.
 """
 
 from __future__ import annotations

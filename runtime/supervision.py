@@ -1,6 +1,6 @@
 """Keeps a set of children running: start all at once, restart with back-off and a bound, end in order.
 
-Neighbours: __main__.py says which children; probes.py how each is known to be well; tether.py runs each one.
+Neighbours: __main__.py says which children; health.py how each is known to be well; tether.py runs each one.
 State goes to `supervisor.json` on each change. Serves no HTTP, starts no thread (it forks).
 """
 
@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime import failpoints, files, gpus, processes, tether
-from runtime.probes import Probe
-from runtime.schema import ChildState
+from runtime import gpus, tether
+from runtime.health import Probe
+from runtime.shared import failpoints, files, processes
+from runtime.shared.schema import ChildState
 
 # What this process may have been given for one of its children.
 SECRETS = frozenset({"HF_TOKEN", "WANDB_API_KEY"})

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from runtime import processes
+from runtime.shared import processes
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

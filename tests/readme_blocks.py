@@ -18,7 +18,7 @@ _BLOCK = re.compile(r"(<!-- help: launch(?P<words>[^>]*) -->\n+```text\n)(?P<tex
 
 def real_help(words: str) -> str:
     """What `launch WORDS` prints."""
-    from launcher.cli import main
+    from launcher.cli.main import main
 
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(shlex.split(words))

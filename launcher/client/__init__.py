@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from launcher.client.errors import (
+from launcher.client.failures import (
     ClientError,
     EndpointLost,
     NotConnected,
@@ -20,11 +20,11 @@ from launcher.client.errors import (
 from launcher.client.session import Session, connect, group
 
 if TYPE_CHECKING:
-    from launcher.client.grpo import GRPO
-    from launcher.client.lm import PolicyLM
-    from launcher.client.saved import load
-    from launcher.client.tagging import rollout
-    from launcher.client.validation import evaluate
+    from launcher.client.dspy.grpo import GRPO
+    from launcher.client.dspy.lm import PolicyLM
+    from launcher.client.dspy.saved import load
+    from launcher.client.dspy.tagging import rollout
+    from launcher.client.dspy.validation import evaluate
 
 __all__ = [
     "GRPO",
@@ -45,11 +45,11 @@ __all__ = [
 ]
 
 _NEED_DSPY = {
-    "GRPO": "grpo",
-    "PolicyLM": "lm",
-    "evaluate": "validation",
-    "load": "saved",
-    "rollout": "tagging",
+    "GRPO": "dspy.grpo",
+    "PolicyLM": "dspy.lm",
+    "evaluate": "dspy.validation",
+    "load": "dspy.saved",
+    "rollout": "dspy.tagging",
 }
 
 

@@ -1,6 +1,6 @@
 """The bodies the client sends and reads, its own copy: a user's `runtime.py` beside the program hides none.
 
-Neighbours: `runtime/schema.py` has the runtime's copy, and a test compares the two; `wire.py` and
+Neighbours: `runtime/shared/schema.py` has the runtime's copy, and a test compares the two; `wire.py` and
 `session.py` send these. What is sent has exactly the runtime's keys, what is read at most those.
 Knows nothing of HTTP or of DSPy, and imports nothing but pydantic.
 """

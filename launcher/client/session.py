@@ -40,7 +40,7 @@ from launcher.client.bodies import (
     StepRequest,
     StepStatus,
 )
-from launcher.client.errors import EndpointLost, NotConnected, Refused, Rewound, StepFailed
+from launcher.client.failures import EndpointLost, NotConnected, Refused, Rewound, StepFailed
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
 
 _LONG_POLL_SECONDS = 30

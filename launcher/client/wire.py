@@ -21,14 +21,14 @@ from dataclasses import dataclass
 import httpx
 
 from launcher.client.bodies import REQUEST_HEADER
-from launcher.client.errors import EndpointLost, NotConnected
+from launcher.client.failures import EndpointLost, NotConnected
 
 # Answers that say "not now": the link or an engine is away (502, 503, 504), the queue is full (429).
 _NOT_NOW = frozenset({429, 502, 503, 504})
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 8.0
 _CONNECT_SECONDS = 10.0
-# The launcher's own copies of these are in `launcher/patience.py`.
+# The launcher's own copies of these are in `launcher/base/patience.py`.
 PATIENCE_VARIABLE = "LAUNCH_PATIENCE_SECONDS"
 # Of a rented run with the usual lease: for a program that was given an address and nothing else.
 _USUAL_SECONDS = 900.0

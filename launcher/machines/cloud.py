@@ -1,6 +1,6 @@
 """A machine rented through SkyPilot: armed before anything else, taken down by the provider's own word.
 
-Neighbours: `base.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
+Neighbours: `machine.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
 its bounded calls; `link.py` is the way to the runtime; `teardown.py` its end. `safety/guardian.py` ends it
 from its description.
 Knows nothing of prices, programs or the terminal.
@@ -21,30 +21,33 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-# All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher.durable import Standing
-from launcher.errors import LaunchError, PreflightError
-from launcher.failpoints import passing
-from launcher.log import LOGGER
-from launcher.machines import model_upload, recorded, scripts, sky_cache, ssh_config, strays
-from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
-from launcher.machines.cloud_results import CloudResults
-from launcher.machines.link import Host, Link, run_on
+from launcher.base.errors import LaunchError, PreflightError
+from launcher.base.failpoints import passing
+from launcher.base.log import LOGGER
+from launcher.ledger.lease import NO_LIMITS, Limits
+from launcher.machines import machine_of_record
 from launcher.machines.local import make_own_folder, short_folder
-from launcher.machines.presence import Presence
-from launcher.machines.provision import Order, Provisioning
-from launcher.machines.remote import RemoteFolder
-from launcher.machines.remote_job import RemoteJob
-from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import SkyProcess
-from launcher.machines.startup import Startup, last_lines, reason_of_end
-from launcher.machines.teardown import Teardown
-from launcher.safety.lease import NO_LIMITS, Limits
+from launcher.machines.over_ssh import machine_scripts, model_upload, ssh_config
+from launcher.machines.over_ssh.cloud_results import CloudResults
+from launcher.machines.over_ssh.link import Host, Link, run_on
+from launcher.machines.over_ssh.remote_folder import RemoteFolder
+from launcher.machines.over_ssh.remote_job import RemoteJob
+from launcher.machines.skypilot import forgotten_machines, sky_cache
+from launcher.machines.skypilot.provision import Order, Provisioning
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.machines.skypilot.sky_process import SkyProcess
+from launcher.machines.skypilot.teardown import Teardown
+from launcher.machines.still_there import Presence
+from launcher.machines.waiting_for_runtime import Startup, last_lines, reason_of_end
+from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
+
+# All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
+from launcher.values.standing import Standing
 from runtime.fitness import Needs
 
 if TYPE_CHECKING:
-    from launcher.machines.spare_home import SpareHome
-    from runtime.schema import RuntimeConfig
+    from launcher.machines.skypilot.spare_home import SpareHome
+    from runtime.shared.schema import RuntimeConfig
 
 SETUP_SECONDS = 3600.0
 _DOOR = "gateway.sock"
@@ -57,9 +60,9 @@ class CloudMachine:
     `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
     than these GPUs the machine must have. `model`: a folder of the user's own, brought there. `secrets` are
     variables for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
-    `copy_rate`: as `pace.py` takes it. `limits`, on the wall clock: past them nobody sets its timer back.
-    `warn` is told what the user should know although the run goes on. `keep(description)` is called whenever
-    `describe()` has changed, before anything depends on it.
+    `copy_rate`: as `copy_rate.py` takes it. `limits`, on the wall clock: past them nobody sets its timer
+    back. `warn` is told what the user should know although the run goes on. `keep(description)` is called
+    whenever `describe()` has changed, before anything depends on it.
     """
 
     kind = "cloud"
@@ -126,7 +129,7 @@ class CloudMachine:
         return machine
 
     def describe(self) -> dict[str, Any]:
-        """See base.py."""
+        """See machine.py."""
         return {
             "kind": self.kind,
             "run_id": self._run_id,
@@ -148,7 +151,7 @@ class CloudMachine:
 
     @property
     def ephemeral(self) -> bool:
-        """See base.py."""
+        """See machine.py."""
         return True
 
     @property
@@ -160,12 +163,12 @@ class CloudMachine:
 
     @property
     def state_dir(self) -> str:
-        """See base.py. Known once armed: it is below the home of the machine's user."""
+        """See machine.py. Known once armed: it is below the home of the machine's user."""
         return f"{self._user_home()}/slipway/{self._run_id}"
 
     @property
     def socket_dir(self) -> str:
-        """See base.py."""
+        """See machine.py."""
         return f"/tmp/{self._run_id}"
 
     def _user_home(self) -> str:
@@ -182,7 +185,7 @@ class CloudMachine:
 
     @property
     def device(self) -> str:
-        """See base.py."""
+        """See machine.py."""
         return self._variant
 
     # -------------------------------------------------------------- up
@@ -199,7 +202,7 @@ class CloudMachine:
             disk_gb=self._disk_gb,
             idle_minutes=self._idle_minutes,
             max_price_per_hour=self._max_price_per_hour,
-            labels={strays.LABEL: strays.mark(self._folder.parent)},
+            labels={forgotten_machines.LABEL: forgotten_machines.mark(self._folder.parent)},
         )
         provisioning = Provisioning(order, self._home, self._sky, self._asking, self._warn, progress)
         self._standing = provisioning.run()
@@ -220,7 +223,7 @@ class CloudMachine:
         """Bring the runtime's code there: a folder with `runtime` and nothing else."""
         import runtime
 
-        code = RemoteFolder(self.host, f"{self._user_home()}/{scripts.CODE}", self._folder)
+        code = RemoteFolder(self.host, f"{self._user_home()}/{machine_scripts.CODE}", self._folder)
         package, without = Path(runtime.__file__).parent, shutil.ignore_patterns("__pycache__")
         with tempfile.TemporaryDirectory(prefix="slipway-push-") as staging:
             shutil.copytree(package, Path(staging) / "runtime", ignore=without)
@@ -228,10 +231,10 @@ class CloudMachine:
         passing("cloud.pushed")
 
     def setup(self, progress: Progress = silent) -> None:
-        """See base.py. What it builds is found built on an image that has it; a model that is brought there
-        comes when it is known that it fits."""
+        """See machine.py. What it builds is found built on an image that has it; a model that is brought
+        there comes when it is known that it fits."""
         needs = self._needs or Needs(self._variant, self._gpus)
-        self.run_job("setup", scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
+        self.run_job("setup", machine_scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
         if self._model is not None:
             there = model_upload.place(str(self._model), self._user_home())
             models = RemoteFolder(self.host, there, self._folder)
@@ -250,8 +253,8 @@ class CloudMachine:
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         place["model_path"] = model_upload.place(config.model_path, self._user_home())
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
-        given = scripts.given(token, self._secrets)
-        RemoteJob(remote, "serve").start(scripts.serve(self.state_dir), stdin=given)
+        given = machine_scripts.given(token, self._secrets)
+        RemoteJob(remote, "serve").start(machine_scripts.serve(self.state_dir), stdin=given)
         passing("cloud.serving")
         sockets = short_folder(self._run_id)
         make_own_folder(sockets)
@@ -276,7 +279,7 @@ class CloudMachine:
         return gateway
 
     def ended(self) -> str | None:
-        """See base.py. Raises JobFailed when the machine itself is gone, PreflightError when another one
+        """See machine.py. Raises JobFailed when the machine itself is gone, PreflightError when another one
         answers in its place."""
         if self._link is not None and self._link.failure is not None:
             raise self._link.failure
@@ -291,19 +294,19 @@ class CloudMachine:
     # -------------------------------------------------------------- results
 
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
-        """See base.py."""
+        """See machine.py."""
         return self._results.pull(into, progress, stopped)
 
     def committed(self) -> int | None:
-        """See base.py. As it was seen last; nothing of a machine that is gone."""
+        """See machine.py. As it was seen last; nothing of a machine that is gone."""
         return self._results.committed() if self._home.folder.exists() else None
 
     def secure(self, into: Path, stopped: Stopped = never) -> Standing:
-        """See base.py."""
+        """See machine.py."""
         return self._results.secure(into, stopped)
 
     def seed(self, results: Path) -> int:
-        """See base.py."""
+        """See machine.py."""
         return self._results.seed(results)
 
     def _may_stay(self) -> bool:
@@ -319,7 +322,7 @@ class CloudMachine:
     # -------------------------------------------------------------- down
 
     def down(self) -> None:
-        """See base.py. Also ends a launch that is under way, whoever began it."""
+        """See machine.py. Also ends a launch that is under way, whoever began it."""
         try:
             if self._link is not None:
                 self._link.close()
@@ -329,7 +332,7 @@ class CloudMachine:
                 self._teardown.down(self._standing)
 
     def proof(self) -> Proof:
-        """See base.py: `teardown.py` asks the provider."""
+        """See machine.py: `teardown.py` asks the provider."""
         if not self._asked:
             self._tidy_up("removing SkyPilot's home", self._home.remove)
             return Proof(True, "nothing had been asked of a provider")
@@ -343,7 +346,7 @@ class CloudMachine:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - nothing of it is paid for
-            LOGGER.warning("%s: %s failed: %s", self._run_id, what, recorded.described(error))
+            LOGGER.warning("%s: %s failed: %s", self._run_id, what, machine_of_record.described(error))
 
     def _learned(self, standing: dict[str, Any]) -> None:
         self._standing = standing

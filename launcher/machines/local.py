@@ -1,9 +1,9 @@
 """A machine made of processes on this computer: the same calls as a rented one, no account, no GPU.
 
-Neighbours: `base.py` says what each call means, `startup.py` waits for the runtime, `runtime/bootstrap.py`
-builds its environment, `runtime/keeper.py` is the process started here; `sync.py` copies results.
-Every process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not name is still found.
-Knows nothing of the user's program, the relay or the terminal.
+Neighbours: `machine.py` says what each call means, `waiting_for_runtime.py` waits for the runtime,
+`runtime/bootstrap.py` builds its environment, `runtime/keeper.py` is the process started here;
+`home_copy.py` copies results. Every process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not
+name is still found. Knows nothing of the user's program, the relay or the terminal.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from launcher.base import credentials, processes
+from launcher.base.errors import PreflightError
+from launcher.base.processes import ProcessId
+from launcher.ledger.records import RUN_VARIABLE
+from launcher.machines.waiting_for_runtime import Startup, reason_of_end
+
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher import checkpoints, credentials, durable, sync
-from launcher.errors import PreflightError
-from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
-from launcher.machines.startup import Startup, reason_of_end
-from launcher.safety import processes
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RUN_VARIABLE
+from launcher.results import checkpoints, durable, home_copy
+from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
 
 if TYPE_CHECKING:
-    from launcher.durable import Standing
-    from runtime.schema import RuntimeConfig
+    from launcher.values.standing import Standing
+    from runtime.shared.schema import RuntimeConfig
 
 # What an earlier life of the run said of itself: it must not be taken for what this one says.
 _LAST_WORDS = ("keeper.json", "supervisor.json", "trainer.json")
@@ -88,7 +89,7 @@ class LocalMachine:
         return machine
 
     def describe(self) -> dict[str, Any]:
-        """See base.py."""
+        """See machine.py."""
         return {
             "kind": self.kind,
             "run_id": self._run_id,
@@ -101,27 +102,27 @@ class LocalMachine:
 
     @property
     def state_dir(self) -> str:
-        """See base.py."""
+        """See machine.py."""
         return str(self._folder)
 
     @property
     def socket_dir(self) -> str:
-        """See base.py."""
+        """See machine.py."""
         return str(self._sockets)
 
     @property
     def device(self) -> str:
-        """See base.py."""
+        """See machine.py."""
         return self._variant
 
     @property
     def price_per_hour(self) -> float:
-        """See base.py."""
+        """See machine.py."""
         return 0.0
 
     @property
     def ephemeral(self) -> bool:
-        """See base.py. Its folder stays: `launch pull` and `launch --resume` find it there."""
+        """See machine.py. Its folder stays: `launch pull` and `launch --resume` find it there."""
         return False
 
     def arm(self, progress: Progress = silent) -> None:
@@ -179,20 +180,20 @@ class LocalMachine:
         return reason_of_end(self._folder)
 
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
-        """See base.py. On one disk it is done at once."""
-        return sync.pull(self._folder, into)
+        """See machine.py. On one disk it is done at once."""
+        return home_copy.pull(self._folder, into)
 
     def committed(self) -> int | None:
-        """See base.py."""
+        """See machine.py."""
         newest = checkpoints.newest_whole(self._folder / "checkpoints")
         return None if newest is None else checkpoints.step_of(newest)
 
     def secure(self, into: Path, stopped: Stopped = never) -> Standing:
-        """See base.py. Linked where the disk can: the same bytes under a second name."""
-        return sync.secure(self._folder, into)
+        """See machine.py. Linked where the disk can: the same bytes under a second name."""
+        return home_copy.secure(self._folder, into)
 
     def seed(self, results: Path) -> int:
-        """See base.py."""
+        """See machine.py."""
         return durable.seed(results, self._folder)
 
     def down(self) -> None:

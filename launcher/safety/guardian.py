@@ -4,10 +4,10 @@
 
 `launch` holds the other end of a pipe on its standard input. The line "released" lets it go; the end of the
 pipe without that line means that the launcher is dead, and the system says so within milliseconds.
-Neighbours: `run.py` starts it before the machine is armed; `machines/recorded.py` finds the machine again.
-Imports little, so that it stands before anything else does; then at once what its machine's end takes, which
-at the moment of death may be another version's: of a rented one also who asks its provider, in a process of
-its own that rests until then. Knows nothing of the terminal.
+Neighbours: `run.py` starts it before the machine is armed; `machines/machine_of_record.py` finds the machine
+again. Imports little, so that it stands before anything else does; then at once what its machine's end
+takes, which at the moment of death may be another version's: of a rented one also who asks its provider, in
+a process of its own that rests until then. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from launcher.endpoint import RESULTS, drop_token
-from launcher.errors import PreflightError
-from launcher.machines import recorded
-from launcher.machines.base import Proof
-from launcher.machines.recorded import NoMachine, StandIn, from_record
-from launcher.safety import processes, teardown_lock
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
-from launcher.safety.teardown_lock import Turn
+from launcher.base import processes
+from launcher.base.errors import PreflightError
+from launcher.base.processes import ProcessId
+from launcher.ledger import teardown_lock
+from launcher.ledger.endpoint import RESULTS, drop_token
+from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.ledger.teardown_lock import Turn
+from launcher.machines import machine_of_record
+from launcher.machines.machine_of_record import NoMachine, StandIn, from_record
+from launcher.values.machine import Proof
 
 if TYPE_CHECKING:
-    from launcher.machines.base import Machine
+    from launcher.values.machine import Machine
 
 LOG = "guardian.log"
 _RELEASE = b"released\n"
@@ -129,7 +130,7 @@ def _prepare(record: Path) -> tuple[ProcessId | None, StandIn | None]:
     try:
         found = RecordStore.holding(record).load(record.parent.name)
         launch = found.launch
-        return launch, recorded.prepare(found)
+        return launch, machine_of_record.prepare(found)
     except Exception:  # noqa: BLE001 - at the end it is tried again
         _say(traceback.format_exc())
         return launch, None
@@ -186,7 +187,7 @@ def _bring_home(store: RecordStore, record: RunRecord) -> str | None:
         try:
             outcome.append(_bring(store, record))
         except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
-            outcome.append(recorded.described(error))
+            outcome.append(machine_of_record.described(error))
 
     bringing = threading.Thread(target=bring, daemon=True)
     bringing.start()
@@ -214,7 +215,7 @@ def _take_down(record: RunRecord, stand_in: StandIn | None) -> Proof:
             time.sleep(_PAUSE_SECONDS)
         try:
             machine = from_record(record, stand_in)
-            proof = recorded.end(machine, _say, lambda: _end_command(record))
+            proof = machine_of_record.end(machine, _say, lambda: _end_command(record))
         except Exception as error:  # noqa: BLE001 - whatever it is: try again, then say it in the record
             _say(traceback.format_exc())
             proof = Proof(False, f"the guardian failed: {error!r}")

@@ -3,9 +3,10 @@
     python -m launcher.safety.minder --pipe FD [--keep FILE] -- COMMAND…
 
 The command keeps the terminal: same input, same foreground process group, so Ctrl-C reaches it from there.
-What it prints is its own stream, or, with `--keep`, passes through here and is kept as well (`streams.py`).
-The minder stands between it and `launch`, adopts its orphans, and holds a pipe from `launch`: at its end (the
-launcher is dead) it ends them all. It exits as the command did (128 + n for signal n).
+What it prints is its own stream, or, with `--keep`, passes through here and is kept as well
+(`program_streams.py`). The minder stands between it and `launch`, adopts its orphans, and holds a pipe from
+`launch`: at its end (the launcher is dead) it ends them all. It exits as the command did (128 + n for signal
+n).
 
     SIGTERM  goes on to the command; after the grace everything is killed
     SIGUSR1  sends the command a SIGINT, where no terminal did
@@ -28,12 +29,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from launcher import terminal
-from launcher.log import REDACTOR
-from launcher.program_log import ProgramLog
-from launcher.safety import processes
-from launcher.safety.processes import ProcessId
-from launcher.safety.streams import Streams
+from launcher.base import processes
+from launcher.base.log import REDACTOR
+from launcher.base.processes import ProcessId
+from launcher.safety.program_log import ProgramLog
+from launcher.safety.program_streams import Streams
+from launcher.screen import terminal
 
 GRACE_SECONDS = 5.0
 # After the command has ended: for what it left running in the background.

@@ -12,19 +12,20 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from launcher import giving_up
-from launcher.endpoint import RESULTS, drop_token
-from launcher.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified
-from launcher.homeward import pull_patiently
-from launcher.machines import recorded
-from launcher.machines.base import Machine, Progress, Proof, PullReport, Stopped, never, silent
-from launcher.machines.recorded import NoMachine, from_record
-from launcher.safety import lives, processes, teardown_lock
-from launcher.safety.lease import Limits
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RecordStore, RunRecord
-from launcher.safety.teardown_lock import Holder
-from launcher.units import format_money
+from launcher.base import processes
+from launcher.base.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified
+from launcher.base.processes import ProcessId
+from launcher.base.units import format_money
+from launcher.ledger import lives, teardown_lock
+from launcher.ledger.endpoint import RESULTS, drop_token
+from launcher.ledger.lease import Limits
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.ledger.teardown_lock import Holder
+from launcher.machines import machine_of_record
+from launcher.machines.machine_of_record import NoMachine, from_record
+from launcher.results.background_copy import pull_patiently
+from launcher.safety import giving_up
+from launcher.values.machine import Machine, Progress, Proof, PullReport, Stopped, never, silent
 
 # Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
 # A copy of what was given up may take as long.
@@ -110,7 +111,7 @@ def take_down(
         turn.doing("results home")
         unpulled = _bring_home(store, record, note, turn.telling("results home", progress), give_up)
         turn.doing("down")
-        proof = recorded.end(from_record(record), note)
+        proof = machine_of_record.end(from_record(record), note)
         turn.doing("writing it down")
         return _write_down(store, record, ended_by, proof, unpulled, note)
 
@@ -131,7 +132,7 @@ def _bring_home(
         report = pull(store, record, progress, giving_up.after(TRIES_SECONDS, given_up))
         return _missing(record, report, note)
     except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
-        why = recorded.described(error)
+        why = machine_of_record.described(error)
     machine = from_record(record)
     if not record.may_have_results:
         note(why)
@@ -192,7 +193,7 @@ def _write_down(
     try:
         drop_token(store.folder(record.id))
     except Exception as error:  # noqa: BLE001 - whatever it is, the record must be true
-        note(f"{label}: its token is still in its folder: {recorded.described(error)}")
+        note(f"{label}: its token is still in its folder: {machine_of_record.described(error)}")
     try:
         record = store.update(
             record.id,
@@ -208,7 +209,7 @@ def _write_down(
         raise TeardownUnverified(f"{label} is not proven to be down", proof.detail, f"launch down {label}")
     if unwritten is not None:
         what = f"{label} is down, and its record cannot be written"
-        why = recorded.described(unwritten)
+        why = machine_of_record.described(unwritten)
         raise PreflightError(what, why, f"launch down {label}") from unwritten
     return record
 

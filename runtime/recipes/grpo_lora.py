@@ -25,21 +25,21 @@ from torch import Tensor
 from torchtune import config
 from torchtune.recipe_interfaces import FTRecipeInterface
 
-from runtime import failpoints
-from runtime.files import write_json
-from runtime.metrics import MetricsLog, WandbLog, line_of
-from runtime.training import policy as policies
-from runtime.training import resume
-from runtime.training.batch import Batch, BatchError, read_batch, restored_from, step_folder
-from runtime.training.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
-from runtime.training.next_step import NextStep
-from runtime.training.older import Past
-from runtime.training.peft_form import portable_name
-from runtime.training.ranks import RankLostError, Ranks, threads
-from runtime.training.spoken import spoken
-from runtime.training.start import START
-from runtime.training.tries import TriedOutError, Tries
-from runtime.training.update import SettingsError, Trained, UpdateSettings, probe, update
+from runtime.shared import failpoints
+from runtime.shared.batch import Batch, BatchError, read_batch, restored_from, step_folder
+from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
+from runtime.shared.files import write_json
+from runtime.shared.metrics import MetricsLog, WandbLog, line_of
+from runtime.shared.peft_form import portable_name
+from runtime.shared.start_adapter import START
+from runtime.trainer import optimizer_state
+from runtime.trainer import policy as policies
+from runtime.trainer.next_step import NextStep
+from runtime.trainer.old_logprobs import Past
+from runtime.trainer.proof_sequence import spoken
+from runtime.trainer.ranks import RankLostError, Ranks, threads
+from runtime.trainer.tries import TriedOutError, Tries
+from runtime.trainer.update import SettingsError, Trained, UpdateSettings, probe, update
 
 # How long a step that is computed waits for a place on a full disk.
 _ROOM_SECONDS = 300.0
@@ -224,7 +224,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _take_over(self, checkpoint: Checkpoint) -> None:
         self.sound = False
         self.policy.import_adapter(checkpoint.adapter)
-        resume.load(checkpoint.folder, self.policy, self.optimizer)
+        optimizer_state.load(checkpoint.folder, self.policy, self.optimizer)
 
     def _begin_change(self, *_: Any) -> None:
         """Called by the optimizer as its step begins: gradients are whole, masters about to change."""
@@ -239,7 +239,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             base = self.cfg.base_model_name or portable_name(str(self.cfg.model_path))
             self.policy.export_adapter(folder / "adapter", base)
             failpoints.passing("checkpoint.writing")
-            resume.save(folder, self.policy, self.optimizer)
+            optimizer_state.save(folder, self.policy, self.optimizer)
             failpoints.passing("checkpoint.writing")
             save_file(evidence, folder / _PROBE)
             failpoints.passing("checkpoint.writing")

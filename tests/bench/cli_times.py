@@ -18,7 +18,7 @@ import tempfile
 import time
 
 STARTS = 7
-LAUNCH = [sys.executable, "-m", "launcher.cli"]
+LAUNCH = [sys.executable, "-m", "launcher.cli.main"]
 
 
 def until_exit(command: list[str], environ: dict[str, str]) -> float:

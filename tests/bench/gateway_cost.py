@@ -28,7 +28,7 @@ from typing import Any
 
 import aiohttp
 
-from runtime import processes
+from runtime.shared import processes
 
 TINY_MODEL = Path(__file__).resolve().parents[2] / "runtime" / "tiny" / "model"
 TOKEN = "token-of-the-bench"

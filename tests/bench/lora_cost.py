@@ -21,16 +21,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.schema import RuntimeConfig
-from runtime.serving import engine as server
-from runtime.serving.engine_client import EngineClient, EngineError
+from runtime.engine import server as server
+from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.shared.schema import RuntimeConfig
 from tests.runtime.adapters import write_adapter
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "runtime" / "tiny" / "model"
 REQUESTS, PROMPT, SAMPLED, ROUNDS = 64, 160, 20, 5
 # The engine as it is, but for our LoRA path.
-_STOCK = "import runtime.serving.engine as e; e._install_worker_parts = lambda: None; e.main()"
+_STOCK = "import runtime.engine.server as e; e._install_worker_parts = lambda: None; e.main()"
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def running(folder: Path, code: str | None) -> Iterator[Path]:
     told = {"run_id": "bench", "model_path": str(MODEL), "state_dir": str(folder), "socket_dir": str(folder)}
     config = RuntimeConfig.model_validate(told)
     (folder / "runtime.json").write_text(config.model_dump_json())
-    program = ["-m", "runtime.serving.engine"] if code is None else ["-c", code]
+    program = ["-m", "runtime.engine.server"] if code is None else ["-c", code]
     # What the engine would start itself again with; `-c` could not.
     environ = os.environ | server.environment(config, 0) | {server.ENVIRONMENT_MARK: "1", "PYTHONPATH": "."}
     with (folder / "engine.log").open("wb") as log:

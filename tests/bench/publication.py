@@ -17,9 +17,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from runtime.serving.engine_client import EngineClient
-from runtime.serving.publication import Publisher
-from runtime.training.checkpoint import Checkpoint
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.publication import Publisher
+from runtime.shared.checkpoint import Checkpoint
 from tests.bench.lora_cost import MODEL, REQUESTS, running
 from tests.runtime.adapters import commit, write_adapter
 

@@ -28,13 +28,13 @@ from typing import Any
 import httpx
 import openai
 
+from launcher.base.home import Home
 from launcher.client import Session, connect, group
-from launcher.endpoint import Endpoint
-from launcher.home import Home
-from launcher.safety.records import RecordStore
+from launcher.ledger.endpoint import Endpoint
+from launcher.ledger.records import RecordStore
+from runtime.shared.batch import read_batch
 from runtime.tiny.chat import messages
 from runtime.tiny.grammar import training_phrases
-from runtime.training.batch import read_batch
 from tests.e2e.conftest import make_home
 from tests.support.launched import Launched
 from tests.support.ports import free_port

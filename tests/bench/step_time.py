@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from launcher.home import Home
+from launcher.base.home import Home
 from tests.support.environment import PROGRAMS
 from tests.support.launched import Launched
 from tests.support.ports import free_port

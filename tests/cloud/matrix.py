@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import failpoints
+from launcher.base import failpoints
 from tests.cloud.launched import RENTED, Launched, left
 from tests.cloud.rig import REPOSITORY, Rig
 from tests.support.waiting import SOONEST_SECONDS, wait_until

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import checkpoints, durable
+from launcher.results import checkpoints, durable
 from tests.cloud.launched import OURS, RENTED, SKYPILOT, Launched, running
 from tests.cloud.matrix import (
     ASKING,

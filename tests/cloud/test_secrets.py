@@ -214,8 +214,8 @@ def test_g14_no_secret_was_ever_in_a_command_line_on_either_side(seen: Seen) -> 
     watch = seen.watch
     print(f"{watch.looks} looks, {watch.late} of them late; {len(watch.seen)} programs")
     assert watch.looks > 20 * LOOKS_PER_SECOND
-    assert {"launcher.safety.guardian", "launcher.machines.sky_calls", "ssh"} <= watch.names(LAPTOP)
-    assert {"runtime.keeper", "runtime.serving.gateway", "runtime.shield"} <= watch.names(MACHINE)
+    assert {"launcher.safety.guardian", "launcher.machines.skypilot.sky_calls", "ssh"} <= watch.names(LAPTOP)
+    assert {"runtime.keeper", "runtime.gateway.gateway", "runtime.shield"} <= watch.names(MACHINE)
     assert watch.command_lines([*EVERY, seen.token]) == []
 
 
@@ -227,8 +227,8 @@ def test_g14_each_process_has_the_secrets_it_needs_and_no_other(seen: Seen) -> N
         for canary in (HF, WANDB)
     }
     trainer = {"runtime.keeper", "runtime", "runtime.recipes.tune"}
-    assert parts == {HF: {*trainer, "runtime.serving.engine"}, WANDB: trainer}
-    assert "runtime.serving.gateway" in watch.names(MACHINE)
+    assert parts == {HF: {*trainer, "runtime.engine.server"}, WANDB: trainer}
+    assert "runtime.gateway.gateway" in watch.names(MACHINE)
     assert watch.holders([SHELL, FILE, AWS, OTHERS, AZURE, SSH, seen.token], MACHINE) == set()
     assert watch.holders([HF, WANDB, FILE, AWS, OTHERS, SSH], LAPTOP) == set()
 
@@ -267,7 +267,7 @@ def test_g12_what_is_ours_listens_on_loopback_and_in_folders_of_its_own_only(see
 def test_g16_the_metadata_service_refuses_the_runtime_and_still_answers_skylet(seen: Seen) -> None:
     (group,) = {one.group for one in seen.runtime}
     assert all(one.no_new_privileges for one in seen.runtime)
-    for part in ("runtime.serving.gateway", "runtime.serving.engine", "grpo_lora"):
+    for part in ("runtime.gateway.gateway", "runtime.engine.server", "grpo_lora"):
         assert any(part in one.line for one in seen.runtime), part
     (skylet,) = {one.group for one in seen.processes if "sky.skylet.skylet" in one.line}
     assert seen.metadata[group] is False

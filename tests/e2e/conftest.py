@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.home import Home
+from launcher.base.home import Home
 from tests.support.launched import Launched, processes_of
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until

@@ -187,7 +187,7 @@ def test_g12_nothing_listens_beyond_loopback_and_doors_of_ours_are_unix_sockets(
         addresses = {address for address, _ in _listening(process)} if process.pid != own.pid else set()
         # torch.distributed has loopback ports of its own, in the processes that import torch.
         assert addresses <= {"127.0.0.1"}, command
-        if any(part in command for part in ("runtime.serving.gateway", "runtime.keeper", "-m runtime ")):
+        if any(part in command for part in ("runtime.gateway.gateway", "runtime.keeper", "-m runtime ")):
             of_ours.append(command)
             assert not addresses, command
     assert len(of_ours) >= 3
@@ -228,7 +228,7 @@ def _engine(endpoint: Launched) -> psutil.Process:
     def find() -> psutil.Process | None:
         for process in processes_of(endpoint.run_id):
             command = process.cmdline()
-            if "runtime.serving.engine" in command and "runtime.tether" not in command:
+            if "runtime.engine.server" in command and "runtime.tether" not in command:
                 return process
         return None
 

@@ -25,7 +25,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from launcher.client.session import Session, connect
-from runtime.schema import Group, Member, StepStatus
+from runtime.shared.schema import Group, Member, StepStatus
 from tests.e2e.conftest import make_home
 from tests.support.environment import runtime_python
 from tests.support.launched import Launched, processes_of
@@ -108,7 +108,7 @@ def engine_of(launched: Launched) -> psutil.Process:
     engines = [
         process
         for process, line in words.items()
-        if "runtime.serving.engine" in line and "runtime.tether" not in line
+        if "runtime.engine.server" in line and "runtime.tether" not in line
     ]
     (server,) = [one for one in engines if one.ppid() not in {other.pid for other in engines}]
     return server

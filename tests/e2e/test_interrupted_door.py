@@ -11,9 +11,9 @@ import httpx
 import psutil
 import pytest
 
-from launcher.endpoint import Endpoint
-from launcher.home import Home
-from launcher.safety.records import RecordStore
+from launcher.base.home import Home
+from launcher.ledger.endpoint import Endpoint
+from launcher.ledger.records import RecordStore
 from tests.support.launched import Launched, processes_of
 from tests.support.waiting import wait_until
 
@@ -56,7 +56,7 @@ def _gateway(endpoint: Launched) -> psutil.Process:
     (found,) = [
         process
         for process in processes_of(endpoint.run_id)
-        if "runtime.serving.gateway" in process.cmdline() and "runtime.tether" not in process.cmdline()
+        if "runtime.gateway.gateway" in process.cmdline() and "runtime.tether" not in process.cmdline()
     ]
     return found
 

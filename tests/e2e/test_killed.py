@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from launcher import failpoints
-from launcher.safety.processes import ProcessId
+from launcher.base import failpoints
+from launcher.base.processes import ProcessId
 from tests.support.environment import PROGRAMS
 from tests.support.launched import Launched, processes_of
 from tests.support.ports import free_port

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.home import Home
-from launcher.safety import reap
+from launcher.base.home import Home
+from launcher.safety import leftovers
 from tests.support.launched import Launched, processes_of
 from tests.support.ports import free_port
 from tests.support.waiting import SOONEST_SECONDS, wait_until
@@ -116,7 +116,7 @@ def test_g08_gc_ends_a_real_runtime_whose_ledger_is_gone(home: Path) -> None:
         assert len(left) >= 4
 
         # Not `gc --yes`: what else is left on this computer is none of a test's business.
-        finds = reap.look(Home.find({"LAUNCH_HOME": str(home)}), None, False, reap.IDLE_SECONDS)
+        finds = leftovers.look(Home.find({"LAUNCH_HOME": str(home)}), None, False, leftovers.IDLE_SECONDS)
         (ours,) = [find for find in finds if find.run_id == run_id]
         assert (ours.kind, set(ours.pids)) == ("processes", left)
         assert ours.remove() == "ended"

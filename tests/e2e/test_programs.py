@@ -18,9 +18,9 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM, Session, connect
-from runtime.schema import Group
+from runtime.shared.batch import Batch, read_batch
+from runtime.shared.schema import Group
 from runtime.tiny.grammar import training_phrases
-from runtime.training.batch import Batch, read_batch
 from tests.support.launched import Launched
 
 pytestmark = pytest.mark.slow

@@ -82,8 +82,8 @@ def test_the_run_trained_and_the_program_was_given_no_secret_of_dotenv(seen: See
 
 def test_g14_each_process_has_the_secrets_it_needs_and_no_other(seen: Seen) -> None:
     holders = seen.environments
-    assert holders["runtime.serving.gateway"] == set()
-    assert holders["runtime.serving.engine"] == {HF}
+    assert holders["runtime.gateway.gateway"] == set()
+    assert holders["runtime.engine.server"] == {HF}
     assert {HF, WANDB} in holders.values(), "the trainer"
     of_runtime = [held for name, held in holders.items() if name.startswith("runtime.")]
     assert len(of_runtime) >= 3
@@ -93,7 +93,7 @@ def test_g14_each_process_has_the_secrets_it_needs_and_no_other(seen: Seen) -> N
 
 def test_g14_no_secret_was_ever_in_a_command_line(seen: Seen) -> None:
     assert seen.lines.looks > 100
-    assert any(b"runtime.serving.gateway" in line for line in seen.lines.seen)
+    assert any(b"runtime.gateway.gateway" in line for line in seen.lines.seen)
     assert seen.lines.holding([HF, WANDB, FILE, SHELL, seen.token]) == []
 
 

@@ -1,6 +1,6 @@
 """Adapters and checkpoints of known content, and what transformers + peft make of them.
 
-Used by the serving tests as the trainer's side: shares no code with runtime/training/policy.py.
+Used by the serving tests as the trainer's side: shares no code with runtime/trainer/policy.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
-from runtime.training.checkpoint import Checkpoint, CheckpointStore
+from runtime.shared.checkpoint import Checkpoint, CheckpointStore
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.serving.engine_client import EngineClient
+from runtime.gateway.engines.engine_client import EngineClient
 from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -109,7 +109,7 @@ def start_engine(folder: Path, **settings: object) -> EngineProcess:
     log = folder / "engine.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.serving.engine", "--config", str(folder / "runtime.json")],
+            [sys.executable, "-m", "runtime.engine.server", "--config", str(folder / "runtime.json")],
             cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
             stdout=output,

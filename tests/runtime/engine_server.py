@@ -3,7 +3,7 @@
     python -m tests.runtime.engine_server --config runtime.json
 
 Reads one JSON object a line, answers one: {} → {"pid": N}; {"poll": N} → {} or {"exit_code": …}. Each fork
-is what `runtime.serving.engine` becomes once its imports are done. Run by `engines.py`.
+is what `runtime.engine.server` becomes once its imports are done. Run by `engines.py`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import os
 import sys
 from pathlib import Path
 
-from runtime.schema import RuntimeConfig
-from runtime.serving import engine
+from runtime.engine import server
+from runtime.shared.schema import RuntimeConfig
 
 
 def main() -> None:
     """Import, say so, then fork until stdin ends."""
     config = RuntimeConfig.model_validate_json(Path(sys.argv[2]).read_text())
-    args = engine.prepare(config, 0)
+    args = server.prepare(config, 0)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints
     print(json.dumps({"ready": True}), file=out, flush=True)
@@ -35,12 +35,12 @@ def main() -> None:
 
 
 def _start(config: RuntimeConfig, args: object) -> int:
-    engine.socket_path(config, 0).unlink(missing_ok=True)  # of the life before
+    server.socket_path(config, 0).unlink(missing_ok=True)  # of the life before
     child = os.fork()
     if child == 0:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        engine.run(config, 0, args)  # pyright: ignore[reportArgumentType]
+        server.run(config, 0, args)  # pyright: ignore[reportArgumentType]
     return child
 
 

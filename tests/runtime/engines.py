@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from runtime import failpoints
-from runtime.schema import RuntimeConfig
-from runtime.serving import engine
+from runtime.engine import server
+from runtime.shared import failpoints
+from runtime.shared.schema import RuntimeConfig
 from tests.runtime.conftest import REPOSITORY, TINY_MODEL, is_healthy
 from tests.support.waiting import wait_until
 
@@ -29,12 +29,12 @@ class Engine:
             run_id="engine", model_path=str(TINY_MODEL), state_dir=str(folder), socket_dir=str(self._sockets)
         )
         (folder / "engine.json").write_text(config.model_dump_json())
-        self.socket = engine.socket_path(config, 0)
+        self.socket = server.socket_path(config, 0)
         self.log = folder / "engine.log"
         environ = {
             **os.environ,
-            **engine.environment(config, 0),
-            engine.ENVIRONMENT_MARK: "1",  # it has the environment already: no second exec
+            **server.environment(config, 0),
+            server.ENVIRONMENT_MARK: "1",  # it has the environment already: no second exec
             "PYTHONPATH": str(REPOSITORY),
             failpoints.VARIABLE: f"file:{armed}",
         }

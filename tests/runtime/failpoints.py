@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime import failpoints
+from runtime.shared import failpoints
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -12,8 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from runtime.keeper import Keeper, Limits, read_token
-from runtime.probes import AliveProbe
+from runtime.health import AliveProbe
+from runtime.keeper import Keeper, Limits
+from runtime.shared.given_token import read_token
 from runtime.supervision import ChildSpec, Restarts, Supervisor, stop_on
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from runtime.processes import in_child
+from runtime.shared.processes import in_child
 from tests.support.waiting import wait_until
 
 TOKEN = "token-of-the-tests"
@@ -55,7 +55,7 @@ class Gateway:
         config.write_text(json.dumps(self.config))
         with open(self.folder / "gateway.log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "runtime.serving.gateway", "--config", config],
+                [sys.executable, "-m", "runtime.gateway.gateway", "--config", config],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

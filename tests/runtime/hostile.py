@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from runtime.serving.request_fields import CHAT, COMPLETION
+from runtime.gateway.requests.request_fields import CHAT, COMPLETION
 from tests.runtime import hostile_values as values
 
 Cut = Literal["no", "in the body", "before the answer", "in the answer"]

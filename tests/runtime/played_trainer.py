@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runtime.training.checkpoint import checkpoint_name
+from runtime.shared.checkpoint import checkpoint_name
 from tests.runtime.adapters import commit
 from tests.runtime.gateway_process import Gateway
 from tests.support.waiting import wait_until

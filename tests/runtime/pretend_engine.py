@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 from safetensors.numpy import load_file
 
-from runtime.training.manifest import read
+from runtime.shared.manifest import read
 from tests.runtime.trainer_fixtures import EOS, VOCABULARY
 from tests.support.waiting import wait_until_async
 

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from runtime.training.ranks import Ranks
+from runtime.trainer.ranks import Ranks
 from tests.runtime.trainer_fixtures import tiny_model
 
 _LIFE_SECONDS = 120

@@ -13,10 +13,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from runtime.recipes.grpo_lora import GRPOLoRARecipe
-from runtime.schema import RuntimeConfig
-from runtime.train_config import LoraConfig, TrainConfig
-from runtime.training.batch import Batch, step_folder, write_batch
-from runtime.training.command import RECIPES, trainer_command
+from runtime.shared.batch import Batch, step_folder, write_batch
+from runtime.shared.schema import RuntimeConfig
+from runtime.shared.train_config import LoraConfig, TrainConfig
+from runtime.trainer.command import RECIPES, trainer_command
 from tests.runtime.trainer_fixtures import LORA, tiny_model
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from runtime.serving import admission, support
-from runtime.serving.admission import Asked
-from runtime.serving.answers import Choice, Whole, samples
-from runtime.serving.engine_client import UNKNOWN, EngineFacts
-from runtime.serving.journal import Exchange
-from runtime.serving.samples import SampleStore
+from runtime.gateway.completions import admission
+from runtime.gateway.completions.admission import Asked
+from runtime.gateway.completions.answers import Choice, Whole, samples
+from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
+from runtime.gateway.requests import support
+from runtime.gateway.samples.journal import Exchange
+from runtime.gateway.samples.samples import SampleStore
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

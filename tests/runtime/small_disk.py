@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from runtime.training.checkpoint import ADAPTER_WEIGHTS, CheckpointStore
+from runtime.shared.checkpoint import ADAPTER_WEIGHTS, CheckpointStore
 
 _WEIGHT_BYTES = 20_000
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.serving.adapter_check import Pair, compare
-from runtime.training.decoder import TO_HF
-from runtime.training.policy import TARGETS, Policy, PolicyError
-from runtime.training.update import probe, update
+from runtime.engine.adapter_check import Pair, compare
+from runtime.trainer.decoder import TO_HF
+from runtime.trainer.policy import TARGETS, Policy, PolicyError
+from runtime.trainer.update import probe, update
 from tests.runtime.trainer_fixtures import (
     ALONE,
     LORA,

@@ -1,4 +1,4 @@
-"""Comparing an engine's LoRA tensors with the file (runtime/serving/adapter_check.py)."""
+"""Comparing an engine's LoRA tensors with the file (runtime/engine/adapter_check.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.serving.adapter_check import FUSED, Pair, compare
+from runtime.engine.adapter_check import FUSED, Pair, compare
 from tests.runtime.adapters import change, write_adapter
 from tests.runtime.conftest import TINY_MODEL
 

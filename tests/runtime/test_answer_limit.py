@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runtime.schema import EngineConfig, RuntimeConfig
-from runtime.serving.answer_limit import limit_answer
-from runtime.serving.engine_client import EngineFacts
-from runtime.serving.gateway import build_parts
+from runtime.gateway.engines.engine_client import EngineFacts
+from runtime.gateway.gateway import build_parts
+from runtime.gateway.requests.answer_limit import limit_answer
+from runtime.shared.schema import EngineConfig, RuntimeConfig
 from tests.runtime.recorded import asked
 
 

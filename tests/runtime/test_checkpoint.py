@@ -23,14 +23,9 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from runtime.metrics import MetricsLog
-from runtime.training.batch import Batch, BatchError, empty_batch, read_batch, step_folder, write_batch
-from runtime.training.checkpoint import (
-    ADAPTER_WEIGHTS,
-    CheckpointError,
-    CheckpointStore,
-    checkpoint_name,
-)
+from runtime.shared.batch import Batch, BatchError, empty_batch, read_batch, step_folder, write_batch
+from runtime.shared.checkpoint import ADAPTER_WEIGHTS, CheckpointError, CheckpointStore, checkpoint_name
+from runtime.shared.metrics import MetricsLog
 from tests.runtime.trainer_fixtures import make_batch, random_samples
 
 
@@ -251,7 +246,7 @@ def test_while_pins_change_or_cannot_be_read_nothing_is_removed(store: Checkpoin
 def test_c55_pins_are_bounded_and_what_is_let_go_is_named(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("runtime.training.checkpoint.MOST_PINNED", 3)
+    monkeypatch.setattr("runtime.shared.checkpoint.MOST_PINNED", 3)
     for step in range(1, 9):
         commit(store, step)
     for step in (1, 2, 3, 1):  # the first once more: it is the last to go now
@@ -264,7 +259,7 @@ def test_c55_pins_are_bounded_and_what_is_let_go_is_named(
 def test_c55_a_best_that_is_surpassed_goes_first_and_the_best_last(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.training.checkpoint.MOST_PINNED", 3)
+    monkeypatch.setattr("runtime.shared.checkpoint.MOST_PINNED", 3)
     for step in range(1, 11):
         commit(store, step)
     best = {1: "a", 3: "a", 8: "b"}

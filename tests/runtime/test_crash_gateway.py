@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime import failpoints
-from runtime.training.steps import MOST_QUEUED
+from runtime.gateway.steps.queue import MOST_QUEUED
+from runtime.shared import failpoints
 from tests.runtime.failpoints import arm, instants
 from tests.runtime.gateway_process import Gateway
 from tests.runtime.pretend_engine import PretendEngine

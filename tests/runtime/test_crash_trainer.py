@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.training.batch import Batch, empty_batch, step_folder, write_batch
-from runtime.training.checkpoint import CheckpointStore
-from runtime.training.forward import sequences
-from runtime.training.packing import Pack, pack
-from runtime.training.tries import MOST_TRIES
+from runtime.shared.batch import Batch, empty_batch, step_folder, write_batch
+from runtime.shared.checkpoint import CheckpointStore
+from runtime.trainer.forward import sequences
+from runtime.trainer.packing import Pack, pack
+from runtime.trainer.tries import MOST_TRIES
 from tests.runtime.failpoints import arm, instants
 from tests.runtime.trainers import Run, Trainers, recorded, same_tensors
 from tests.support.waiting import wait_until

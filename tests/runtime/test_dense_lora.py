@@ -1,4 +1,4 @@
-"""The dense LoRA path on CPU against vLLM's own (runtime/serving/worker.py)."""
+"""The dense LoRA path on CPU against vLLM's own (runtime/engine/worker.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
 def test_batches_of_adapters_agree_with_vllms_own_path(mapping: list[int]) -> None:
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    from runtime.serving.worker import DenseLora
+    from runtime.engine.worker import DenseLora
 
     before, dense = run(DenseLora, mapping)
     _, stock = run(PunicaWrapperCPU, mapping)
@@ -54,7 +54,7 @@ def test_batches_of_adapters_agree_with_vllms_own_path(mapping: list[int]) -> No
 def test_batches_that_mix_adapters_with_the_base_agree_where_the_last_slot_is_empty() -> None:
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    from runtime.serving.worker import DenseLora
+    from runtime.engine.worker import DenseLora
 
     mapping = [0, 7, 7, 0, 11, 0, 0, 7]
     _, dense = run(DenseLora, mapping, slots_in_use=3)
@@ -63,7 +63,7 @@ def test_batches_that_mix_adapters_with_the_base_agree_where_the_last_slot_is_em
 
 
 def test_the_base_is_left_alone_whatever_else_is_in_the_batch() -> None:
-    from runtime.serving.worker import DenseLora
+    from runtime.engine.worker import DenseLora
 
     for mapping in ([0, 0, 0], [0, 7, 5, 0, 11]):
         before, after = run(DenseLora, mapping)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.serving.engine_client import EngineClient
+from runtime.gateway.engines.engine_client import EngineClient
 from tests.runtime.adapters import write_adapter
 from tests.runtime.conftest import RunningEngine
 

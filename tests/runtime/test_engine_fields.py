@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime.serving.engine_client import EngineClient
-from runtime.serving.request_fields import CHAT, COMPLETION, Rule, check
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.requests.request_fields import CHAT, COMPLETION, Rule, check
 from tests.runtime.conftest import RunningEngine
 
 pytestmark = pytest.mark.slow

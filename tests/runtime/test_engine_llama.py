@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runtime.serving.engine_client import EngineClient
-from runtime.serving.publication import Publisher
-from runtime.training.batch import Batch
-from runtime.training.checkpoint import Checkpoint, CheckpointStore
-from runtime.training.policy import Policy
-from runtime.training.update import probe, update
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.publication import Publisher
+from runtime.shared.batch import Batch
+from runtime.shared.checkpoint import Checkpoint, CheckpointStore
+from runtime.trainer.policy import Policy
+from runtime.trainer.update import probe, update
 from tests.runtime.conftest import TINY_MODEL, EngineProcess
 from tests.runtime.trainer_fixtures import (
     ALONE,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.serving.engine_client import EngineClient
+from runtime.gateway.engines.engine_client import EngineClient
 from tests.runtime.adapters import logprobs, write_adapter
 from tests.runtime.conftest import RunningEngine
 

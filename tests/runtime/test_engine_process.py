@@ -15,12 +15,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from runtime import processes
-from runtime.schema import EngineConfig, RuntimeConfig
-from runtime.serving import engine as server
-from runtime.serving.engine_client import EngineClient
-from runtime.serving.request_fields import check
-from runtime.train_config import LoraConfig, TrainConfig
+from runtime.engine import server as server
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.requests.request_fields import check
+from runtime.shared import processes
+from runtime.shared.schema import EngineConfig, RuntimeConfig
+from runtime.shared.train_config import LoraConfig, TrainConfig
 from tests.runtime.adapters import PROJECTIONS
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, RunningEngine
 from tests.support.at_rest import AtRest

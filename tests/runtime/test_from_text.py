@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from runtime.schema import Group, Member
-from runtime.serving import content
-from runtime.training.batch import read_batch
+from runtime.gateway.samples import content
+from runtime.shared.batch import read_batch
+from runtime.shared.schema import Group, Member
 from tests.runtime.conftest import RunningEngine
 from tests.runtime.gateway_process import MESSAGES, Gateway
 from tests.support.waiting import wait_until

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from openai import NotFoundError, OpenAI
 
-from runtime import processes
+from runtime.shared import processes
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.support.at_rest import AtRest
 from tests.support.waiting import wait_until

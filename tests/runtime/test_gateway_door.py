@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from runtime.schema import RuntimeConfig
-from runtime.serving.auth import BearerAuth
-from runtime.serving.gateway import build_app, build_parts
+from runtime.gateway.gateway import build_app, build_parts
+from runtime.gateway.http.auth import BearerAuth
+from runtime.shared.schema import RuntimeConfig
 from tests.runtime.conftest import REPOSITORY
 from tests.runtime.gateway_process import TOKEN, Gateway
 
@@ -226,7 +226,7 @@ def test_a_gateway_without_a_token_does_not_start(tmp_path: Path) -> None:
     config = {"run_id": "r", "model_path": "m", "state_dir": str(tmp_path), "socket_dir": str(tmp_path)}
     (tmp_path / "runtime.json").write_text(json.dumps(config))
     done = subprocess.run(
-        [sys.executable, "-m", "runtime.serving.gateway", "--config", tmp_path / "runtime.json"],
+        [sys.executable, "-m", "runtime.gateway.gateway", "--config", tmp_path / "runtime.json"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

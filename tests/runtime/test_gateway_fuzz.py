@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import pytest
 
-from runtime import processes
-from runtime.serving.samples import SampleStore
+from runtime.gateway.samples.samples import SampleStore
+from runtime.shared import processes
 from tests.runtime.adapters import commit, write_adapter
 from tests.runtime.conftest import RunningEngine, forget
 from tests.runtime.gateway_process import TOKEN, Gateway

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.serving.samples import SampleStore
+from runtime.gateway.samples.samples import SampleStore
 from tests.runtime.recorded import sampled
 from tests.support.waiting import wait_until
 

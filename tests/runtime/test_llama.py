@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.training.policy import PolicyError
-from runtime.training.update import update
+from runtime.trainer.policy import PolicyError
+from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,
     SETTINGS,

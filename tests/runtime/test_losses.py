@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.train_config import LOSSES, TrainConfig
-from runtime.training import grpo
-from runtime.training.update import SettingsError, UpdateSettings, select, update
+from runtime.shared.train_config import LOSSES, TrainConfig
+from runtime.trainer import losses
+from runtime.trainer.update import SettingsError, UpdateSettings, select, update
 from tests.runtime import loss_oracles as oracles
 from tests.runtime.trainer_fixtures import (
     ALONE,
@@ -37,10 +37,10 @@ OWN = {"loss": "grpo", "clip_low": 0.2, "clip_high": 0.28}
 UNIFORM = TablePolicy(torch.zeros(64, VOCABULARY))
 
 
-def loss_of(logprob: Tensor, behaviour: Tensor, advantage: Tensor, **changes: Any) -> grpo.LossTerms:
+def loss_of(logprob: Tensor, behaviour: Tensor, advantage: Tensor, **changes: Any) -> losses.LossTerms:
     """Each token its own sample, of weight 1."""
     weight = changes.pop("weight_T", torch.ones(len(logprob)))
-    return grpo.policy_loss(
+    return losses.policy_loss(
         logprob, behaviour, advantage, weight, torch.arange(len(logprob)), **OWN | changes
     )
 
@@ -107,7 +107,7 @@ def test_c07_logits_are_divided_by_the_temperature_before_the_log_softmax(temper
     assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-6)
     assert metrics["kl_behaviour"] == pytest.approx(0, abs=1e-9)
     hidden, target = logits[:5], torch.tensor([1, 2, 3, 4, 5])
-    found = grpo.token_logprobs(hidden, lambda state: state, target, torch.full((5,), temperature))
+    found = losses.token_logprobs(hidden, lambda state: state, target, torch.full((5,), temperature))
     expected = torch.distributions.Categorical(logits=hidden / temperature)
     torch.testing.assert_close(found.logprob_T, expected.log_prob(target))
     torch.testing.assert_close(found.entropy_T, expected.entropy())
@@ -131,7 +131,7 @@ def test_c10_a_sample_with_an_unusable_behaviour_logprob_is_dropped_and_counted(
 def test_c11_the_log_softmax_is_in_fp32_whatever_the_logits_are() -> None:
     logits = (table(rows=40) * 6).bfloat16()
     target = torch.arange(40)
-    found = grpo.token_logprobs(logits, lambda state: state, target, torch.full((40,), 1.3))
+    found = losses.token_logprobs(logits, lambda state: state, target, torch.full((40,), 1.3))
     expected = (logits.double() / 1.3).log_softmax(-1).gather(1, target[:, None])[:, 0]
     assert found.logprob_T.dtype == torch.float32
     torch.testing.assert_close(found.logprob_T.double(), expected, atol=1e-5, rtol=1e-6)
@@ -146,7 +146,9 @@ def test_c11_chunked_is_dense_in_value_and_gradient() -> None:
 
     def value_and_gradients(chunk: int) -> list[torch.Tensor]:
         hidden, matrix = start.clone().requires_grad_(), weight.clone().requires_grad_()
-        found = grpo.token_logprobs(hidden, lambda state: state @ matrix.T, target, temperature, chunk=chunk)
+        found = losses.token_logprobs(
+            hidden, lambda state: state @ matrix.T, target, temperature, chunk=chunk
+        )
         (found.logprob_T * torch.linspace(-1, 1, 50)).sum().backward()
         assert hidden.grad is not None and matrix.grad is not None
         return [found.logprob_T.detach(), found.entropy_T, hidden.grad, matrix.grad]
@@ -194,10 +196,10 @@ def test_c16_loss_and_gradient_are_those_of_a_numpy_oracle(rule: UpdateSettings)
 
 def test_c16_what_a_token_counts_is_settled_for_the_whole_step() -> None:
     lengths = torch.tensor([1, 3, 4])
-    assert grpo.token_weights(lengths, "token").tolist() == [0.125] * 3
-    per_answer = grpo.token_weights(lengths, "sequence")
+    assert losses.token_weights(lengths, "token").tolist() == [0.125] * 3
+    per_answer = losses.token_weights(lengths, "sequence")
     torch.testing.assert_close(per_answer * lengths, torch.full((3,), 1 / 3))
-    assert grpo.token_weights(lengths, "constant", 16).tolist() == pytest.approx([1 / 48] * 3)
+    assert losses.token_weights(lengths, "constant", 16).tolist() == pytest.approx([1 / 48] * 3)
 
 
 @pytest.mark.parametrize(
@@ -247,17 +249,17 @@ def test_c50_a_clip_as_wide_as_older_runs_have_it_moves_the_bound_with_it(
 
 def test_c17_a_group_without_variance_has_advantage_exactly_zero() -> None:
     reward = torch.tensor([0.1, 0.1, 0.1, 0.0, 1.0, 0.7])
-    found = grpo.advantages(reward, torch.tensor([0, 0, 0, 1, 1, 2]))
+    found = losses.advantages(reward, torch.tensor([0, 0, 0, 1, 1, 2]))
     assert found.value_M.tolist() == [0, 0, 0, -0.5, 0.5, 0]
     assert found.flat_M.tolist() == [True, True, True, False, False, True]
     assert found.flat_groups == 2
-    scaled = grpo.advantages(reward, torch.tensor([0, 0, 0, 1, 1, 2]), scale=True)
+    scaled = losses.advantages(reward, torch.tensor([0, 0, 0, 1, 1, 2]), scale=True)
     torch.testing.assert_close(scaled.value_M, torch.tensor([0, 0, 0, -1.0, 1.0, 0]))
 
 
 def test_c17_a_reward_that_is_no_number_leaves_the_mean_and_is_never_trained() -> None:
     reward = torch.tensor([0.0, math.nan, 1.0, math.inf, 2.0])
-    found = grpo.advantages(reward, torch.zeros(5, dtype=torch.long))
+    found = losses.advantages(reward, torch.zeros(5, dtype=torch.long))
     assert found.value_M.tolist() == [-1, 0, 0, 0, 1]
     assert found.scored_M.tolist() == [True, False, True, False, True]
     batch = make_batch(random_samples(17, groups=2, members=3))
@@ -294,7 +296,7 @@ def test_c05_what_a_cut_off_answer_earned_does_not_move_the_others() -> None:
 
 def test_c05_a_soft_penalty_charges_the_last_tokens_before_the_limit() -> None:
     lengths = torch.tensor([1, 12, 16, 20, 25])
-    assert grpo.overlong_penalty(lengths, 20, 8).tolist() == [0, 0, -0.5, -1, -1]
+    assert losses.overlong_penalty(lengths, 20, 8).tolist() == [0, 0, -0.5, -1, -1]
     answers = [[5] * 4, [6] * 16, [7] * 20, [8] * 4]
     batch = make_batch([Sample([([9, 9], False), (ids, True)], 0, 1.0) for ids in answers])
     batch.member[3] = 2  # the third rollout asked twice: its longest answer counts

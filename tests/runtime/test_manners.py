@@ -21,8 +21,8 @@ import pytest
 from aiohttp import web
 from openai import NotFoundError, OpenAI
 
-from runtime.schema import BODY_BYTES
-from runtime.serving.bodies import WholeBodies
+from runtime.gateway.http.bodies import WholeBodies
+from runtime.shared.schema import BODY_BYTES
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.support.upstream import Upstream
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2ForCausalLM
 
-from runtime.training.policy import Policy, PolicyError, build, check_adapter_config, resolve
+from runtime.trainer.policy import Policy, PolicyError, build, check_adapter_config, resolve
 from tests.runtime.trainer_fixtures import (
     LORA,
     edited_model,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.training.next_step import NextStep
-from runtime.training.ranks import Ranks
-from runtime.training.tries import MOST_TRIES, TriedOutError, Tries
+from runtime.trainer.next_step import NextStep
+from runtime.trainer.ranks import Ranks
+from runtime.trainer.tries import MOST_TRIES, TriedOutError, Tries
 
 ALONE = Ranks(0, 1, "cpu")
 pytestmark = pytest.mark.quick

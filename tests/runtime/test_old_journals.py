@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from runtime.serving.samples import SampleStore
+from runtime.gateway.samples.samples import SampleStore
 
 
 def line(request: str, delivered: bool) -> str:

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from runtime.train_config import LOSSES
-from runtime.training import grpo
-from runtime.training.batch import Batch
-from runtime.training.packing import Pack, Sequences, pack
-from runtime.training.ranks import Ranks
-from runtime.training.update import UpdateSettings, select
+from runtime.shared.batch import Batch
+from runtime.shared.train_config import LOSSES
+from runtime.trainer import losses
+from runtime.trainer.packing import Pack, Sequences, pack
+from runtime.trainer.ranks import Ranks
+from runtime.trainer.update import UpdateSettings, select
 from tests.runtime.rank_processes import run_ranks
 from tests.runtime.trainer_fixtures import (
     VOCABULARY,
@@ -52,7 +52,7 @@ def packed_logprobs(policy, batch: Batch, budget: int) -> Tensor:
     for one in packs_of(batch, budget):
         hidden = policy.hidden(one.tokens_BL, one.positions_BL, one.mask_BLL())
         ones = torch.ones(len(one.target_T))
-        logprobs = grpo.token_logprobs(hidden[one.row_T, one.place_T], policy.output, one.target_T, ones)
+        logprobs = losses.token_logprobs(hidden[one.row_T, one.place_T], policy.output, one.target_T, ones)
         found = found.index_put((one.source_T,), logprobs.logprob_T)
     return found
 
@@ -66,7 +66,7 @@ def lone_logprobs(policy, batch: Batch) -> Tensor:
         (index,) = torch.from_numpy(batch.sampled[span]).nonzero(as_tuple=True)
         hidden = lone_hidden(policy, tokens)[index - 1]
         ones = torch.ones(len(index))
-        logprobs = grpo.token_logprobs(hidden, policy.output, tokens[index], ones)
+        logprobs = losses.token_logprobs(hidden, policy.output, tokens[index], ones)
         found = found.index_put((index + span.start,), logprobs.logprob_T)
     return found
 

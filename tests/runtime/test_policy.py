@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torchtune.models.qwen2 import qwen2, qwen2_hf_to_tune
 
-from runtime.serving.probe import Probe
-from runtime.training import resume
-from runtime.training.policy import Lora, Policy, PolicyError, build
-from runtime.training.update import probe, update
+from runtime.gateway.engines.logprob_probe import Probe
+from runtime.trainer import optimizer_state
+from runtime.trainer.policy import Lora, Policy, PolicyError, build
+from runtime.trainer.update import probe, update
 from tests.runtime.trainer_fixtures import (
     ALONE,
     LORA,
@@ -187,11 +187,11 @@ def test_c43_two_steps_a_rebuild_and_two_steps_are_four_steps(tmp_path: Path) ->
     stopped, optimizer = start()
     for batch in batches[:2]:
         update(stopped, optimizer, batch, SETTINGS, ALONE)
-    resume.save(tmp_path, stopped, optimizer)
+    optimizer_state.save(tmp_path, stopped, optimizer)
     resumed, optimizer = start()
     resumed.import_adapter(exported(stopped, tmp_path / "adapter"))
     torch.manual_seed(99)
-    resume.load(tmp_path, resumed, optimizer)
+    optimizer_state.load(tmp_path, resumed, optimizer)
     for batch in batches[2:]:
         update(resumed, optimizer, batch, SETTINGS, ALONE)
     assert all(torch.equal(resumed.masters[name], master) for name, master in straight.masters.items())
@@ -216,7 +216,7 @@ def test_the_probe_ends_where_an_engine_is_asked_no_further(
 ) -> None:
     policy, batch = trained_policy(), make_batch(random_samples(9, groups=1, completion=300))
     cut = probe(policy, batch)
-    monkeypatch.setattr("runtime.training.update.PROBE_TOKENS", 10_000)
+    monkeypatch.setattr("runtime.trainer.update.PROBE_TOKENS", 10_000)
     whole = probe(policy, batch)
     assert len(cut["tokens"]) < len(whole["tokens"]) - 50
     read = []

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from runtime import failpoints, processes, tether
+from runtime import tether
+from runtime.shared import failpoints, processes
 from tests.runtime.failpoints import arm, instants
 from tests.support.environment import PROGRAMS, runtime_environ
 from tests.support.waiting import wait_until

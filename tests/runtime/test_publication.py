@@ -1,4 +1,4 @@
-"""Publishing adapters to a real engine: proof, refusals, names, retirement (serving/publication.py)."""
+"""Publishing adapters to a real engine: proof, refusals, names, retirement (publication.py)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from runtime.serving.engine_client import EngineClient, EngineError
-from runtime.serving.publication import PublicationError, Publisher
-from runtime.training.checkpoint import Checkpoint
+from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.gateway.engines.publication import PublicationError, Publisher
+from runtime.shared.checkpoint import Checkpoint
 from tests.runtime.adapters import change, commit, write_adapter
 from tests.runtime.conftest import RunningEngine
 from tests.runtime.tampered_engine import LOAD, SCORE, VERIFY, Fault, TamperedEngine

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from runtime.recipes import grpo_lora
-from runtime.schema import RuntimeConfig
-from runtime.training.batch import Batch, BatchError, read_batch, step_folder
-from runtime.training.ranks import RankLostError, Ranks, RanksDifferError
-from runtime.training.update import update
+from runtime.shared.batch import Batch, BatchError, read_batch, step_folder
+from runtime.shared.schema import RuntimeConfig
+from runtime.trainer.ranks import RankLostError, Ranks, RanksDifferError
+from runtime.trainer.update import update
 from tests.runtime import recipe_here
 from tests.runtime.rank_processes import run_ranks
 from tests.runtime.trainer_fixtures import SETTINGS, make_batch, random_samples, trained_policy

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from runtime.recipes import grpo_lora
-from runtime.schema import RuntimeConfig
-from runtime.train_config import LOSSES, TrainConfig
-from runtime.training import grpo
-from runtime.training.batch import Batch
-from runtime.training.checkpoint import checkpoint_name
-from runtime.training.command import trainer_command
-from runtime.training.forward import pack_logprobs, sequences
-from runtime.training.older import Old, Past, old_logprobs
-from runtime.training.packing import Pack, pack
-from runtime.training.policy import Policy
-from runtime.training.update import UpdateSettings, update
+from runtime.shared.batch import Batch
+from runtime.shared.checkpoint import checkpoint_name
+from runtime.shared.schema import RuntimeConfig
+from runtime.shared.train_config import LOSSES, TrainConfig
+from runtime.trainer import losses
+from runtime.trainer.command import trainer_command
+from runtime.trainer.forward import pack_logprobs, sequences
+from runtime.trainer.old_logprobs import Old, Past, old_logprobs
+from runtime.trainer.packing import Pack, pack
+from runtime.trainer.policy import Policy
+from runtime.trainer.update import UpdateSettings, update
 from tests.runtime import loss_oracles as oracles
 from tests.runtime import recipe_here
 from tests.runtime.trainer_fixtures import (
@@ -63,14 +63,14 @@ def said_by(policy: Policy, batch: Batch) -> Tensor:
 # ------------------------------------------------------------------ how far a ratio counts
 
 
-def far_token(nats: float, advantage: float, **given: Any) -> tuple[float, grpo.LossTerms]:
+def far_token(nats: float, advantage: float, **given: Any) -> tuple[float, losses.LossTerms]:
     """What the first of a thousand tokens carries of the whole gradient, and the loss's terms."""
     logprob = torch.full((1000,), -2.0, requires_grad=True)
     behaviour = logprob.detach().clone()
     behaviour[0] -= nats
     if given.pop("trainer_agrees", False):
         given["old_T"] = logprob.detach()
-    terms = grpo.policy_loss(
+    terms = losses.policy_loss(
         logprob, behaviour, torch.full((1000,), advantage), torch.ones(1000), torch.arange(1000) // 10,
         loss=given.pop("loss", "grpo"), clip_low=0.2, clip_high=0.28, dual_clip=SETTINGS.dual_clip,
         mismatch_cap=SETTINGS.mismatch_cap, **given,

@@ -23,13 +23,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from runtime import files
-from runtime.schema import Group, Member, RuntimeConfig
-from runtime.serving.from_text import TextMembers
-from runtime.serving.gateway import build_parts
-from runtime.serving.openai_errors import ApiError
-from runtime.serving.versions import MOST_RECALLED, Versions
-from runtime.training.checkpoint import MOST_PINNED, CheckpointStore, checkpoint_name
+from runtime.gateway.gateway import build_parts
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.steps.from_text import TextMembers
+from runtime.gateway.versions.versions import MOST_RECALLED, Versions
+from runtime.shared import files
+from runtime.shared.checkpoint import MOST_PINNED, CheckpointStore, checkpoint_name
+from runtime.shared.schema import Group, Member, RuntimeConfig
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.runtime.pretend_engine import PretendEngine
 from tests.support.waiting import wait_until

@@ -19,11 +19,11 @@ import httpx
 import pytest
 from aiohttp import web
 
-from runtime.schema import RuntimeConfig
-from runtime.serving.flights import Flight
-from runtime.serving.gateway import build_parts
-from runtime.serving.samples import SampleStore
-from runtime.serving.versions import Served
+from runtime.gateway.completions.flights import Flight
+from runtime.gateway.gateway import build_parts
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.versions.versions import Served
+from runtime.shared.schema import RuntimeConfig
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.runtime.recorded import asked
 from tests.support.relay_process import RelayProcess

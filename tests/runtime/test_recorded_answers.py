@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from runtime.serving import admission
-from runtime.serving.admission import Asked, Kind
-from runtime.serving.answers import Choice, Streamed, Whole, samples
-from runtime.serving.engine_client import EngineClient
-from runtime.serving.journal import Sample
-from runtime.serving.request_fields import CHAT, COMPLETION, check
+from runtime.gateway.completions import admission
+from runtime.gateway.completions.admission import Asked, Kind
+from runtime.gateway.completions.answers import Choice, Streamed, Whole, samples
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.requests.request_fields import CHAT, COMPLETION, check
+from runtime.gateway.samples.journal import Sample
 from tests.runtime.conftest import RunningEngine
 from tests.runtime.test_engine_fields import TOOL, cases
 

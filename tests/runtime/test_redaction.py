@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from runtime.redaction import hide
+from runtime.shared.redaction import hide
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NSJ9.SflKxwRJSMeKKF2QT4fwpMeJf36POk6yJV"
 # Of the processor, for what takes milliseconds; the square of such a length takes many times as much.

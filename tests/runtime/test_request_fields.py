@@ -1,4 +1,4 @@
-"""The table of request fields (runtime/serving/request_fields.py): pure."""
+"""The table of request fields (runtime/gateway/requests/request_fields.py): pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.serving.request_fields import CHAT, COMPLETION, BadField, check, unheeded
+from runtime.gateway.requests.request_fields import CHAT, COMPLETION, BadField, check, unheeded
 from tests.runtime.hostile_values import call, nested
 
 CHAT_BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}

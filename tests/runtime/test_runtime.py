@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime import processes
+from runtime.shared import processes
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.gateway_process import MESSAGES, TOKEN
 from tests.support.waiting import wait_until

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from runtime.schema import Group, Member
-from runtime.serving.samples import SampleStore
-from runtime.training.said import Bounds, Said, tokenizer_of
-from runtime.training.selection import Selection, select
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
+from runtime.gateway.steps.selection import Selection, select
+from runtime.shared.schema import Group, Member
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.recorded import answer, asked, choice, record, sampled
 from tests.runtime.test_steps import SOON_SECONDS, Run, Running, drive

@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from runtime.schema import Group, Member
-from runtime.serving import content, samples, support
-from runtime.serving.engine_client import EngineFacts
-from runtime.serving.samples import SampleStore
-from runtime.training.batch import Batch, read_batch, write_batch
-from runtime.training.selection import Selection, build, select
+from runtime.gateway.engines.engine_client import EngineFacts
+from runtime.gateway.requests import support
+from runtime.gateway.samples import content, samples
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.selection import Selection, build, select
+from runtime.shared.batch import Batch, read_batch, write_batch
+from runtime.shared.schema import Group, Member
 from tests.runtime.recorded import MESSAGES, answer, asked, choice, record, sampled
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.training.batch import read_batch
-from runtime.training.start import START, StartError
+from runtime.shared.batch import read_batch
+from runtime.shared.start_adapter import START, StartError
 from tests.runtime.test_steps import SOON_SECONDS, Run, Running, drive
 from tests.support.waiting import wait_until_async
 

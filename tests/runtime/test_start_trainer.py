@@ -15,14 +15,14 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
+from runtime.gateway.engines.logprob_probe import Probe
 from runtime.recipes.grpo_lora import whole
-from runtime.serving.probe import Probe
-from runtime.training.batch import empty_batch, step_folder, write_batch
-from runtime.training.peft_form import TARGETS, portable_name, tensor_shapes
-from runtime.training.policy import PolicyError
-from runtime.training.spoken import spoken
-from runtime.training.start import START
-from runtime.training.update import UpdateSettings, probe
+from runtime.shared.batch import empty_batch, step_folder, write_batch
+from runtime.shared.peft_form import TARGETS, portable_name, tensor_shapes
+from runtime.shared.start_adapter import START
+from runtime.trainer.policy import PolicyError
+from runtime.trainer.proof_sequence import spoken
+from runtime.trainer.update import UpdateSettings, probe
 from tests.runtime.recipe_here import configured, train
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy
 

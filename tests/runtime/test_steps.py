@@ -16,13 +16,7 @@ from typing import Any
 
 import pytest
 
-from runtime import failpoints
-from runtime.schema import Group, Member, StepRequest, StepStatus
-from runtime.serving.samples import SampleStore
-from runtime.training.batch import read_batch
-from runtime.training.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
-from runtime.training.claims import Claims
-from runtime.training.step_errors import (
+from runtime.gateway.http.step_errors import (
     ClientStateTooLargeError,
     KeyReusedError,
     NothingToTrainError,
@@ -32,8 +26,14 @@ from runtime.training.step_errors import (
     UnknownCheckpointError,
     UnknownStepError,
 )
-from runtime.training.step_records import Step, StepFolder
-from runtime.training.steps import MOST_QUEUED, StepQueue
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.claims import Claims
+from runtime.gateway.steps.queue import MOST_QUEUED, StepQueue
+from runtime.gateway.steps.step_records import Step, StepFolder
+from runtime.shared import failpoints
+from runtime.shared.batch import read_batch
+from runtime.shared.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
+from runtime.shared.schema import Group, Member, StepRequest, StepStatus
 from tests.runtime.recorded import sampled
 from tests.support.waiting import wait_until_async
 
@@ -506,7 +506,7 @@ def test_a_rewound_run_tells_a_program_that_rewards_what_was_lost(tmp_path: Path
 def test_a_disk_that_is_full_makes_steps_wait_and_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.training.steps.DISK_SECONDS", 0.01)
+    monkeypatch.setattr("runtime.gateway.steps.queue.DISK_SECONDS", 0.01)
 
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from runtime import files, probes
-from runtime.probes import TrainerProbe
-from runtime.serving.status import Machine
+from runtime import health
+from runtime.health import TrainerProbe
+from runtime.shared import files
+from runtime.shared.child_status import Machine
 from runtime.supervision import ChildSpec, Restarts, Supervisor
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -125,7 +126,7 @@ def test_a_full_disk_costs_the_children_no_supervisor(
 
 
 def test_g23_a_supervisor_that_stands_still_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.serving.status.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("runtime.shared.child_status.SILENT_SECONDS", 0.5)
     monkeypatch.setattr("runtime.supervision._BEAT_SECONDS", 0.1)
     machine = Machine(tmp_path, 60.0)
     assert machine.silence() is None, "a gateway without a supervisor misses none"
@@ -145,7 +146,7 @@ def test_g23_a_supervisor_that_stands_still_is_said(tmp_path: Path, monkeypatch:
 def test_g23_a_trainer_without_a_sign_of_life_is_not_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "STILL_SECONDS", 0.3)
+    monkeypatch.setattr(health, "STILL_SECONDS", 0.3)
     said = tmp_path / "trainer.json"
     probe = TrainerProbe(said)
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from runtime.serving.engine_client import EngineClient
-from runtime.serving.versions import Versions
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.versions.versions import Versions
 from tests.runtime.adapters import logprobs, write_adapter
 from tests.runtime.conftest import RunningEngine
 

@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from runtime.recipes.tune import LeftOut
-from runtime.schema import RuntimeConfig
-from runtime.training.command import trainer_command
+from runtime.shared.schema import RuntimeConfig
+from runtime.trainer.command import trainer_command
 from tests.support.environment import PROGRAMS, REPOSITORY, runtime_environ
 
 

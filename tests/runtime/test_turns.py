@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from runtime.schema import Group, Member
-from runtime.serving.engine_client import EngineFacts
-from runtime.serving.samples import SampleStore
-from runtime.training import selection as selections
-from runtime.training.batch import Batch, read_batch, write_batch
-from runtime.training.selection import Selection, build, select
-from runtime.training.step_records import StepFolder
-from runtime.training.update import UpdateSettings, update
-from runtime.training.update import select as choose
+from runtime.gateway.engines.engine_client import EngineFacts
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps import selection as selections
+from runtime.gateway.steps.selection import Selection, build, select
+from runtime.gateway.steps.step_records import StepFolder
+from runtime.shared.batch import Batch, read_batch, write_batch
+from runtime.shared.schema import Group, Member
+from runtime.trainer.update import UpdateSettings, update
+from runtime.trainer.update import select as choose
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.recorded import answer, asked, choice, record
 from tests.runtime.trainer_fixtures import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime.metrics import MetricsLog, WandbLog
+from runtime.shared.metrics import MetricsLog, WandbLog
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.train_config import TrainConfig
-from runtime.training import policy as policies
-from runtime.training.batch import Batch
-from runtime.training.older import Old, Past
-from runtime.training.policy import Lora, Policy
-from runtime.training.ranks import Ranks
-from runtime.training.update import UpdateSettings, gradients, select
+from runtime.shared.batch import Batch
+from runtime.shared.train_config import TrainConfig
+from runtime.trainer import policy as policies
+from runtime.trainer.old_logprobs import Old, Past
+from runtime.trainer.policy import Lora, Policy
+from runtime.trainer.ranks import Ranks
+from runtime.trainer.update import UpdateSettings, gradients, select
 
 torch.set_num_threads(1)  # the models are tiny, and a pool of threads would not survive a fork
 

@@ -15,8 +15,8 @@ import sys
 import traceback
 from typing import Any
 
-from runtime import failpoints, processes
 from runtime.recipes import tune
+from runtime.shared import failpoints, processes
 
 
 def main() -> None:

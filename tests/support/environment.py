@@ -15,7 +15,7 @@ def runtime_python() -> Path:
     """The Python that has vLLM, torchtune and pytest. Built on first use (a download on a fresh machine)."""
     if chosen := os.environ.get("SLIPWAY_TEST_RUNTIME_PYTHON"):
         return Path(chosen)
-    from launcher.home import Home
+    from launcher.base.home import Home
     from runtime import bootstrap
 
     return bootstrap.ensure_environment(Home.find().environments, variant="cpu", extras=("test",))

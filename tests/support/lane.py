@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime import processes
+from runtime.shared import processes
 from tests.support.environment import REPOSITORY
 from tests.support.lane_reports import FILE_VARIABLE
 

@@ -41,7 +41,7 @@ class Launched:
     home: Path
     arguments: list[str]
     cwd: Path = REPOSITORY
-    executable: list[str] = field(default_factory=lambda: [sys.executable, "-m", "launcher.cli"])
+    executable: list[str] = field(default_factory=lambda: [sys.executable, "-m", "launcher.cli.main"])
     environ: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.config import load
-from launcher.home import Home
-from launcher.log import close_log
-from launcher.output import Output
-from launcher.plan import make_plan
-from launcher.request import Request
-from launcher.run import Run
-from launcher.safety.records import RecordStore, RunRecord
+from launcher.asking.request import Request
+from launcher.asking.setting_sources import load
+from launcher.base.home import Home
+from launcher.base.log import close_log
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.run.run import Run
+from launcher.screen.output import Output
+from launcher.values.plan import make_plan
 from tests.support.pretend_machine import PretendMachine
 
 

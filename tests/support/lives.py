@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.client.place import PROGRAM_VARIABLE
-from launcher.client.starting import _compiles
+from launcher.client.dspy.starting import _compiles
+from launcher.client.dspy.training_place import PROGRAM_VARIABLE
 
 RUN = "slip-0a1b2c3d"
 

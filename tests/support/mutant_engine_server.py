@@ -29,9 +29,9 @@ from typing import Any, NoReturn
 
 import httpx
 
-from runtime import processes
-from runtime.schema import RuntimeConfig
-from runtime.serving import engine
+from runtime.engine import server
+from runtime.shared import processes
+from runtime.shared.schema import RuntimeConfig
 from tests.support.mutant_server import forget_our_modules, import_for_good
 
 _START_SECONDS = 240.0
@@ -75,7 +75,7 @@ class Engines:
             return self._start(ask["start"])
         if "sound" in ask:
             # Its core may be dead: then /health is 200 for a moment more.
-            token = {"model": engine.BASE_NAME, "prompt": [5], "max_tokens": 1}
+            token = {"model": server.BASE_NAME, "prompt": [5], "max_tokens": 1}
             return {"sound": _answers(self._socket(ask["sound"]), "POST", "/v1/completions", token)}
         self._end(ask["end"])
         return {}
@@ -126,11 +126,11 @@ def _answers(socket: Path, method: str, path: str, body: dict[str, Any] | None =
 
 def _enter_environment() -> None:
     """Start this program again with what the loader and OpenMP read at exec."""
-    if engine.ENVIRONMENT_MARK in os.environ:
+    if server.ENVIRONMENT_MARK in os.environ:
         return
-    words = engine.environment(_config(Path.cwd(), Path("/nowhere")), 0)
+    words = server.environment(_config(Path.cwd(), Path("/nowhere")), 0)
     environ = os.environ | {name: words[name] for name in words.keys() - _ITS_OWN}
-    environ[engine.ENVIRONMENT_MARK] = "1"
+    environ[server.ENVIRONMENT_MARK] = "1"
     os.execve(sys.executable, [sys.executable, "-m", __spec__.name], environ)
 
 
@@ -140,16 +140,16 @@ def _config(tree: Path, folder: Path) -> RuntimeConfig:
 
 
 def _become(tree: str, folder: Path) -> NoReturn:
-    """In the fork: what `python -m runtime.serving.engine` is in this tree once it has its environment."""
+    """In the fork: what `python -m runtime.engine.server` is in this tree once it has its environment."""
     try:
         os.setsid()
         log = os.open(folder / "engine.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         for descriptor, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
             os.dup2(source, descriptor)
-        expected = _read_at_exec(engine, _config(Path(tree), folder))
+        expected = _read_at_exec(server, _config(Path(tree), folder))
         forget_our_modules(tree)
-        its = importlib.import_module("runtime.serving.engine")
-        schema = importlib.import_module("runtime.schema")
+        its = importlib.import_module("runtime.engine.server")
+        schema = importlib.import_module("runtime.shared.schema")
         told = _config(Path(tree), folder).model_dump_json()
         (folder / "runtime.json").write_text(told)
         config = schema.RuntimeConfig.model_validate_json(told)

@@ -29,7 +29,7 @@ _RUNTIMES_MODULES = (
     "starlette.routing", "torch", "torchtune", "transformers.models.qwen2.modeling_qwen2",
 )  # fmt: skip
 _MODULES = ("aiohttp.web", "dspy", "httpx", "hypothesis", "pydantic", "typer.testing")
-_ENGINE = "runtime/serving/engine.py"
+_ENGINE = "runtime/engine/server.py"
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from launcher.machines.link import Host
-from launcher.safety.records import RecordStore, RunRecord
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.machines.over_ssh.link import Host
 from tests.support import descendants
 
 

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from launcher.machines import sky_process
-from launcher.machines.scripts import task_file
-from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import SkyProcess
-from launcher.safety.processes import ProcessId
+from launcher.base.processes import ProcessId
+from launcher.machines.skypilot import sky_process
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.machines.skypilot.sky_process import SkyProcess
+from launcher.machines.skypilot.task_file import task_file
 from tests.support import played_gcp
 from tests.support.environment import PROGRAMS
 from tests.support.played_gcp import PlayedGcp
@@ -82,7 +82,7 @@ class PlayedProcess(SkyProcess):
 
     def _running(self) -> subprocess.Popen[str]:
         def start(command: list[str], **named: Any) -> subprocess.Popen[str]:
-            assert command[1:] == ["-m", "launcher.machines.sky_calls"]
+            assert command[1:] == ["-m", "launcher.machines.skypilot.sky_calls"]
             return subprocess.Popen([sys.executable, str(_PROGRAM)], **named)
 
         real = sky_process.subprocess

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from launcher import endpoint
+from launcher.ledger import endpoint
+from launcher.ledger.records import RecordStore
 from launcher.safety import guardian
-from launcher.safety.records import RecordStore
 from tests.support.waiting import wait_until
 
 # By the states of a record; "writing" is its last word, and what is asked for the last lines.
@@ -103,7 +103,7 @@ class Calls:
         for place in ("run", "ending"):
             patch.setattr(f"launcher.{place}.drop_token", _token_call("drop", self))
         patch.setattr(guardian, "drop_token", _token_call("drop", self))
-        patch.setattr("launcher.run.keep_token", _token_call("keep", self))
+        patch.setattr("launcher.run.run.keep_token", _token_call("keep", self))
 
 
 def _record_call(real: Any, name: str, calls: Calls) -> Any:

@@ -24,20 +24,21 @@ from typing import Any
 
 import pytest
 
-from launcher.config import load
-from launcher.endpoint import keep_token
-from launcher.errors import NotPulled, failure_of
-from launcher.home import Home
-from launcher.log import REDACTOR, close_log
-from launcher.machines import recorded
-from launcher.machines.base import Machine, Proof
-from launcher.output import Output
-from launcher.plan import Rented, make_plan
-from launcher.request import Request
-from launcher.resume import Resumed
-from launcher.run import Run
-from launcher.safety import clock, guardian
-from launcher.safety.records import RecordStore, RunRecord
+from launcher.asking.request import Request
+from launcher.asking.setting_sources import load
+from launcher.base import clock
+from launcher.base.errors import NotPulled, failure_of
+from launcher.base.home import Home
+from launcher.base.log import REDACTOR, close_log
+from launcher.ledger.endpoint import keep_token
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.machines import machine_of_record
+from launcher.run.resume import Resumed
+from launcher.run.run import Run
+from launcher.safety import guardian
+from launcher.screen.output import Output
+from launcher.values.machine import Machine, Proof
+from launcher.values.plan import Rented, make_plan
 from tests.support import pretend_machine
 from tests.support.pretend_calls import Calls, Fault, Place, calls_of
 from tests.support.pretend_machine import PretendMachine
@@ -136,7 +137,7 @@ class PretendLife:
         until: Collection[Place] = (),
         entered: Mapping[str, Callable[[], None]] | None = None,
     ) -> Seen:
-        """Live it. What is raised in the place of an exit code becomes one, as in cli.py."""
+        """Live it. What is raised in the place of an exit code becomes one, as in main.py."""
         calls = Calls(faults, until, entered)
         stdout, stderr = io.StringIO(), io.StringIO()
         output = Output(as_json=True, stdout=stdout, stderr=stderr, environ={})
@@ -200,7 +201,7 @@ class PretendLife:
             patch.delenv(name)
         calls.watch(patch)
         self._machine.acts = self._acts(calls, life)
-        patch.setitem(recorded._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
+        patch.setitem(machine_of_record._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
         patch.setattr(guardian, "start", self._guard)
         program = functools.partial(calls.met, "work")
         patch.setattr("launcher.safety.minder.start", lambda *words: PretendProgram(program))
@@ -213,7 +214,7 @@ class PretendLife:
         for name in ("pulse._ASK_EVERY", "homeward._AGAIN", "homeward._AFTER_TROUBLE"):
             patch.setattr(f"launcher.{name}_SECONDS", 0.02)
         if life == "troubled":
-            patch.setattr("launcher.pulse._ANSWER_SECONDS", _ANSWER_SECONDS)
+            patch.setattr("launcher.run.pulse._ANSWER_SECONDS", _ANSWER_SECONDS)
 
     def _guard(self, record: Path) -> PretendGuardian:
         self._guardian = PretendGuardian()

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.durable import Standing
-from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
-from runtime.schema import RuntimeConfig, RuntimeStatus
+from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
+from launcher.values.standing import Standing
+from runtime.shared.schema import RuntimeConfig, RuntimeStatus
 
 KIND = "pretend"
 # Where a machine of that kind is found by its record, for `recorded._KINDS`.

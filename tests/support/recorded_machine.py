@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.errors import NotPulled
-from launcher.machines import recorded
-from launcher.machines.base import Progress, Proof, PullReport, Stopped, never, silent
+from launcher.base.errors import NotPulled
+from launcher.machines import machine_of_record
+from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
 
 KIND = "folder"
 
 
 def register() -> None:
     """From now on, in this process."""
-    recorded._KINDS[KIND] = (__name__, RecordedMachine.__name__)
+    machine_of_record._KINDS[KIND] = (__name__, RecordedMachine.__name__)
 
 
 def describe(folder: Path, price: float) -> dict[str, Any]:

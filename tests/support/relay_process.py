@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from runtime.processes import in_child
+from runtime.shared.processes import in_child
 from tests.support.environment import PROGRAMS, runtime_environ
 
 

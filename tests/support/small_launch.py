@@ -11,9 +11,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from launcher import cli, preflight
+from launcher.asking import preflight
+from launcher.cli import main
 from launcher.machines import local
-from launcher.machines.base import Progress, silent
+from launcher.values.machine import Progress, silent
 
 
 class SmallMachine(local.LocalMachine):
@@ -30,4 +31,4 @@ class SmallMachine(local.LocalMachine):
 if __name__ == "__main__":
     local.LocalMachine = SmallMachine  # pyright: ignore[reportAttributeAccessIssue] - that is the point
     preflight.check_environment = lambda home, variant="cpu": None  # it needs none
-    sys.exit(cli.main())
+    sys.exit(main.main())

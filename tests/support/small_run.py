@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
-from runtime.schema import RestoreRequest, StepRequest
+from runtime.shared.schema import RestoreRequest, StepRequest
 
 TOKEN = "a-token-of-the-test"
 # An answer that ends so was cut off at its length limit.

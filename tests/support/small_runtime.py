@@ -27,9 +27,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from runtime import files, processes
-from runtime.keeper import read_token
-from runtime.training.checkpoint import CheckpointStore
+from runtime.shared import files, processes
+from runtime.shared.checkpoint import CheckpointStore
+from runtime.shared.given_token import read_token
 
 PARTS = ("gateway", "trainer")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}

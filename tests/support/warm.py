@@ -17,7 +17,7 @@ from pathlib import Path
 
 import platformdirs
 
-from launcher.home import Home
+from launcher.base.home import Home
 from runtime import bootstrap
 from tests.support.environment import REPOSITORY
 
@@ -49,7 +49,7 @@ def _run_once() -> None:
         (Path(home) / "cache").symlink_to(Home.find().cache, target_is_directory=True)
         environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         subprocess.run(
-            [sys.executable, "-m", "launcher.cli", "--plain", "--", "true"],
+            [sys.executable, "-m", "launcher.cli.main", "--plain", "--", "true"],
             cwd=REPOSITORY,
             env=environ | {"LAUNCH_HOME": home},
             stdin=subprocess.DEVNULL,

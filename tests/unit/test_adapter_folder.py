@@ -1,4 +1,4 @@
-"""launcher/adapter_folder.py: `--model ADAPTER_FOLDER` is its base with that adapter, or refused by name."""
+"""adapter_folder.py: `--model ADAPTER_FOLDER` is its base with that adapter, or refused by name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from launcher import adapter_folder, config, durable, preflight, request, resume
-from launcher.errors import LaunchError, PreflightError, UsageError
-from launcher.home import Home
-from launcher.model_folder import read_config, shape
-from launcher.safety.records import RecordStore
-from runtime.training.peft_form import TARGETS, portable_name, tensor_shapes
+from launcher.asking import preflight, request, setting_sources
+from launcher.base.errors import LaunchError, PreflightError, UsageError
+from launcher.base.home import Home
+from launcher.ledger.records import RecordStore
+from launcher.models import adapter_folder, model_folder
+from launcher.models.model_folder import read_config, shape
+from launcher.results import durable
+from launcher.run import resume
+from runtime.shared.peft_form import TARGETS, portable_name, tensor_shapes
 
-TINY = preflight.tiny_folder()
+TINY = model_folder.tiny_folder()
 
 
 def write(folder: Path, rank: int = 16, **changes: Any) -> Path:
@@ -186,11 +189,11 @@ def test_g21_a_resumed_run_goes_on_from_its_checkpoints_not_from_an_adapter(
     assert details["adapter"] == str(project / "adapter")
     record = store.create(name=None, details=details)
 
-    again = resume.settings(config.load(home=home), record)
+    again = resume.settings(setting_sources.load(home=home), record)
     assert (again.model, again.adapter) == ("tiny", None)
     assert again.runtime["train.lora.rank"] == 16
     with pytest.raises(UsageError, match="cannot be resumed with the adapter"):
-        resume.settings(config.load({"model": "adapter"}, home=home), record)
+        resume.settings(setting_sources.load({"model": "adapter"}, home=home), record)
 
 
 def test_the_adapter_goes_to_a_new_machine_and_is_kept_at_home(project: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import environments
+from launcher.machines import environments
 from runtime import bootstrap
 from tests.support.environment import PROGRAMS
 

@@ -19,18 +19,20 @@ from pathlib import Path
 
 import pytest
 
-from launcher import environments, output, sync
-from launcher.errors import JobFailed, PreflightError
-from launcher.home import Home
-from launcher.machines import startup
+from launcher.base import locks
+from launcher.base.errors import JobFailed, PreflightError
+from launcher.base.home import Home
+from launcher.base.processes import ProcessId
+from launcher.base.unix_http import get_json
+from launcher.ledger.records import RecordStore
+from launcher.machines import environments, waiting_for_runtime
 from launcher.machines.local import LocalMachine
-from launcher.machines.startup import Startup
-from launcher.machines.unix_http import get_json
-from launcher.output import Output
-from launcher.safety import guardian, locks
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RecordStore
-from runtime import bootstrap, probes, supervision
+from launcher.machines.waiting_for_runtime import Startup
+from launcher.results import home_copy
+from launcher.safety import guardian
+from launcher.screen import output
+from launcher.screen.output import Output
+from runtime import bootstrap, health, supervision
 from tests.support.typed import Typed
 from tests.support.waiting import wait_until
 
@@ -80,7 +82,7 @@ def test_g23_an_index_that_falls_silent_while_it_installs_is_said_and_bounded(
 @pytest.fixture
 def frozen_gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A gateway's socket that accepts and says nothing; each question's own bound is shortened."""
-    monkeypatch.setattr(startup, "get_json", functools.partial(get_json, timeout_seconds=0.2))
+    monkeypatch.setattr(waiting_for_runtime, "get_json", functools.partial(get_json, timeout_seconds=0.2))
     folder = Path(tempfile.mkdtemp(prefix="frozen-"))
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(folder / "gateway.sock"))
@@ -132,7 +134,7 @@ def test_g23_an_engine_that_stands_still_behind_its_http_side_is_said_soon() -> 
 
     The test with a frozen engine is in tests/runtime/test_runtime.py.
     """
-    looks_seconds = 2 * (probes.EngineProbe.LOOK_SECONDS + probes.ANSWER_SECONDS / 10)
+    looks_seconds = 2 * (health.EngineProbe.LOOK_SECONDS + health.ANSWER_SECONDS / 10)
     assert looks_seconds + supervision.SLOW_SECONDS < A_MESSAGE_SECONDS - 5
 
 
@@ -171,7 +173,7 @@ def test_g23_a_pull_that_waits_for_another_says_so_and_ends(
 ) -> None:
     assert output.QUIET_SECONDS < A_MESSAGE_SECONDS
     monkeypatch.setattr(output, "QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(sync, "_PULL_SECONDS", 0.5)
+    monkeypatch.setattr(home_copy, "_PULL_SECONDS", 0.5)
     typed = Typed(tmp_path / "project", tmp_path / "home")
     store = RecordStore(Home.find({"LAUNCH_HOME": str(typed.home)}))
     record = store.create(name="dev")

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.endpoint import keep_token
-from launcher.home import Home
+from launcher.base.credentials import SECRETS
+from launcher.base.home import Home
+from launcher.ledger.endpoint import keep_token
+from launcher.ledger.records import RecordStore
 from launcher.machines.local import LocalMachine
-from launcher.safety.records import RecordStore
-from launcher.settings import SECRETS
 from tests.support.typed import Typed
 from tests.support.waiting import wait_until
 
@@ -142,7 +142,7 @@ def test_down_is_8_when_results_went_with_the_machine(
 
 
 def test_down_asks_the_runs_own_launch_first(launch: Launch, store: RecordStore) -> None:
-    from launcher.safety.processes import ProcessId
+    from launcher.base.processes import ProcessId
 
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     record = store.create(name="dev")
@@ -182,7 +182,7 @@ def test_g23_env_waits_for_a_run_that_starts_and_for_no_other(
     noted = tmp_path / "stderr"
     with noted.open("wb") as stderr:
         waiting = subprocess.Popen(
-            [sys.executable, "-m", "launcher.cli", "env", "dev", "--wait"],
+            [sys.executable, "-m", "launcher.cli.main", "env", "dev", "--wait"],
             env={**os.environ, "LAUNCH_HOME": str(store.runs.parent)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -225,7 +225,7 @@ def test_logs_follows_until_the_run_is_over(tmp_path: Path, store: RecordStore) 
     log = store.folder(record.id) / "launch.log"
     log.write_text("one\n")
     follower = subprocess.Popen(
-        [sys.executable, "-m", "launcher.cli", "logs", "dev", "-f"],
+        [sys.executable, "-m", "launcher.cli.main", "logs", "dev", "-f"],
         env={**os.environ, "LAUNCH_HOME": str(tmp_path / "home")},
         stdout=subprocess.PIPE,
         text=True,
@@ -263,7 +263,7 @@ def test_env_example_names_every_secret_that_is_read() -> None:
 
 
 def test_a_reader_that_goes_away_is_no_error(launch: Launch, tmp_path: Path) -> None:
-    command = f"{sys.executable} -m launcher.cli config | head -1"
+    command = f"{sys.executable} -m launcher.cli.main config | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=tmp_path)
     assert done.stderr == ""
 

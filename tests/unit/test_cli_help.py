@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands import VERBS, app
+from launcher.cli.commands import VERBS, app
 from tests import readme_blocks
 from tests.support.environment import PROGRAMS
 
@@ -16,7 +16,15 @@ pytestmark = pytest.mark.process
 
 HEAVY = ("sky", "torch", "vllm", "dspy", "aiohttp", "httpx", "litellm", "openai")
 # Each of these is a large part of the 0.4 s that help may take.
-NOT_FOR_HELP = ("rich", "psutil", "asyncio", "platformdirs", "urllib.request", "dotenv", "runtime.schema")
+NOT_FOR_HELP = (
+    "rich",
+    "psutil",
+    "asyncio",
+    "platformdirs",
+    "urllib.request",
+    "dotenv",
+    "runtime.shared.schema",
+)
 
 
 @pytest.mark.parametrize(
@@ -27,8 +35,8 @@ NOT_FOR_HELP = ("rich", "psutil", "asyncio", "platformdirs", "urllib.request", "
         (["--version"], HEAVY + NOT_FOR_HELP),
         (["plan", "--help"], HEAVY + NOT_FOR_HELP),
         (["plan"], (*HEAVY, "rich")),
-        (["status"], (*HEAVY, "rich", "runtime.schema")),
-        (["gc"], (*HEAVY, "rich", "runtime.schema")),
+        (["status"], (*HEAVY, "rich", "runtime.shared.schema")),
+        (["gc"], (*HEAVY, "rich", "runtime.shared.schema")),
     ],
 )
 def test_g26_help_and_status_import_nothing_heavy(

@@ -8,7 +8,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, evaluate
-from launcher.client.comparing import comparable, gain, kept
+from launcher.client.dspy.comparing import comparable, gain, kept
 from tests.support import abuses as a
 from tests.support.small_run import SmallRun, answering
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from launcher.client import bodies, group
-from runtime import schema
+from runtime.shared import schema
 from tests.support.environment import PROGRAMS
 from tests.support.small_run import SmallRun
 

@@ -15,8 +15,9 @@ from dspy.streaming import StreamListener, StreamResponse
 from dspy.teleprompt import grpo as dspys
 from dspy.utils.exceptions import LMUnsupportedFeatureError
 
-from launcher.client import GRPO, PolicyLM, TrainingFailed, evaluate, standing_in
-from launcher.client.rollouts import MOST_AT_ONCE, Limits
+from launcher.client import GRPO, PolicyLM, TrainingFailed, evaluate
+from launcher.client.dspy import standing_in
+from launcher.client.dspy.rollouts import MOST_AT_ONCE, Limits
 from tests.support import abuses as a
 from tests.support.small_run import CUT_OFF, Asked, SmallRun, answering
 

@@ -12,7 +12,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, EndpointLost, PolicyLM, TrainingFailed, evaluate
-from runtime.schema import Group, Member
+from runtime.shared.schema import Group, Member
 from tests.support.lives import begin_life
 from tests.support.small_run import CUT_OFF, TOKEN, Asked, SmallRun, answering
 

@@ -10,9 +10,9 @@ from typing import Any
 import dspy
 import pytest
 
-from launcher import endpoint
 from launcher.client import GRPO, TrainingFailed
-from launcher.client.place import PROGRAM_VARIABLE, Place, Validated, Work, digest_of
+from launcher.client.dspy.training_place import PROGRAM_VARIABLE, Place, Validated, Work, digest_of
+from launcher.ledger import endpoint
 from tests.support import abuses as a
 from tests.support.lives import RUN, be_another_process, begin_life
 from tests.support.small_run import Asked, SmallRun, answering

@@ -8,7 +8,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed, group
-from launcher.client.errors import Rewound
+from launcher.client.failures import Rewound
 from tests.support.small_run import Asked, SmallRun, answering
 
 GOOD = answering(french="bonjour")

@@ -79,7 +79,7 @@ def test_with_an_lm_of_its_own_it_needs_no_run(
 
 
 def test_dspy_alone_refuses_it_rather_than_asking_somebody_else(run: SmallRun, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"launcher\.client\.lm\.PolicyLM"):
+    with pytest.raises(ValueError, match=r"launcher\.client\.PolicyLM"):
         a.Two().load(saved(run, tmp_path / "program.json"))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.client import EndpointLost, NotConnected, Refused, Session, StepFailed, connect, group
 from launcher.client.wire import Patience
-from runtime.training.checkpoint import MOST_PINNED
+from runtime.shared.checkpoint import MOST_PINNED
 from tests.support.environment import PROGRAMS
 from tests.support.small_run import TOKEN, SmallRun
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from launcher.client.workers import work_off
+from launcher.client.dspy.workers import work_off
 
 
 @pytest.fixture

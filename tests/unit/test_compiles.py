@@ -1,4 +1,4 @@
-"""launcher/compiles.py, client/report.py: what several programs train on one endpoint is several streams."""
+"""compile_records.py, report.py: what several programs train on one endpoint is several streams."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import dspy
 
-from launcher import compiles
 from launcher.client import GRPO
+from launcher.results import compile_records
 from tests.support import abuses as a
 from tests.support.small_run import SmallRun
 
@@ -37,7 +37,7 @@ def test_g22_each_line_at_home_says_which_compile_it_is_of(run: SmallRun, tmp_pa
         assert of_one == ["compile", *(it["kind"] for it in grpo.history)]
     assert [line["compile"] for line in lines] == sorted((it["compile"] for it in lines), key=ids.index)
 
-    by_compile = compiles.of_run(tmp_path)
+    by_compile = compile_records.of_run(tmp_path)
     assert [(one.id, one.done, one.steps) for one in by_compile] == [(ids[0], 2, 2), (ids[1], 3, 3)]
     assert by_compile[0].metric == "train.<locals>.<lambda>"
     for one, grpo in zip(by_compile, (first, second), strict=True):
@@ -50,7 +50,7 @@ def test_a_line_that_is_damaged_or_of_an_older_launch_is_passed_over(tmp_path: P
     whole |= {"rollout_seconds": 1, "train_seconds": 2}
     lines = ['{"kind": "step"}', "[1]", '{"compile": "c"}', json.dumps(whole), '{"compile": "c", "ki']
     (tmp_path / "grpo.jsonl").write_text("\n".join(lines))
-    (one,) = compiles.of_run(tmp_path)
+    (one,) = compile_records.of_run(tmp_path)
     assert (one.done, one.seconds, one.reward, one.steps) == (4, 3.0, None, None)
     assert one.describe() == "4 steps in 3 s"
-    assert compiles.of_run(tmp_path / "nowhere") == []
+    assert compile_records.of_run(tmp_path / "nowhere") == []

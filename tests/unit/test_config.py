@@ -1,4 +1,4 @@
-"""launcher/config.py: precedence, sources, and keys nobody knows."""
+"""launcher/asking/setting_sources.py: precedence, sources, and keys nobody knows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import config
-from launcher.config import load
-from launcher.errors import ConfigError, LaunchError, UsageError
-from launcher.home import Home
+from launcher.asking import setting_sources
+from launcher.asking.setting_sources import load
+from launcher.base.errors import ConfigError, LaunchError, UsageError
+from launcher.base.home import Home
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_a_key_that_is_proposed_is_the_one_that_was_meant(
 
 def test_every_other_name_for_a_key_is_one_of_ours(home: Home, folder: Path) -> None:
     known = {key.rpartition(".")[2] for key in load({}, environ={}, folder=folder, home=home).values}
-    assert set(config._ALIASES.values()) <= known
-    assert not set(config._ALIASES) & known
+    assert set(setting_sources._ALIASES.values()) <= known
+    assert not set(setting_sources._ALIASES) & known
 
 
 def test_one_gpu_needs_no_count(home: Home, folder: Path) -> None:
@@ -209,7 +209,9 @@ def test_a_misspelt_variable_is_an_error_and_a_foreign_one_is_not(home: Home, fo
 
 def test_inside_a_run_launch_model_names_the_endpoints_model_not_ours(home: Home, folder: Path) -> None:
     environ = {"LAUNCH_MODEL": "policy", "LAUNCH_RUN_ID": "slip-00000000", "LAUNCH_API_KEY": "x"}
-    assert load({}, environ=environ, folder=folder, home=home).model == config.SETTINGS["model"].default
+    assert (
+        load({}, environ=environ, folder=folder, home=home).model == setting_sources.SETTINGS["model"].default
+    )
 
 
 def test_a_file_that_is_not_toml_says_where(home: Home, folder: Path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import ending_verbs, output, verbs
-from launcher.home import Home
-from launcher.output import Output
-from launcher.safety import teardown_lock
-from launcher.safety.records import RecordStore
+from launcher.base.home import Home
+from launcher.cli import ending_verbs, verbs
+from launcher.ledger import teardown_lock
+from launcher.ledger.records import RecordStore
+from launcher.screen import output
+from launcher.screen.output import Output
 from tests.support import recorded_machine
 from tests.support.lived import Lives
 from tests.support.waiting import wait_until

@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher import disk, doctor, environments, preflight
-from launcher.doctor import Check, ask_all
-from launcher.home import Home
-from launcher.safety import reap
-from launcher.safety.records import RecordStore
+from launcher.asking import preflight
+from launcher.base import disk
+from launcher.base.home import Home
+from launcher.cli import doctor
+from launcher.cli.doctor import Check, ask_all
+from launcher.ledger.records import RecordStore
+from launcher.machines import environments
+from launcher.safety import leftovers
 from runtime import bootstrap
 from tests.support.environment import PROGRAMS
 from tests.support.typed import Typed
@@ -35,7 +38,7 @@ NAMES = [
 @pytest.fixture
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
     monkeypatch.setattr(environments, "unreachable", lambda **options: None)
-    monkeypatch.setattr(reap, "socket_parents", list)
+    monkeypatch.setattr(leftovers, "socket_parents", list)
     for name in ("HF_TOKEN", "WANDB_API_KEY", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     return Typed(tmp_path / "project", tmp_path / "home")
@@ -187,7 +190,7 @@ def test_a_taken_port_says_who_holds_it_and_is_no_failure(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setattr("launcher.endpoint.DEFAULT_PORT", taken.getsockname()[1])
+        monkeypatch.setattr("launcher.ledger.endpoint.DEFAULT_PORT", taken.getsockname()[1])
         check = answer("port")
     assert check.state == "info"
     assert "(pid " in check.detail and "takes the next free one" in check.detail

@@ -1,4 +1,4 @@
-"""launcher/durable.py, homeward.py: what is at home is whole, enough to resume from, and not far behind."""
+"""durable.py, background_copy.py: what is at home is whole, enough to resume from, and not far behind."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import checkpoints, durable, sync
-from launcher.durable import Standing
-from launcher.errors import NotPulled, PreflightError
-from launcher.homeward import Homeward
-from launcher.machines.base import Stopped, never
-from runtime.training.rewind import Rewind
-from runtime.training.start import FILES
+from launcher.base.errors import NotPulled, PreflightError
+from launcher.results import checkpoints, durable, home_copy
+from launcher.results.background_copy import Homeward
+from launcher.values.machine import Stopped, never
+from launcher.values.standing import Standing
+from runtime.gateway.steps.rewind import Rewind
+from runtime.shared.start_adapter import FILES
 from tests.support.committed import commit, name_best, pin
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
@@ -50,7 +50,7 @@ def test_the_newest_and_the_pinned_checkpoints_become_durable_with_every_file(
     for step in (1, 2, 3, 4):
         commit(state_dir, step)
     pin(state_dir, 1, 3)
-    assert sync.secure(state_dir, results) == Standing(4, 4)
+    assert home_copy.secure(state_dir, results) == Standing(4, 4)
 
     assert _durable(results) == ["pinned.json", "step-000001", "step-000003", "step-000004"]
     for name in ("step-000001", "step-000003", "step-000004"):
@@ -63,7 +63,7 @@ def test_the_newest_and_the_pinned_checkpoints_become_durable_with_every_file(
 
 def test_a_local_run_has_its_durable_bytes_once_on_the_disk(state_dir: Path, results: Path) -> None:
     folder = commit(state_dir, 1)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
 
     assert (folder / "optimizer.safetensors").stat().st_nlink == 2
     shutil.rmtree(state_dir)
@@ -78,7 +78,7 @@ def test_where_the_disk_has_no_links_it_is_a_copy(
 
     monkeypatch.setattr(os, "link", refuse)
     folder = commit(state_dir, 1)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
 
     assert (folder / "optimizer.safetensors").stat().st_nlink == 1
     assert checkpoints.newest_whole(results / "durable") == "step-000001"
@@ -87,7 +87,7 @@ def test_where_the_disk_has_no_links_it_is_a_copy(
 def test_a_new_step_takes_the_place_of_the_one_before(state_dir: Path, results: Path) -> None:
     for step in (1, 2, 3):
         commit(state_dir, step)
-        assert sync.secure(state_dir, results).durable == step
+        assert home_copy.secure(state_dir, results).durable == step
         assert _durable(results) == [f"step-{step:06d}"]
     assert not list(results.glob(".incoming-*"))
 
@@ -95,10 +95,10 @@ def test_a_new_step_takes_the_place_of_the_one_before(state_dir: Path, results: 
 def test_a_checkpoint_pinned_later_is_brought_as_well(state_dir: Path, results: Path) -> None:
     commit(state_dir, 1)
     commit(state_dir, 2)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     pin(state_dir, 1)
     assert not durable.is_current(state_dir, results)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     assert _durable(results) == ["pinned.json", "step-000001", "step-000002"]
     assert durable.is_current(state_dir, results)
 
@@ -107,16 +107,16 @@ def test_c54_what_was_named_best_survives_the_machine(state_dir: Path, results: 
     for step in (1, 2, 3):
         commit(state_dir, step)
     pin(state_dir, 1, 2)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     name_best(state_dir, 1, "a compile")
     assert not durable.is_current(state_dir, results)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     assert durable.is_current(state_dir, results)
 
     another = tmp_path / "another machine"
     another.mkdir()
     durable.seed(results, another)
-    sync.pull(another, results)
+    home_copy.pull(another, results)
     assert json.loads((results / "best" / "state.json").read_text())["step"] == 1
 
 
@@ -125,7 +125,7 @@ def test_g20_what_is_durable_stays_until_the_next_one_is_whole(
     state_dir: Path, results: Path, damage: str
 ) -> None:
     commit(state_dir, 1)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     broken = commit(state_dir, 2)
     if damage == "flip":
         content = (broken / "optimizer.safetensors").read_bytes()
@@ -134,7 +134,7 @@ def test_g20_what_is_durable_stays_until_the_next_one_is_whole(
         (broken / "optimizer.safetensors").unlink()
     else:
         (broken / "manifest.json").write_text("{")
-    standing = sync.secure(state_dir, results)
+    standing = home_copy.secure(state_dir, results)
 
     assert (standing.committed, standing.durable, standing.behind) == (2, 1, 1)
     assert _durable(results) == ["step-000001"]
@@ -142,10 +142,10 @@ def test_g20_what_is_durable_stays_until_the_next_one_is_whole(
 
 def test_a_step_taken_again_after_a_rewind_replaces_its_namesake(state_dir: Path, results: Path) -> None:
     commit(state_dir, 1)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     shutil.rmtree(state_dir / "checkpoints")
     again = commit(state_dir, 1, b"another")
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     home = results / "durable" / "step-000001" / "adapter" / "adapter_model.safetensors"
     assert home.read_bytes() == (again / "adapter" / "adapter_model.safetensors").read_bytes()
 
@@ -154,7 +154,7 @@ def test_a_kill_at_any_instant_of_securing_leaves_a_whole_checkpoint(tmp_path: P
     program = PROGRAMS / "unit" / "secure_for_ever.py"
     state_dir, results = tmp_path / "machine", tmp_path / "results"
     commit(state_dir, 1)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     step = 2
     for number in range(6):
         process = subprocess.Popen(
@@ -186,7 +186,7 @@ def test_a_new_machine_begins_at_the_durable_step_and_knows_that_it_was_rewound(
         commit(state_dir, step)
     pin(state_dir, 1)
     (state_dir / "metrics.jsonl").write_text('{"step": 3}\n')
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     fresh = state_dir.with_name("fresh")
     (fresh / "steps").mkdir(parents=True)
     (fresh / "samples").mkdir()
@@ -212,7 +212,7 @@ def test_c55_after_several_losses_it_is_known_since_when_numbers_are_given_out_a
         there = state_dir.with_name(machine)
         for step in steps:
             commit(there, step)
-        sync.secure(there, results)
+        home_copy.secure(there, results)
         fresh = state_dir.with_name(f"after-the-{machine}")
         fresh.mkdir()
         durable.seed(results, fresh)
@@ -241,7 +241,7 @@ def test_c55_a_loss_before_the_first_durable_step_goes_back_to_the_adapter_and_s
 
     for step in (1, 2, 3):
         commit(state_dir, step)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     assert durable.seed(results, fresh) == 3
@@ -252,7 +252,7 @@ def test_a_damaged_durable_checkpoint_is_passed_over(state_dir: Path, results: P
     commit(state_dir, 1)
     commit(state_dir, 2)
     pin(state_dir, 1)
-    sync.secure(state_dir, results)
+    home_copy.secure(state_dir, results)
     (results / "durable" / "step-000002" / "optimizer.safetensors").write_bytes(b"no")
     fresh = state_dir.with_name("fresh")
     fresh.mkdir()
@@ -278,7 +278,7 @@ class _Disk(PretendMachine):
 
     def secure(self, into: Path, stopped: Stopped = never) -> Standing:
         super().secure(into, stopped)
-        return sync.secure(self.folder, into)
+        return home_copy.secure(self.folder, into)
 
 
 def test_each_committed_step_becomes_durable_while_the_run_lives(state_dir: Path, results: Path) -> None:
@@ -298,7 +298,7 @@ def test_each_committed_step_becomes_durable_while_the_run_lives(state_dir: Path
 def test_falling_behind_is_known_with_its_reason_and_is_caught_up(
     state_dir: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.homeward._AFTER_TROUBLE_SECONDS", 0.01)
+    monkeypatch.setattr("launcher.results.background_copy._AFTER_TROUBLE_SECONDS", 0.01)
     refuse = NotPulled("the disk is full", "0 bytes free")
     machine = _Disk(state_dir)
     full = {"full": True}

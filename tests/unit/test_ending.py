@@ -1,4 +1,4 @@
-"""launcher/ending.py: whatever a call of the machine or of the record raises, the end of a run is total.
+"""launcher/run/ending.py: whatever a call of the machine or of the record raises, the end of a run is total.
 
 The machine is in this process and costs something; record, guardian, relay, minder and signals are real.
 """
@@ -20,14 +20,17 @@ from typing import Any
 
 import pytest
 
-from launcher import ending_verbs, homeward
-from launcher.errors import LaunchError, NotPulled
-from launcher.machines import recorded
-from launcher.machines.base import Proof
-from launcher.output import Output
-from launcher.safety import clock, take_down, teardown_lock
-from launcher.safety.records import RecordStore
-from launcher.timings import Timings
+from launcher.base import clock
+from launcher.base.errors import LaunchError, NotPulled
+from launcher.cli import ending_verbs
+from launcher.ledger import teardown_lock
+from launcher.ledger.records import RecordStore
+from launcher.machines import machine_of_record
+from launcher.results import background_copy
+from launcher.run.phase_times import Timings
+from launcher.safety import take_down
+from launcher.screen.output import Output
+from launcher.values.machine import Proof
 from tests.support import pretend_machine
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lived import Lived, Lives
@@ -49,7 +52,7 @@ KINDS: dict[str, tuple[Callable[[], Exception], int]] = {
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kept machine's results are asked for again at once."""
-    monkeypatch.setattr(homeward, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(background_copy, "_AGAIN_SECONDS", 0.05)
 
 
 def raising(kind: str, times: int = 10**6) -> Callable[[], None]:
@@ -94,7 +97,7 @@ def test_g27_a_call_that_raises_on_the_way_up_skips_nothing_of_the_end(
 def test_g27_a_machine_that_cannot_be_asked_why_it_is_silent_is_ended_all_the_same(
     live: Lives, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.pulse._ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("launcher.run.pulse._ANSWER_SECONDS", 0.5)
     first = threading.Event()
 
     def fall_silent() -> None:
@@ -453,7 +456,7 @@ def test_g29_down_says_8_while_launch_keeps_the_machine(live: Lives, monkeypatch
 def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
     live: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(recorded._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
+    monkeypatch.setitem(machine_of_record._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
 
     def found_by_its_record(machine: PretendMachine) -> None:
         machine.found_again = True  # else `down` would find nothing that it could end a second time
@@ -531,7 +534,7 @@ def _down_once_it_works(
     live: Lives, monkeypatch: pytest.MonkeyPatch, outcomes: list[BaseException | int], *, give_up: bool
 ) -> threading.Thread:
     """`launch down` as soon as the program works; it tells this process, which is the launcher."""
-    monkeypatch.setattr("launcher.home.Home.find", lambda: live.home)
+    monkeypatch.setattr("launcher.base.home.Home.find", lambda: live.home)
 
     def run() -> None:
         wait_until(lambda: any(record.minder is not None for record in live.store.list()))
@@ -570,7 +573,7 @@ def test_g31_a_budget_is_spent_while_the_laptop_sleeps(live: Lives, monkeypatch:
     """On the way up, where only an alarm looks at the clock."""
     real, slept = clock.boot_seconds, [0.0]
     monkeypatch.setattr(clock, "boot_seconds", lambda: real() + slept[0])
-    monkeypatch.setattr("launcher.signals._LOOK_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr("launcher.run.signals._LOOK_EVERY_SECONDS", 0.2)
 
     def sleep_and_hang() -> None:
         slept[0] = 3600.0
@@ -586,7 +589,7 @@ def test_g31_a_budget_is_spent_while_the_laptop_sleeps(live: Lives, monkeypatch:
 
 
 def test_g27_a_first_answer_that_takes_long_ends_no_run(live: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.pulse._ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("launcher.run.pulse._ANSWER_SECONDS", 0.3)
     asked: list[float] = []
 
     def slowly() -> None:
@@ -602,8 +605,8 @@ def test_g27_a_first_answer_that_takes_long_ends_no_run(live: Lives, monkeypatch
 def test_g23_a_runtime_that_never_answers_at_first_ends_the_run_within_its_patience(
     live: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.pulse._ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("launcher.patience.LEAST_SECONDS", 1.0)
+    monkeypatch.setattr("launcher.run.pulse._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("launcher.base.patience.LEAST_SECONDS", 1.0)
     over = threading.Event()
     lived = live(acts={"status": lambda: over.wait(30) or None}, price=PRICE)
     over.set()

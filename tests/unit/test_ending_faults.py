@@ -1,4 +1,4 @@
-"""launcher/ending.py: each call of the machine, the record and the token × each error × each phase.
+"""launcher/run/ending.py: each call of the machine, the record and the token × each error × each phase.
 
 Which calls there are is asked of the Machine protocol and of RecordStore; where each is made is written down
 below, and compared with whole lives. So a call that is added later, or is made in another phase, fails here
@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import JobFailed, LaunchError
-from launcher.home import Home
-from launcher.machines.base import Machine
-from launcher.safety.records import RecordStore
+from launcher.base.errors import JobFailed, LaunchError
+from launcher.base.home import Home
+from launcher.ledger.records import RecordStore
+from launcher.values.machine import Machine
 from tests.support.environment import REPOSITORY
 from tests.support.pretend_calls import NAMES, OF_THEIR_OWN, PHASES, Fault, Place, calls_of
 from tests.support.pretend_life import PretendLife, Seen

@@ -1,4 +1,4 @@
-"""launcher/ending.py on a home that is full from some phase on: a real file system of 512 KiB.
+"""launcher/run/ending.py on a home that is full from some phase on: a real file system of 512 KiB.
 
 `tests/unit/test_ending.py` has the same with a real guardian and a real program, where it fills up in one.
 """

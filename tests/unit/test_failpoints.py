@@ -1,4 +1,4 @@
-"""launcher/failpoints.py: every named instant is in the code, and nothing happens where none is armed."""
+"""failpoints.py: every named instant is in the code, and nothing happens where none is armed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import failpoints
-from launcher.errors import ConfigError
+import launcher
+from launcher.base import failpoints
+from launcher.base.errors import ConfigError
 from tests.support.environment import PROGRAMS
 
-LAUNCHER = Path(failpoints.__file__).parent
+LAUNCHER = Path(launcher.__file__).parent
 
 
 def test_every_name_is_an_instant_of_the_code_and_every_instant_has_a_name() -> None:

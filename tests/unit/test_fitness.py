@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machines import scripts
+from launcher.machines.over_ssh import machine_scripts
 from runtime import bootstrap, fitness
 from runtime.fitness import Needs
 
@@ -42,7 +42,7 @@ class Machine:
         path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
         environ = {**os.environ, "HOME": str(self.folder), "PATH": path, "UV_OFFLINE": "1"}
         done = subprocess.run(
-            ["bash", "-c", scripts.setup(str(self.folder), needs)],
+            ["bash", "-c", machine_scripts.setup(str(self.folder), needs)],
             cwd=REPOSITORY,
             env=environ,
             stdout=subprocess.PIPE,
@@ -68,7 +68,7 @@ def test_a_machine_that_is_fit_is_set_up(machine: Machine) -> None:
     code, lines = machine.set_up(replace(FOUR_IDLE, model_bytes=10**8))
     assert code == 0, lines
     assert lines[0].startswith("4×NVIDIA H100 80GB HBM3 · driver 580.95.05 · ")
-    assert (machine.folder / scripts.PYTHON).read_text().rstrip().endswith("/bin/python")
+    assert (machine.folder / machine_scripts.PYTHON).read_text().rstrip().endswith("/bin/python")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_said_in_the_last_line_before_anything_is_installed
     assert code == 1
     assert len(lines) == 1
     assert lines[0].startswith(why)
-    assert not (machine.folder / scripts.PYTHON).exists()
+    assert not (machine.folder / machine_scripts.PYTHON).exists()
 
 
 def test_a_driver_that_is_not_there_or_in_trouble_is_said_in_its_own_words(machine: Machine) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import environments
-from launcher.home import Home
+from launcher.base.home import Home
+from launcher.base.processes import ProcessId
+from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.machines import environments
 from launcher.machines.local import LocalMachine
-from launcher.safety import reap
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.safety import leftovers
 from runtime import bootstrap
 from tests.support.typed import Typed
 
@@ -31,7 +31,7 @@ OLD = 3 * 86400.0
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
     # Sockets of this machine's real runs are none of a test's business.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "sockets"))
-    monkeypatch.setattr(reap, "socket_parents", lambda: [tmp_path / "sockets"])
+    monkeypatch.setattr(leftovers, "socket_parents", lambda: [tmp_path / "sockets"])
     (tmp_path / "sockets").mkdir()
     return Typed(tmp_path / "project", tmp_path / "home")
 
@@ -125,7 +125,7 @@ def test_a_run_that_starts_while_we_look_is_not_touched(
 ) -> None:
     record = over(store, "dev")
     process = start(**of_run(home, record.id))
-    (find,) = [find for find in reap.look(home, None, False, OLD) if find.kind == "processes"]
+    (find,) = [find for find in leftovers.look(home, None, False, OLD) if find.kind == "processes"]
     store.update(record.id, state="work")
     assert find.remove() == "it lives after all"
     assert process.poll() is None
@@ -172,7 +172,7 @@ def test_on_a_terminal_the_answer_decides(
     debris.mkdir(parents=True)
     stdin = io.StringIO(answer)
     monkeypatch.setattr(sys, "stdin", stdin)
-    monkeypatch.setattr("launcher.consent.can_ask", lambda output: True)
+    monkeypatch.setattr("launcher.screen.consent.can_ask", lambda output: True)
     done = typed("gc")
     assert done.returncode == 0
     assert "[y/N]" in done.stderr
@@ -282,7 +282,7 @@ def test_what_cannot_be_removed_is_said_and_decides_the_exit_code(
 ) -> None:  # fmt: skip
     record = over(store, "dev")
     left = start(**of_run(home, record.id))
-    monkeypatch.setattr(reap.processes, "end", lambda find, grace: find())
+    monkeypatch.setattr(leftovers.processes, "end", lambda find, grace: find())
     done = typed("gc", "--yes")
     assert done.returncode == 5
     assert "NOT removed" in done.stdout

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from launcher.home import Home
-from launcher.safety import processes
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.base import processes
+from launcher.base.home import Home
+from launcher.base.processes import ProcessId
+from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 

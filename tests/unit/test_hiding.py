@@ -1,4 +1,4 @@
-"""launcher/hiding.py: what stands beside a program and would be imported in the place of ours."""
+"""launcher/asking/shadowing.py: what stands beside a program and would be imported in the place of ours."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import hiding
-from launcher.errors import PreflightError
+from launcher.asking import shadowing
+from launcher.base.errors import PreflightError
 from tests.support.environment import REPOSITORY
 
 pytestmark = pytest.mark.process
@@ -41,7 +41,7 @@ def test_g11_a_name_that_hides_ours_is_refused_before_anything_starts(
     _put(tmp_path, "my.py", form)
     hidden = form.partition("/")[0]
     with pytest.raises(PreflightError) as refused:
-        hiding.refuse(command.split(), tmp_path, {})
+        shadowing.refuse(command.split(), tmp_path, {})
     assert refused.value.message.startswith(f"{tmp_path}/{hidden} hides the package")
     assert refused.value.hint is not None
     assert refused.value.hint.startswith(f"mv {tmp_path}/{hidden} {tmp_path}/my_{hidden}")
@@ -49,12 +49,12 @@ def test_g11_a_name_that_hides_ours_is_refused_before_anything_starts(
 
 def test_the_folder_of_the_script_counts_and_not_the_one_it_is_started_in(tmp_path: Path) -> None:
     _put(tmp_path, "here/runtime.py", "there/my.py")
-    hiding.refuse(["python", "../there/my.py"], tmp_path / "here", {})
+    shadowing.refuse(["python", "../there/my.py"], tmp_path / "here", {})
     _put(tmp_path, "there/runtime.py")
     with pytest.raises(PreflightError, match=r"there/runtime\.py hides"):
-        hiding.refuse(["python", "../there/my.py"], tmp_path / "here", {})
+        shadowing.refuse(["python", "../there/my.py"], tmp_path / "here", {})
     with pytest.raises(PreflightError, match=r"here/runtime\.py hides"):
-        hiding.refuse(["sh", "my.sh"], tmp_path, {"PYTHONPATH": "nowhere:here"})
+        shadowing.refuse(["sh", "my.sh"], tmp_path, {"PYTHONPATH": "nowhere:here"})
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_g11_launch_says_so_where_it_meets_one_itself(form: str, tmp_path: Path)
     """`PYTHONPATH=. launch …`: that folder comes before what is installed for launch as well."""
     _put(tmp_path, form)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "launcher.cli", "plan"],
+        [sys.executable, "-P", "-m", "launcher.cli.main", "plan"],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
         cwd=tmp_path,
         capture_output=True,
@@ -75,11 +75,11 @@ def test_g11_launch_says_so_where_it_meets_one_itself(form: str, tmp_path: Path)
 
 def test_what_hides_nothing_is_not_refused(tmp_path: Path) -> None:
     _put(tmp_path, "my.py", "runtime/notes.txt", "launcher/data.csv", "other.py")
-    hiding.refuse(["python", "my.py"], tmp_path, {})
+    shadowing.refuse(["python", "my.py"], tmp_path, {})
     _put(tmp_path, "runtime.py")
-    hiding.refuse(["sh", "-c", "true"], tmp_path, {})
+    shadowing.refuse(["sh", "-c", "true"], tmp_path, {})
     # A checkout of ours that one works in is ours.
-    hiding.refuse(["python", "-m", "pytest"], REPOSITORY, {"PYTHONPATH": str(REPOSITORY)})
+    shadowing.refuse(["python", "-m", "pytest"], REPOSITORY, {"PYTHONPATH": str(REPOSITORY)})
 
 
 def test_a_copy_of_ours_hides_nothing(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_a_copy_of_ours_hides_nothing(tmp_path: Path) -> None:
         REPOSITORY / "runtime", copy, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
     )
     (copy / "__main__.py").write_text("print('changed')\n")
-    hiding.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
+    shadowing.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
     (copy / "__init__.py").write_text('"""Another one."""\n')
     with pytest.raises(PreflightError, match="hides the package runtime"):
-        hiding.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
+        shadowing.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
 
 
 @pytest.mark.parametrize("form", FORMS)

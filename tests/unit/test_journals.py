@@ -1,4 +1,4 @@
-"""launcher/journals.py: what a file of lines has more is added at home, and the rest is left as it is."""
+"""journals.py: what a file of lines has more is added at home, and the rest is left as it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import journals
+from launcher.results import journals
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from launcher import homeward
-from launcher.errors import NotPulled
-from launcher.machines.base import Machine, PullReport
-from launcher.safety.lease import Limits
+from launcher.base.errors import NotPulled
+from launcher.ledger.lease import Limits
+from launcher.results import background_copy
+from launcher.values.machine import Machine, PullReport
 from tests.support.environment import PROGRAMS, REPOSITORY
 
 
@@ -41,15 +41,15 @@ class _Reluctant:
 def test_g22_results_that_are_not_home_are_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homeward, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(background_copy, "_AGAIN_SECONDS", 0.01)
     machine = _Reluctant()
-    report = homeward.pull_patiently(cast("Machine", machine), tmp_path, 20.0, lambda: False)
+    report = background_copy.pull_patiently(cast("Machine", machine), tmp_path, 20.0, lambda: False)
     assert report is not None and report.step == 7 and machine.attempts == 3
 
 
 def test_g22_whoever_gives_the_results_up_does_not_wait(tmp_path: Path) -> None:
     machine = _Reluctant()
-    assert homeward.pull_patiently(cast("Machine", machine), tmp_path, 20.0, lambda: True) is None
+    assert background_copy.pull_patiently(cast("Machine", machine), tmp_path, 20.0, lambda: True) is None
     assert machine.attempts == 0
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import JobFailed, PreflightError
-from launcher.home import Home
+from launcher.base import processes
+from launcher.base.errors import JobFailed, PreflightError
+from launcher.base.home import Home
+from launcher.ledger.records import RUN_VARIABLE, RecordStore
 from launcher.machines.local import LocalMachine
-from launcher.machines.recorded import NoMachine, from_record
-from launcher.safety import processes
-from launcher.safety.records import RUN_VARIABLE, RecordStore
-from runtime.schema import RuntimeConfig
+from launcher.machines.machine_of_record import NoMachine, from_record
+from runtime.shared.schema import RuntimeConfig
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 

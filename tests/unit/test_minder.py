@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.safety import minder, processes
-from launcher.safety.processes import ProcessId
+from launcher.base import processes
+from launcher.base.processes import ProcessId
+from launcher.safety import minder
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""launcher/model_size.py: how large a model is, by its files, by the hub (a server here), or by its name."""
+"""model_size.py: how large a model is, by its files, by the hub (a server here), or by its name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import model_size
-from launcher.settings import TINY_MODEL
+from launcher.models import model_size
+from launcher.values.settings import TINY_MODEL
 
 FILES = {
     "config.json": 700,

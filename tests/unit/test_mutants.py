@@ -212,7 +212,7 @@ def runs(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     server = "tests/support/mutant_server.py"
     (tree / server).write_text((REPOSITORY / server).read_text())
     (tree / "runtime/serving").mkdir()
-    (tree / "runtime/serving/engine.py").touch()
+    (tree / "runtime/engine/server.py").touch()
     monkeypatch.setattr(mutant_runs, "runtime_python", lambda: Path(sys.executable))
     monkeypatch.setattr(mutant_runs, "_RUNTIMES_MODULES", ())
     monkeypatch.setattr(mutant_runs, "_MODULES", ())

@@ -1,4 +1,4 @@
-"""launcher/open_files.py: as many open files as the system gives, whatever it says, and never an error."""
+"""open_files.py: as many open files as the system gives, whatever it says, and never an error."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import open_files
-from launcher.machines.link import Host, Link
+from launcher.base import open_files
+from launcher.machines.over_ssh.link import Host, Link
 
 INFINITE = resource.RLIM_INFINITY
 

@@ -1,4 +1,4 @@
-"""launcher/patience.py: one number for how long an absent runtime is waited for, which none contradicts."""
+"""patience.py: one number for how long an absent runtime is waited for, which none contradicts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 
-from launcher import patience, pulse
+from launcher.base import patience
 from launcher.client import session, wire
-from launcher.client.errors import EndpointLost, NotConnected
+from launcher.client.failures import EndpointLost, NotConnected
 from launcher.client.wire import AsyncWire, Endpoint, Patience, Wire
-from launcher.machines import link
-from launcher.pulse import Pulse
-from launcher.relay import Relay
-from launcher.safety.lease import Lease
-from launcher.settings import LEAST_LEASE_SECONDS, SETTINGS
-from launcher.work import Watched
-from runtime import probes
-from runtime.serving import engine_client, fleet
+from launcher.door.relay import Relay
+from launcher.ledger.lease import Lease
+from launcher.machines.over_ssh import link
+from launcher.run import pulse
+from launcher.run.pulse import Pulse
+from launcher.run.work import Watched
+from launcher.values.settings import LEAST_LEASE_SECONDS, SETTINGS
+from runtime import health
+from runtime.gateway.engines import engine_client, fleet
 
 USUAL_LEASE = float(SETTINGS["lease"].default)
 LEASES = (LEAST_LEASE_SECONDS, 60.0, USUAL_LEASE, 4 * 3600.0)
@@ -65,7 +66,7 @@ def test_g23_what_mends_itself_has_its_time_before_anybody_gives_up(
     lease_seconds: float, rented: bool
 ) -> None:
     waited = patience.seconds(lease_seconds, rented)
-    frozen = probes.STALL_SECONDS + fleet.WAIT_SECONDS
+    frozen = health.STALL_SECONDS + fleet.WAIT_SECONDS
     assert waited > frozen, "a gateway that froze is ended and started again, then it waits for its engines"
     assert waited > link.MOST_SILENT_SECONDS + link.OPEN_SECONDS, "a link that fell silent is made anew"
     lease = Lease(lease_seconds, 0.0)
@@ -94,7 +95,7 @@ def test_g23_one_patience_is_told_to_the_door_the_heart_the_work_and_the_program
     monkeypatch.setattr(Relay, "__init__", door)
     monkeypatch.setattr(Pulse, "start", beat)
     monkeypatch.setattr(Watched, "__init__", work)
-    monkeypatch.setattr("launcher.patience.LEAST_SECONDS", 41.5)
+    monkeypatch.setattr("launcher.base.patience.LEAST_SECONDS", 41.5)
     seen = tmp_path / "seen.json"
     text = f"import os, json; json.dump(dict(os.environ), open({str(seen)!r}, 'w'))"
     assert live((sys.executable, "-c", text)).code == 0

@@ -1,4 +1,4 @@
-"""launcher/plan.py: what is chosen of the offers, in what order, how it is used, and the most it can cost."""
+"""plan.py: what is chosen of the offers, in what order, how it is used, and the most it can cost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config import load
-from launcher.errors import CapacityError, ConfigError, LaunchError, PreflightError, UsageError
-from launcher.home import Home
-from launcher.plan import (
+from launcher.asking.setting_sources import load
+from launcher.base.errors import CapacityError, ConfigError, LaunchError, PreflightError, UsageError
+from launcher.base.home import Home
+from launcher.values.plan import (
     RENTED_SECONDS,
     TIMER_SECONDS,
     Market,
@@ -24,7 +24,7 @@ from launcher.plan import (
     make_plan,
     split,
 )
-from launcher.settings import Settings
+from launcher.values.settings import Settings
 
 
 def offer(infra: str, price: float, asked: str = "aws", kind: str = "p5.24xlarge") -> Offer:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import TeardownUnverified
-from launcher.home import Home
+from launcher.base.errors import TeardownUnverified
+from launcher.base.home import Home
+from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines import cloud as cloud_machine
-from launcher.machines import spare_home, strays, teardown
 from launcher.machines.cloud import CloudMachine
-from launcher.safety import rented
-from launcher.safety.records import RecordStore, RunRecord
+from launcher.machines.skypilot import forgotten_machines, spare_home, teardown
+from launcher.safety import rented_leftovers
 from launcher.safety.take_down import take_down
 from tests.support import played_gcp, played_lambda
 from tests.support.played_https import Answer, Played
@@ -54,7 +54,7 @@ _NOT_FOUND = {
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played_sky: PlayedSky) -> RecordStore:
     """Runs of a home whose clouds are the played ones. Nobody waits a minute for what never comes."""
     monkeypatch.setenv("HOME", str(played_sky.user_home))
-    for module in (cloud_machine, spare_home, strays):
+    for module in (cloud_machine, spare_home, forgotten_machines):
         for name, kept in (("SkyHome", played_sky.home), ("SkyProcess", played_sky.sky)):
             if hasattr(module, name) and (module, name) != (spare_home, "SkyHome"):
                 monkeypatch.setattr(module, name, lambda *arguments, kept=kept, **named: kept)
@@ -169,6 +169,8 @@ def test_g08_gc_says_which_clouds_do_not_list_what_the_ledger_forgot(
     """There machines have no label that says whose they are, or SkyPilot lists one cluster's only."""
     played.add_machine("slip-0a0b0c0d-0a0b0c0d", _UP[name_of(played)])
     notes: list[str] = []
-    found, unasked = rented.look(Home.find({"LAUNCH_HOME": str(tmp_path)}), [name_of(played)], notes.append)
+    found, unasked = rented_leftovers.look(
+        Home.find({"LAUNCH_HOME": str(tmp_path)}), [name_of(played)], notes.append
+    )
     assert (found, unasked) == ([], [name_of(played)])
     assert "look in its console" in notes[0] and played.machines()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import CapacityError, LaunchError
-from launcher.machines.accounts import clouds_of
-from launcher.machines.provision import Order, Provisioning
+from launcher.base.errors import CapacityError, LaunchError
+from launcher.machines.skypilot.provision import Order, Provisioning
+from launcher.values.clouds import clouds_of
 from tests.support.played_https import Answer
 from tests.support.played_sky import PlayedProcess, PlayedSky, on_cloud
 

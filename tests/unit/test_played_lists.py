@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.errors import LaunchError
+from launcher.base.errors import LaunchError
 from tests.support import played_gcp, played_lambda
 from tests.support.played_https import Answer
 from tests.support.played_sky import PlayedSky, on_cloud

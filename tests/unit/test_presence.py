@@ -1,12 +1,12 @@
-"""launcher/machines/presence.py: a machine is given up on its provider's word alone, asked now and then."""
+"""still_there.py: a machine is given up on its provider's word alone, asked now and then."""
 
 from __future__ import annotations
 
 import pytest
 
-from launcher.errors import JobFailed, LaunchError
-from launcher.machines import presence
-from launcher.machines.presence import Presence
+from launcher.base.errors import JobFailed, LaunchError
+from launcher.machines import still_there
+from launcher.machines.still_there import Presence
 
 
 class Provider:
@@ -59,8 +59,8 @@ def test_a_laptop_without_a_network_gives_no_machine_up_and_does_not_ask_all_the
     for _ in range(5):
         there.check()
     assert provider.asked == 1
-    provider.wait(presence._ASK_EVERY_SECONDS)
+    provider.wait(still_there._ASK_EVERY_SECONDS)
     there.check()
     assert provider.asked == 2
-    provider.wait(presence._ASK_EVERY_SECONDS)
+    provider.wait(still_there._ASK_EVERY_SECONDS)
     assert there.gone()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import PreflightError
-from launcher.machines import price_snapshot, prices
-from launcher.machines.accounts import KNOWN, OWN
+from launcher.base.errors import PreflightError
+from launcher.machines.skypilot import price_snapshot, prices
+from launcher.values.clouds import KNOWN, OWN
 from tests.support.environment import PROGRAMS
 from tests.support.typed import Typed
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import PreflightError
-from launcher.machines import prices, sky_cache
-from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import SkyProcess
+from launcher.base.errors import PreflightError
+from launcher.machines.skypilot import prices, sky_cache
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.machines.skypilot.sky_process import SkyProcess
 from tests.support.environment import PROGRAMS
 
 CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"

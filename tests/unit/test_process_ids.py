@@ -1,4 +1,4 @@
-"""launcher/safety/processes.py: what is ended is what was named, and all of it."""
+"""launcher/base/processes.py: what is ended is what was named, and all of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.safety import processes
-from launcher.safety.processes import ProcessId
+from launcher.base import processes
+from launcher.base.processes import ProcessId
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 
@@ -49,7 +49,7 @@ def test_a_zombie_has_ended() -> None:
 
 
 def test_the_time_a_process_started_is_the_same_for_everyone() -> None:
-    code = f"from launcher.safety.processes import ProcessId; print(ProcessId.of({os.getpid()}).started)"
+    code = f"from launcher.base.processes import ProcessId; print(ProcessId.of({os.getpid()}).started)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == ProcessId.own().started
 

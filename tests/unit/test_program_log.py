@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import log, program_log
-from launcher.log import REDACTOR, before
-from launcher.program_log import Lines, ProgramLog
-from launcher.safety import minder, processes
-from launcher.safety.streams import Streams
+from launcher.base import log, processes
+from launcher.base.log import REDACTOR, before
+from launcher.safety import minder, program_log
+from launcher.safety.program_log import Lines, ProgramLog
+from launcher.safety.program_streams import Streams
 from tests.support.environment import PROGRAMS
 from tests.support.lived import Lives
 from tests.support.typed import Typed

@@ -1,4 +1,4 @@
-"""launcher/machines/provision.py: one cloud after the other; what clouds but the test one say is played."""
+"""provision.py: one cloud after the other; what clouds but the test one say is played."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.errors import CapacityError
-from launcher.machines.provision import Order, Provisioning
-from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import NoAccessError, SkyProcess
+from launcher.base.errors import CapacityError
+from launcher.machines.skypilot.provision import Order, Provisioning
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.machines.skypilot.sky_process import NoAccessError, SkyProcess
 
 ORDER = Order("slip-0123abcd", ["lambda", "aws/us-east-1", "aws/us-west-2"], "H100:4", None, 10, None, {})
 

@@ -1,4 +1,4 @@
-"""launcher/quote.py and `launch plan`: what a person sees and agrees to before a provider is asked."""
+"""launcher/asking/quote.py and `launch plan`: what a person sees and agrees to before a provider is asked."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import quote
-from launcher.config import load
-from launcher.errors import PreflightError, UsageError
-from launcher.home import Home
-from launcher.output import Output
-from launcher.plan import Market, Offer, Plan, make_plan
-from launcher.settings import Settings
+from launcher.asking import quote
+from launcher.asking.setting_sources import load
+from launcher.base.errors import PreflightError, UsageError
+from launcher.base.home import Home
+from launcher.screen.output import Output
+from launcher.values.plan import Market, Offer, Plan, make_plan
+from launcher.values.settings import Settings
 from tests.support.typed import Typed
 
 CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"
@@ -87,7 +87,7 @@ def test_g11_the_price_and_the_most_it_can_cost_are_agreed_to(
     agreement: tuple[Settings, Plan], monkeypatch: pytest.MonkeyPatch, answer: str, agreed: bool
 ) -> None:
     settings, plan = agreement
-    monkeypatch.setattr("launcher.consent.can_ask", lambda output: True)
+    monkeypatch.setattr("launcher.screen.consent.can_ask", lambda output: True)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     stderr = io.StringIO()
     output = Output(stdout=io.StringIO(), stderr=stderr, environ={})

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.machines import remote, sky_home
+from launcher.base import locks, processes
+from launcher.base.processes import ProcessId
 from launcher.machines.cloud import CloudMachine
-from launcher.machines.link import Host
-from launcher.machines.remote import RemoteFolder
-from launcher.machines.sky_home import SkyHome
-from launcher.safety import locks, processes
-from launcher.safety.processes import ProcessId
+from launcher.machines.over_ssh import remote_folder
+from launcher.machines.over_ssh.link import Host
+from launcher.machines.over_ssh.remote_folder import RemoteFolder
+from launcher.machines.skypilot import sky_home
+from launcher.machines.skypilot.sky_home import SkyHome
 
 
 class Clock:
@@ -58,7 +59,7 @@ def test_g23_a_runtime_that_takes_its_time_is_looked_at_every_five_seconds(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look is an ssh connection of its own; it renews the lease, which is 15 s at least."""
-    monkeypatch.setattr(remote, "time", clock)
+    monkeypatch.setattr(remote_folder, "time", clock)
     there, longest, last = _looked(tmp_path), 0.0, clock.now
     for _ in range(600 * 5):
         before = there.connections
@@ -73,7 +74,7 @@ def test_g23_a_runtime_that_takes_its_time_is_looked_at_every_five_seconds(
 def test_g23_a_machine_that_is_asked_for_its_end_all_the_time_is_asked_rarely(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "time", clock)
+    monkeypatch.setattr(remote_folder, "time", clock)
     there = _looked(tmp_path)
     monkeypatch.setattr("launcher.machines.cloud.RemoteFolder", Looked)
     login = {"user": "u", "key": str(tmp_path / "key"), "port": 22, "proxy_command": None}

@@ -1,4 +1,4 @@
-"""launcher/safety/records.py: written before anything starts, whole whatever is killed."""
+"""launcher/ledger/records.py: written before anything starts, whole whatever is killed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import LaunchError, UsageError
-from launcher.home import Home
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import ID_PATTERN, LiveNameError, LiveRunError, RecordStore
+from launcher.base.errors import LaunchError, UsageError
+from launcher.base.home import Home
+from launcher.base.processes import ProcessId
+from launcher.ledger.records import ID_PATTERN, LiveNameError, LiveRunError, RecordStore
 from tests.support.environment import PROGRAMS
 
 pytestmark = pytest.mark.process

@@ -21,10 +21,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher import disk, environments, preflight
-from launcher.cli import unsupported
-from launcher.home import Home
-from launcher.safety.records import RecordStore
+from launcher.asking import preflight
+from launcher.base import disk
+from launcher.base.home import Home
+from launcher.cli.main import unsupported
+from launcher.ledger.records import RecordStore
+from launcher.machines import environments
 from tests.support.typed import Typed
 
 pytestmark = pytest.mark.process
@@ -294,7 +296,7 @@ def test_a_folder_that_is_gone_is_said(place: Place) -> None:
     gone = place.folder / "gone"
     gone.mkdir()
     done = subprocess.run(
-        ["sh", "-c", f"rmdir {gone}; exec {sys.executable} -m launcher.cli -- true"],
+        ["sh", "-c", f"rmdir {gone}; exec {sys.executable} -m launcher.cli.main -- true"],
         cwd=gone,
         env={
             **os.environ,
@@ -449,7 +451,7 @@ def test_a_disk_too_full_for_the_checkpoints_is_3(place: Place) -> None:
 
 def test_the_size_of_a_checkpoint_is_that_of_a_real_one() -> None:
     """A rank-16 step of Qwen2.5-0.5B: 8.8 M adapter weights, each with two moments, in float32."""
-    from launcher.model_folder import shape
+    from launcher.models.model_folder import shape
 
     found = shape(
         {
@@ -499,10 +501,10 @@ def test_an_old_python_gets_as_far_as_the_refusal() -> None:
     """What is imported before it must be readable for Pythons before 3.11."""
     import ast
 
-    import launcher.cli
-    import launcher.errors
+    import launcher.base.errors
+    import launcher.cli.main
 
-    for module in (launcher, launcher.cli, launcher.errors):
+    for module in (launcher, launcher.cli, launcher.cli.main, launcher.base, launcher.base.errors):
         ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 8))
 
 
@@ -522,7 +524,7 @@ def test_a_long_home_is_fine_because_sockets_lie_elsewhere(place: Place) -> None
 
 
 def test_an_env_file_that_others_can_read_is_a_warning_and_no_error(place: Place) -> None:
-    from launcher.config import load
+    from launcher.asking.setting_sources import load
 
     for text, mode, warned in [
         ("HF_TOKEN=hf_0123456789\n", 0o644, True),
@@ -640,10 +642,10 @@ WORDS = st.one_of(
 @pytest.mark.slow
 def test_whatever_is_typed_is_never_a_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random words: the exit code is never 1, and an error is always three lines or one object."""
-    monkeypatch.setattr("launcher.run.Run.execute", lambda self: 0)
+    monkeypatch.setattr("launcher.run.run.Run.execute", lambda self: 0)
     monkeypatch.setattr(preflight, "check_environment", lambda home: None)
-    monkeypatch.setattr("launcher.safety.reap.look", lambda *options: [])
-    monkeypatch.setattr("launcher.output.Output.claim_stdout", lambda self: None)
+    monkeypatch.setattr("launcher.safety.leftovers.look", lambda *options: [])
+    monkeypatch.setattr("launcher.screen.output.Output.claim_stdout", lambda self: None)
     typed = Typed(tmp_path / "project", tmp_path / "home")
     RecordStore(Home.find({"LAUNCH_HOME": str(typed.home)})).create(name="dev")
 
@@ -668,7 +670,7 @@ def test_whatever_is_typed_is_never_a_bug_of_ours(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("words", [["--modle", "x"], ["--", "no-such-program"]])
 def test_the_same_from_a_process_of_its_own(words: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", *words],
+        [sys.executable, "-m", "launcher.cli.main", *words],
         env={**os.environ, "LAUNCH_HOME": str(tmp_path / "home")},
         stdin=subprocess.DEVNULL,
         capture_output=True,

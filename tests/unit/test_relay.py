@@ -1,4 +1,4 @@
-"""launcher/relay.py before a real server on a Unix socket: nothing lost, nothing doubled, nobody else in."""
+"""relay.py before a real server on a Unix socket: nothing lost, nothing doubled, nobody else in."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from launcher import relay
-from launcher.errors import PreflightError
-from launcher.relay import Relay
+from launcher.base.errors import PreflightError
+from launcher.door import relay
+from launcher.door.relay import Relay
 from tests.support.upstream import Upstream
 from tests.support.waiting import wait_until, wait_until_async
 

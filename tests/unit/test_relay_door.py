@@ -1,4 +1,4 @@
-"""launcher/relay.py before who has no token or speaks no HTTP: bounded memory and time, nothing repeated.
+"""relay.py before who has no token or speaks no HTTP: bounded memory and time, nothing repeated.
 
 The relay is in a process of its own, so that its memory can be measured and its terminal read.
 """
@@ -19,11 +19,11 @@ import pytest
 from aiohttp import web
 from aiohttp.http import StreamWriter
 
-from launcher import relay_body, relay_connection, relay_forward, relay_receipts
-from launcher.relay import Relay
-from launcher.relay_body import BODY_BYTES
-from launcher.relay_receipts import FOLLOWS, RECEIPT_HEADER
-from runtime import schema
+from launcher.door import relay_body, relay_connection, relay_forward, relay_receipts
+from launcher.door.relay import Relay
+from launcher.door.relay_body import BODY_BYTES
+from launcher.door.relay_receipts import FOLLOWS, RECEIPT_HEADER
+from runtime.shared import schema
 from tests.support.relay_process import RelayProcess
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until

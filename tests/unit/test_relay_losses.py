@@ -1,4 +1,4 @@
-"""launcher/relay.py when a link is lost late: a stream has begun, a request is older than the patience."""
+"""relay.py when a link is lost late: a stream has begun, a request is older than the patience."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import httpx
 import pytest
 from aiohttp import web
 
-from launcher import relay
-from launcher.relay import Relay
-from launcher.relay_connection import DoorServer
-from launcher.relay_forward import LostError, Waiting
+from launcher.door import relay
+from launcher.door.relay import Relay
+from launcher.door.relay_connection import DoorServer
+from launcher.door.relay_forward import LostError, Waiting
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""launcher/relay_receipts.py before a real server: the gateway hears of what arrived, and of nothing else."""
+"""relay_receipts.py before a real server: the gateway hears of what arrived, and of nothing else."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from launcher import relay_forward, relay_rules
-from launcher.relay import Relay
-from launcher.relay_connection import look
+from launcher.door import relay_forward, relay_rules
+from launcher.door.relay import Relay
+from launcher.door.relay_connection import look
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until, wait_until_async
 

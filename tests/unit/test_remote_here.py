@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import sync
-from launcher.errors import JobFailed, NotPulled
-from launcher.machines.fetching import Fetching
-from launcher.machines.link import Host, run_on
-from launcher.machines.remote import RemoteFolder, _unpack
-from launcher.safety import locks
+from launcher.base import locks
+from launcher.base.errors import JobFailed, NotPulled
+from launcher.machines.over_ssh.fetching import Fetching
+from launcher.machines.over_ssh.link import Host, run_on
+from launcher.machines.over_ssh.remote_folder import RemoteFolder, _unpack
+from launcher.results import home_copy
 from tests.support.environment import PROGRAMS
 from tests.support.own_sshd import OwnSshd
 
@@ -116,9 +116,9 @@ def test_g22_results_are_pulled_on_a_disk_that_locks_only_what_is_open_for_writi
     monkeypatch.setattr(fcntl, "flock", as_nfs_does)
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "metrics.jsonl").write_text("{}\n")
-    assert sync.pull(tmp_path / "machine", tmp_path / "results").files == 1
+    assert home_copy.pull(tmp_path / "machine", tmp_path / "results").files == 1
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["logs", "metrics.jsonl"]
     # It is a lock all the same.
-    monkeypatch.setattr(sync, "_PULL_SECONDS", 0.0)
+    monkeypatch.setattr(home_copy, "_PULL_SECONDS", 0.0)
     with locks.alone(tmp_path / "results"), pytest.raises(NotPulled, match="could not be brought"):
-        sync.pull(tmp_path / "machine", tmp_path / "results")
+        home_copy.pull(tmp_path / "machine", tmp_path / "results")

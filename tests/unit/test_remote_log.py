@@ -1,4 +1,4 @@
-"""`launch logs` and `launch exec` of a rented machine, through the real ssh (launcher/remote_verbs.py)."""
+"""`launch logs` and `launch exec` of a rented machine, through the real ssh (remote_verbs.py)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import JobFailed
-from launcher.home import Home
-from launcher.machines.link import Host
-from launcher.machines.remote_log import RemoteLog
-from launcher.safety.records import RecordStore
+from launcher.base.errors import JobFailed
+from launcher.base.home import Home
+from launcher.ledger.records import RecordStore
+from launcher.machines.over_ssh.link import Host
+from launcher.machines.over_ssh.remote_log import RemoteLog
 from tests.support.own_sshd import OwnSshd
 from tests.support.typed import Typed
 from tests.support.waiting import wait_until
@@ -45,7 +45,7 @@ def following(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 def _follow(tmp_path: Path) -> subprocess.Popen[bytes]:
     words = ["logs", "dev", "--which", "trainer", "--follow"]
     return subprocess.Popen(
-        [sys.executable, "-m", "launcher.cli", *words],
+        [sys.executable, "-m", "launcher.cli.main", *words],
         env={**os.environ, "LAUNCH_HOME": str(tmp_path / "home")},
         stdin=subprocess.DEVNULL,
         stdout=(tmp_path / "shown").open("wb"),

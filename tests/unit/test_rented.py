@@ -1,4 +1,4 @@
-"""launcher/rented.py: what a run is told and how long it waits because its machine is rented."""
+"""launcher/run/rented_run.py: what a run is told and how long it waits because its machine is rented."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.machines.base import Machine
-from launcher.output import Output
-from launcher.plan import Plan, Rented
-from launcher.rented import SHARED_FRACTION, announce, runtime_overrides
-from launcher.runtime_config import build
+from launcher.asking.runtime_config import build
+from launcher.run.rented_run import SHARED_FRACTION, announce, runtime_overrides
+from launcher.screen.output import Output
+from launcher.values.machine import Machine
+from launcher.values.plan import Plan, Rented
 
 FOUR = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
 ONE = replace(FOUR, gpus="H100:1", train_gpus=1, infer_gpus=1)

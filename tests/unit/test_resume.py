@@ -1,4 +1,4 @@
-"""launcher/resume.py: which run is taken up, from which step, as what it was begun; and what is refused."""
+"""resume.py: which run is taken up, from which step, as what it was begun; and what is refused."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import Any
 
 import pytest
 
-from launcher import durable, resume, sync
-from launcher.config import load
-from launcher.errors import PreflightError, UsageError
-from launcher.home import Home
-from launcher.log import close_log
+from launcher.asking.request import Request
+from launcher.asking.setting_sources import load
+from launcher.base.errors import PreflightError, UsageError
+from launcher.base.home import Home
+from launcher.base.log import close_log
+from launcher.base.processes import ProcessId
+from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines.local import LocalMachine
-from launcher.output import Output
-from launcher.plan import make_plan
-from launcher.request import Request
-from launcher.run import Run
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RecordStore, RunRecord
-from launcher.settings import SETTINGS, Settings
-from runtime.training.start import FILES
+from launcher.results import durable, home_copy
+from launcher.run import resume
+from launcher.run.run import Run
+from launcher.screen.output import Output
+from launcher.values.plan import make_plan
+from launcher.values.settings import SETTINGS, Settings
+from runtime.shared.start_adapter import FILES
 from tests.support.committed import commit
 from tests.support.pretend_machine import PretendMachine
 from tests.support.waiting import wait_until
@@ -81,7 +82,7 @@ def test_where_the_machine_is_gone_it_is_rewound_to_the_durable_step(store: Reco
     record = ended(store)
     folder = store.folder(record.id)
     commit(folder / "machine", 7)
-    sync.secure(folder / "machine", folder / "results")
+    home_copy.secure(folder / "machine", folder / "results")
     shutil.rmtree(folder / "machine")
     found = find(store)
     assert (found.step, found.rewinds) == (7, True)

@@ -1,4 +1,4 @@
-"""launcher/machines/rsync.py, pace.py with the real rsync: seen while it moves, ended when it does not."""
+"""rsync.py, copy_rate.py with the real rsync: seen while it moves, ended when it does not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.machines import rsync
-from launcher.machines.pace import FIRST_BYTES_PER_SECOND, Pace
-from launcher.machines.rsync import Copy, Moved, RsyncError
+from launcher.machines.over_ssh import rsync
+from launcher.machines.over_ssh.copy_rate import FIRST_BYTES_PER_SECOND, Pace
+from launcher.machines.over_ssh.rsync import Copy, Moved, RsyncError
 from tests.support import descendants
 
 SIZE = 6_000_000

@@ -1,4 +1,4 @@
-"""launcher/run.py: the order of a run's life, and that every way it can end ends in down and proof.
+"""launcher/run/run.py: the order of a run's life, and that every way it can end ends in down and proof.
 
 The machine is in this process; record, guardian, relay, heartbeat, minder and signals are the real ones.
 """
@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.durable import Standing
-from launcher.errors import CapacityError, JobFailed, LaunchError, NotPulled, PreflightError
-from launcher.home import Home
-from launcher.machines.base import Machine, Proof
-from launcher.output import Output
-from launcher.safety.records import RecordStore, RunRecord
-from launcher.summary import Summary
+from launcher.base.errors import CapacityError, JobFailed, LaunchError, NotPulled, PreflightError
+from launcher.base.home import Home
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.run.summary import Summary
+from launcher.screen.output import Output
+from launcher.values.machine import Machine, Proof
+from launcher.values.standing import Standing
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
 from tests.support.waiting import wait_until
@@ -316,7 +316,7 @@ def test_the_deadline_ends_a_run_with_7(live) -> None:
 def test_g23_the_runtime_is_told_how_long_its_model_may_take_to_come(
     live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.run.start_seconds", lambda model, size: 7200.0)
+    monkeypatch.setattr("launcher.run.run.start_seconds", lambda model, size: 7200.0)
     config = live().machine.config
     assert config is not None and config.start_seconds == 7200.0
 
@@ -378,8 +378,8 @@ def test_a_name_that_lives_is_refused_before_anything_starts(live) -> None:
 
 def test_g23_a_runtime_that_freezes_is_said_and_ends_the_run(live, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers once, then accepts questions and says nothing. The bounds are shortened."""
-    monkeypatch.setattr("launcher.pulse._ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr("launcher.patience.LEAST_SECONDS", 1.0)
+    monkeypatch.setattr("launcher.run.pulse._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("launcher.base.patience.LEAST_SECONDS", 1.0)
     asked: list[float] = []
     over = threading.Event()
 

@@ -10,14 +10,15 @@ from urllib.parse import quote
 
 import pytest
 
-from launcher import credentials, preflight
-from launcher.endpoint import keep_token
-from launcher.home import Home
-from launcher.log import Redactor
-from launcher.safety.records import RecordStore
-from launcher.settings import SECRETS
+from launcher.asking import preflight
+from launcher.base import credentials
+from launcher.base.credentials import SECRETS
+from launcher.base.home import Home
+from launcher.base.log import Redactor
+from launcher.ledger.endpoint import keep_token
+from launcher.ledger.records import RecordStore
 from runtime.__main__ import children
-from runtime.schema import RuntimeConfig
+from runtime.shared.schema import RuntimeConfig
 from tests.support.canaries import in_files, spellings
 from tests.support.typed import Typed
 
@@ -116,14 +117,14 @@ def test_g14_a_command_that_crashes_shows_no_secret(
         raise RuntimeError(f"a library quotes {known} and {base64.b64encode(known[0].encode())!r}")
 
     for name in ("result", "raw"):
-        monkeypatch.setattr(f"launcher.output.Output.{name}", crash)
+        monkeypatch.setattr(f"launcher.screen.output.Output.{name}", crash)
     monkeypatch.setattr(preflight, "check_environment", crash)
     monkeypatch.setattr("launcher.machines.cloud.CloudMachine.described", crash)
-    monkeypatch.setattr("launcher.machines.prices.market", crash)
-    monkeypatch.setattr("launcher.machines.price_snapshot.market", crash)
+    monkeypatch.setattr("launcher.machines.skypilot.prices.market", crash)
+    monkeypatch.setattr("launcher.machines.skypilot.price_snapshot.market", crash)
     monkeypatch.setattr("launcher.safety.take_down.pull", crash)
-    monkeypatch.setattr("launcher.safety.processes.wait_gone", crash)
-    monkeypatch.setattr("launcher.safety.processes.ProcessId.send", lambda self, number: None)
+    monkeypatch.setattr("launcher.base.processes.wait_gone", crash)
+    monkeypatch.setattr("launcher.base.processes.ProcessId.send", lambda self, number: None)
     options = ["--debug", *(["--json"] if as_json else [])]
     done = typed(*options, *words, SHELL_TOKEN=in_shell)
     assert done.returncode == 1, done.stderr

@@ -1,4 +1,4 @@
-"""launcher/signals.py: the first signal, the second one, and those that were not for us."""
+"""launcher/run/signals.py: the first signal, the second one, and those that were not for us."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launcher.signals import Interrupted, Signals
+from launcher.run.signals import Interrupted, Signals
 
 
 def send(number: int) -> None:

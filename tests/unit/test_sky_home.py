@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.errors import CapacityError, PreflightError
-from launcher.machines import sky_process
-from launcher.machines.accounts import clouds_of
-from launcher.machines.base import Machine
+from launcher.base.errors import CapacityError, PreflightError
+from launcher.ledger.records import RunRecord
 from launcher.machines.cloud import CloudMachine
-from launcher.machines.recorded import from_record
-from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import NoAccessError, SkyCallError, SkyCallLateError, SkyProcess
-from launcher.safety.records import RunRecord
+from launcher.machines.machine_of_record import from_record
+from launcher.machines.skypilot import sky_process
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.machines.skypilot.sky_process import NoAccessError, SkyCallError, SkyCallLateError, SkyProcess
+from launcher.values.clouds import clouds_of
+from launcher.values.machine import Machine
 from tests.support.environment import PROGRAMS, REPOSITORY
 
 FIVE = (".aws/credentials", ".config/gcloud/key.json", ".azure/token", ".lambda_cloud/keys", ".runpod/config")

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machines import teardown
+from launcher.base.processes import ProcessId
 from launcher.machines.cloud import CloudMachine
-from launcher.machines.sky_home import NoServerError, SkyHome
-from launcher.machines.sky_process import SkyProcess
-from launcher.machines.teardown import Teardown
-from launcher.safety.processes import ProcessId
+from launcher.machines.skypilot import teardown
+from launcher.machines.skypilot.sky_home import NoServerError, SkyHome
+from launcher.machines.skypilot.sky_process import SkyProcess
+from launcher.machines.skypilot.teardown import Teardown
 from tests.support.environment import PROGRAMS
 from tests.support.own_sshd import OwnSshd
 
@@ -81,9 +81,9 @@ def _python(folder: Path) -> Path:
         f"""#!/bin/sh
         [ -e {folder}/uninstalled ] && exit 1
         case "$2" in
-        launcher.machines.sky_calls)
+        launcher.machines.skypilot.sky_calls)
             exec {sys.executable} {programs / "answer_sky_calls.py"} {folder}/provider;;
-        launcher.machines.sky_server)
+        launcher.machines.skypilot.sky_server)
             echo started >> {folder}/servers
             [ -e {folder}/deaf ] && exec sleep 600
             exec {sys.executable} {programs / "answer_health.py"} 0.14.1 0.14.1 "${{4#--port=}}";;

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import LaunchError, PreflightError
-from launcher.machines import sky_process
-from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import SkyProcess
-from launcher.safety import processes
-from launcher.safety.processes import ProcessId
+from launcher.base import processes
+from launcher.base.errors import LaunchError, PreflightError
+from launcher.base.processes import ProcessId
+from launcher.machines.skypilot import sky_process
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.machines.skypilot.sky_process import SkyProcess
 from tests.support.environment import PROGRAMS
 
 StandIn = Callable[..., tuple[subprocess.Popen[bytes], int]]

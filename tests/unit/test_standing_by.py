@@ -19,16 +19,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import PreflightError
-from launcher.home import Home
-from launcher.machines import recorded
+from launcher.base.errors import PreflightError
+from launcher.base.home import Home
+from launcher.base.processes import ProcessId
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.machines import machine_of_record
 from launcher.machines.cloud import CloudMachine
-from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import SkyProcess
-from launcher.machines.spare_home import STANDS_BY, SpareHome
-from launcher.safety import guardian, reap
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RecordStore, RunRecord
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.machines.skypilot.sky_process import SkyProcess
+from launcher.machines.skypilot.spare_home import STANDS_BY, SpareHome
+from launcher.safety import guardian, leftovers
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.waiting import wait_until
 
@@ -57,7 +57,9 @@ class Laptop:
             f"""#!/bin/sh
             echo $$ >> {self.folder}/started
             [ -e {self.package}/launcher ] || exit 1
-            case "$2" in launcher.machines.sky_calls) exec {sys.executable} {answers} {self.provider};; esac
+            case "$2" in
+            launcher.machines.skypilot.sky_calls) exec {sys.executable} {answers} {self.provider};;
+            esac
             exit 1
             """
         )
@@ -175,7 +177,7 @@ def test_g01_whoever_stands_by_goes_with_the_guardian(laptop: Laptop, how: str) 
         wait_until(lambda: ProcessId.of(stands_by) is None, what="its pipe has ended, and so has it")
         laptop.store.update(record.id, state="verified", launch=None)
         home = laptop.store.runs.parent
-        finds = reap.look(Home(home, home, home), None, False, 1e9)
+        finds = leftovers.look(Home(home, home, home), None, False, 1e9)
         (find,) = (find for find in finds if STANDS_BY in find.what)
         find.remove()
     assert not (laptop.store.folder(record.id) / STANDS_BY).exists()
@@ -189,7 +191,7 @@ def test_g01_whoever_stands_by_is_asked_again_when_its_machine_was_not_proven_go
     """The guardian tries three times: who is left of the old package must be there for each of them."""
     monkeypatch.setattr(sys, "executable", str(laptop.python))
     record = laptop.rented()
-    stand_in = recorded.prepare(record)
+    stand_in = machine_of_record.prepare(record)
     assert isinstance(stand_in, SpareHome)
     wait_until(lambda: laptop.started, what="somebody stands by")
     (stands_by,) = laptop.started
@@ -197,10 +199,14 @@ def test_g01_whoever_stands_by_is_asked_again_when_its_machine_was_not_proven_go
     away = laptop.provider.rename(laptop.folder / "away")
     notes: list[str] = []
     try:
-        assert not recorded.end(recorded.from_record(record, stand_in), notes.append).verified
+        assert not machine_of_record.end(
+            machine_of_record.from_record(record, stand_in), notes.append
+        ).verified
         assert ProcessId.of(stands_by) is not None, "it is its owner's to end"
         away.rename(laptop.provider)
-        assert recorded.end(recorded.from_record(record, stand_in), notes.append).verified, notes
+        assert machine_of_record.end(
+            machine_of_record.from_record(record, stand_in), notes.append
+        ).verified, notes
         assert not os.listdir(laptop.provider) and ProcessId.of(stands_by) is not None
     finally:
         stand_in.remove()

@@ -1,4 +1,4 @@
-"""launcher/machines/startup.py: how long a runtime may take to become ready."""
+"""launcher/machines/waiting_for_runtime.py: how long a runtime may take to become ready."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from launcher.machines import cloud, local
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.local import LocalMachine
-from launcher.machines.startup import LEAST_START_SECONDS, start_seconds
+from launcher.machines.waiting_for_runtime import LEAST_START_SECONDS, start_seconds
 from runtime.__main__ import children
-from runtime.schema import RuntimeConfig
+from runtime.shared.schema import RuntimeConfig
 
 
 @pytest.mark.parametrize(

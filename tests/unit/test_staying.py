@@ -1,4 +1,4 @@
-"""launcher/machines/staying.py: a machine whose runtime is dead does not end itself while it is copied from.
+"""timer_setback.py: a machine whose runtime is dead does not end itself while it is copied from.
 
 The machine is a folder behind a real ssh, with a timer's database as skylet makes it and the runtime's code.
 """
@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import JobFailed, NotPulled
-from launcher.home import Home
-from launcher.machines import staying as module
-from launcher.machines import wanted
-from launcher.machines.fetching import Fetching
-from launcher.machines.staying import staying
-from launcher.plan import Plan, Rented
+from launcher.base.errors import JobFailed, NotPulled
+from launcher.base.home import Home
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.machines.over_ssh import timer_setback as module
+from launcher.machines.over_ssh.fetching import Fetching
+from launcher.machines.over_ssh.timer_setback import staying
+from launcher.run import machine_from_plan
 from launcher.safety import take_down
-from launcher.safety.records import RecordStore, RunRecord
+from launcher.values.plan import Plan, Rented
 from runtime import autodown
 from tests.support.environment import REPOSITORY
 from tests.support.own_sshd import OwnSshd
@@ -157,10 +157,10 @@ def test_g22_a_machine_knows_its_runs_limits_in_whatever_process(tmp_path: Path)
     record = store.create()
     gpus = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
     plan = Plan("4×H100 on aws", "tiny", 27.52, 7200.0, 900.0, 20.0, gpus)
-    machine = wanted.machine_for(plan, record, store, home)
+    machine = machine_from_plan.machine_for(plan, record, store, home)
     limits = machine.describe()["limits"]
     assert (limits["begun_at"], limits["deadline_seconds"], limits["budget"]) == (record.created, 7200, 20)
-    again = wanted.machine_of(store.update(record.id, machine=machine.describe()), store, home)
+    again = machine_from_plan.machine_of(store.update(record.id, machine=machine.describe()), store, home)
     assert again.describe() == machine.describe()
 
 

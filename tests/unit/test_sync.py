@@ -1,4 +1,4 @@
-"""launcher/sync.py: what comes home is whole, or what was there stays."""
+"""launcher/results/home_copy.py: what comes home is whole, or what was there stays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import durable
-from launcher.errors import NotPulled
-from launcher.sync import pull
+from launcher.base.errors import NotPulled
+from launcher.results import durable
+from launcher.results.home_copy import pull
 from tests.support.committed import commit, name_best, pin, write_said
 
 

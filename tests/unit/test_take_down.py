@@ -17,14 +17,18 @@ from typing import Any
 
 import pytest
 
-from launcher import ending_verbs, giving_up, homeward, resume
-from launcher.errors import NotPulled, TeardownUnverified
-from launcher.home import Home
-from launcher.machines import recorded
+from launcher.base import processes
+from launcher.base.errors import NotPulled, TeardownUnverified
+from launcher.base.home import Home
+from launcher.base.processes import ProcessId
+from launcher.cli import ending_verbs
+from launcher.ledger import teardown_lock
+from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.machines import machine_of_record
 from launcher.machines.local import LocalMachine
-from launcher.safety import guardian, processes, reap, take_down, teardown_lock
-from launcher.safety.processes import ProcessId
-from launcher.safety.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.results import background_copy
+from launcher.run import resume
+from launcher.safety import giving_up, guardian, leftovers, take_down
 from tests.support import recorded_machine
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.typed import Typed
@@ -39,12 +43,12 @@ AS_IT_IS = take_down.TRIES_SECONDS
 
 @pytest.fixture
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
-    monkeypatch.setattr(reap, "socket_parents", lambda: [])
+    monkeypatch.setattr(leftovers, "socket_parents", lambda: [])
     monkeypatch.setitem(
-        recorded._KINDS, recorded_machine.KIND, ("tests.support.recorded_machine", "RecordedMachine")
+        machine_of_record._KINDS, recorded_machine.KIND, ("tests.support.recorded_machine", "RecordedMachine")
     )
     monkeypatch.setattr(take_down, "TRIES_SECONDS", 0.5)
-    monkeypatch.setattr(homeward, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(background_copy, "_AGAIN_SECONDS", 0.05)
     return Typed(tmp_path / "project", tmp_path / "home")
 
 
@@ -141,7 +145,7 @@ def test_g29_results_that_are_given_up_while_they_are_tried_for_go_with_their_ma
 ) -> None:
     record = left_alone(store, there)
     (there / "pull-fails").touch()
-    tries = homeward.pull_patiently
+    tries = background_copy.pull_patiently
 
     def given_up_meanwhile(*words: Any) -> None:
         store.update(record.id, given_up=True)

@@ -1,4 +1,4 @@
-"""launcher/machines/teardown.py on a full disk: the machine ends all the same, by its provider's own word.
+"""teardown.py on a full disk: the machine ends all the same, by its provider's own word.
 
 The disk is a real one of 256 KiB, in a mount namespace of its own; in SkyPilot's place is a program that
 writes in its home as SkyPilot does.
@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machines import recorded, sky_home
-from launcher.machines.base import Proof
+from launcher.machines import machine_of_record
 from launcher.machines.cloud import CloudMachine
-from launcher.machines.sky_home import SkyHome
+from launcher.machines.skypilot import sky_home
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.values.machine import Proof
 from tests.support.environment import PROGRAMS, REPOSITORY
 
 pytestmark = pytest.mark.process
@@ -58,7 +59,9 @@ def test_g27_a_machine_that_nobody_was_asked_for_is_no_machine_whatever_cannot_b
 
     monkeypatch.setattr(SkyHome, "remove", refuse)
     machine = CloudMachine("slip-0123abcd", tmp_path, infra=["aws"], gpus="H100:4", idle_minutes=10)
-    assert recorded.end(machine, lambda trouble: None) == Proof(True, "nothing had been asked of a provider")
+    assert machine_of_record.end(machine, lambda trouble: None) == Proof(
+        True, "nothing had been asked of a provider"
+    )
 
 
 def test_a_home_that_is_made_again_is_not_written_again(

@@ -14,9 +14,9 @@ from typing import TextIO
 
 import pytest
 
-from launcher.errors import JobFailed
-from launcher.output import Live, Output
-from launcher.terminal import StatusLine
+from launcher.base.errors import JobFailed
+from launcher.screen.output import Live, Output
+from launcher.screen.terminal import StatusLine
 
 ROWS, COLUMNS = 24, 60
 
@@ -145,8 +145,8 @@ def test_without_a_terminal_a_phase_is_one_plain_line(monkeypatch: pytest.Monkey
 
 
 def test_a_secret_is_shown_by_nothing_that_prints() -> None:
-    from launcher.errors import LaunchError
-    from launcher.log import REDACTOR
+    from launcher.base.errors import LaunchError
+    from launcher.base.log import REDACTOR
 
     REDACTOR.hide(["hunter2hunter2"])
     stdout, stderr = io.StringIO(), io.StringIO()

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,33 @@ TOP_LEVEL = {
 
 # Each external world has one importer, a file, a few beside each other or a folder: an upgrade is one place.
 IMPORTERS = {
-    "sky": {f"launcher/machines/sky_{part}.py" for part in ("calls", "prices", "providers", "server")},
-    "vllm": {"runtime/serving/engine.py", "runtime/serving/worker.py"},
-    "torchtune": {"runtime/training/decoder.py", "runtime/recipes/"},
-    "dspy": {"launcher/client/", "examples/"},
+    "sky": {
+        f"launcher/machines/skypilot/sky_{part}.py" for part in ("calls", "prices", "providers", "server")
+    },
+    "vllm": {"runtime/engine/server.py", "runtime/engine/worker.py"},
+    "torchtune": {"runtime/trainer/decoder.py", "runtime/recipes/"},
+    "dspy": {"launcher/client/dspy/", "examples/"},
 }  # fmt: skip
+
+# The floors of both halves, from the ground up: a file imports only its own folder's and those named before.
+FLOORS = {
+    "launcher": (
+        "launcher/base", "launcher/screen", "launcher/values", "launcher/ledger", "launcher/models",
+        "launcher/results", "launcher/machines/over_ssh", "launcher/machines/skypilot", "launcher/machines",
+        "launcher/safety", "launcher/asking", "launcher/door", "launcher/run", "launcher/cli",
+    ),
+    # A program imports these; of the rest they know the errors only.
+    "client": ("launcher/base", "launcher/client", "launcher/client/dspy"),
+    "runtime": (
+        "runtime/shared", "runtime/engine", "runtime/gateway/http", "runtime/gateway/requests",
+        "runtime/gateway/samples", "runtime/gateway/engines", "runtime/gateway/versions",
+        "runtime/gateway/steps", "runtime/gateway/completions", "runtime/gateway",
+        "runtime/trainer", "runtime/recipes", "runtime",
+    ),
+    "tiny": ("runtime/tiny",),
+}  # fmt: skip
+LONGEST_FILE = 350
+MOST_FILES_IN_LAUNCHER = 5
 
 
 def _tracked() -> list[Path]:
@@ -62,10 +85,73 @@ def test_each_external_world_has_its_importer(world: str) -> None:
     assert not [path for path in found if not path.startswith(tuple(IMPORTERS[world]))]
 
 
+def _modules_imported(path: Path) -> set[str]:
+    """Dotted names of all that a file imports of this tree, as files; a package's own `__init__` is none."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return {name for name in names if (ROOT / f"{name.replace('.', '/')}.py").is_file()}
+
+
+def _house() -> list[Path]:
+    """The product's own files in their rooms; an `__init__` is the door of its room and imports out of it."""
+    rooms = ("launcher", "runtime")
+    return [
+        path for path in _sources() if path.relative_to(ROOT).parts[0] in rooms and path.stem != "__init__"
+    ]
+
+
+@pytest.mark.parametrize("half", sorted(FLOORS))
+def test_a_folder_imports_only_those_below_it(half: str) -> None:
+    floors = FLOORS[half]
+    upwards = []
+    for path in _house():
+        room = str(path.parent.relative_to(ROOT))
+        if room not in floors or (half == "client" and room == "launcher/base"):
+            continue
+        below = set(floors[: floors.index(room) + 1])
+        for name in _modules_imported(path):
+            other = str(Path(*name.split(".")).parent)
+            if other.split("/")[0] == room.split("/")[0] and other not in below:
+                upwards.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not upwards
+
+
+def test_every_room_has_its_floor() -> None:
+    rooms = {str(path.parent.relative_to(ROOT)) for path in _house()}
+    assert rooms == {room for floors in FLOORS.values() for room in floors}
+
+
+def test_the_launchers_folder_is_a_floor_plan_and_no_file_is_too_long() -> None:
+    directly = [path for path in _tracked() if path.parent == ROOT / "launcher"]
+    assert len(directly) <= MOST_FILES_IN_LAUNCHER
+    long = [
+        f"{path.relative_to(ROOT)}: {length}" for path in _house() if (length := _lines(path)) > LONGEST_FILE
+    ]
+    assert not long
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_no_two_files_of_launcher_have_one_name() -> None:
+    names = Counter(path.name for path in _house() if path.relative_to(ROOT).parts[0] == "launcher")
+    assert not [name for name, count in names.items() if count > 1]
+
+
 def test_the_two_halves_share_only_the_light_modules() -> None:
-    shared = {"runtime.schema", "runtime.train_config", "runtime.training.manifest"}
-    shared |= {"runtime.bootstrap", "runtime.failpoints", "runtime.fitness", "runtime.redaction"}
-    shared |= {"runtime.training.peft_form", "runtime.training.start"}
+    shared = {"runtime.shared.schema", "runtime.shared.train_config", "runtime.shared.manifest"}
+    shared |= {
+        "runtime.bootstrap",
+        "runtime.shared.failpoints",
+        "runtime.fitness",
+        "runtime.shared.redaction",
+    }
+    shared |= {"runtime.shared.peft_form", "runtime.shared.start_adapter"}
     for path in _sources():
         half = path.relative_to(ROOT).parts[0]
         for node in ast.walk(ast.parse(path.read_text())):
@@ -82,12 +168,12 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
 def test_the_client_imports_nothing_outside_launcher() -> None:
     """A user's program imports it beside files of any name: `runtime.py` is a common one."""
     for path in [path for path in _sources() if path.is_relative_to(ROOT / "launcher" / "client")]:
-        own = {"launcher.errors", "launcher.client"}
+        own = ("launcher.base.errors", "launcher.client")
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 assert node.module.split(".")[0] not in {"runtime", "sky", "examples", "tests"}, path
                 is_launcher = node.module.split(".")[0] == "launcher"
-                assert not is_launcher or ".".join(node.module.split(".")[:2]) in own, (path, node.module)
+                assert not is_launcher or node.module.startswith(own), (path, node.module)
             elif isinstance(node, ast.Import):
                 assert not {it.name.split(".")[0] for it in node.names} & {"runtime", "launcher"}, path
 

@@ -1,10 +1,10 @@
-"""launcher/units.py: durations and money as people write them."""
+"""launcher/base/units.py: durations and money as people write them."""
 
 from __future__ import annotations
 
 import pytest
 
-from launcher.units import format_duration, parse_duration, parse_money
+from launcher.base.units import format_duration, parse_duration, parse_money
 
 
 @pytest.mark.parametrize(

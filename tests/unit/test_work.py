@@ -1,4 +1,4 @@
-"""What `launch` says of a run while its program works (launcher/work.py)."""
+"""What `launch` says of a run while its program works (launcher/run/work.py)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.output import Output
-from launcher.pulse import Beat
+from launcher.ledger.lease import Lease, Limits
+from launcher.run.pulse import Beat
+from launcher.run.work import Watched, Work
 from launcher.safety import minder
-from launcher.safety.lease import Lease, Limits
-from launcher.work import Watched, Work
-from runtime.schema import RuntimeStatus
+from launcher.screen.output import Output
+from runtime.shared.schema import RuntimeStatus
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from launcher import cli, ending_verbs, patience
+from launcher.base import patience
+from launcher.cli import ending_verbs
+from launcher.cli.main import main as launch
 from launcher.safety import take_down
 
 
@@ -18,7 +20,7 @@ def main(words: list[str]) -> int:
     ending_verbs._ORDERLY_SECONDS = 10.0
     ending_verbs._SAY_EVERY_SECONDS = 1.0
     ending_verbs._KEEPING_SECONDS = take_down.TRIES_SECONDS = 3.0
-    return cli.main(words)
+    return launch(words)
 
 
 if __name__ == "__main__":

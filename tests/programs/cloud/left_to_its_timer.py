@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from launcher.machines.cloud import CloudMachine
-from launcher.machines.link import run_on
-from launcher.machines.scripts import CODE
-from runtime.schema import RuntimeConfig
+from launcher.machines.over_ssh.link import run_on
+from launcher.machines.over_ssh.machine_scripts import CODE
+from runtime.shared.schema import RuntimeConfig
 from tests.support.environment import REPOSITORY
 from tests.support.telling import told
 

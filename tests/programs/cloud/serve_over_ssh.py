@@ -12,15 +12,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from launcher.machines import scripts
-from launcher.machines.fetching import Fetching
-from launcher.machines.link import Host, Link, run_on
-from launcher.machines.remote import RemoteFolder
-from launcher.machines.remote_job import RemoteJob
-from launcher.machines.startup import Startup, reason_of_end
-from launcher.machines.unix_http import get_json
+from launcher.base.unix_http import get_json
+from launcher.machines.over_ssh import machine_scripts
+from launcher.machines.over_ssh.fetching import Fetching
+from launcher.machines.over_ssh.link import Host, Link, run_on
+from launcher.machines.over_ssh.remote_folder import RemoteFolder
+from launcher.machines.over_ssh.remote_job import RemoteJob
+from launcher.machines.waiting_for_runtime import Startup, reason_of_end
 from runtime.fitness import Needs
-from runtime.schema import RuntimeConfig
+from runtime.shared.schema import RuntimeConfig
 from tests.cloud import bare
 from tests.support.canaries import CommandLines
 from tests.support.environment import REPOSITORY
@@ -37,7 +37,7 @@ WAIT_SECONDS = 240.0
 
 
 def job(host: Host, script: str) -> subprocess.CompletedProcess[bytes]:
-    return run_on(host, f"cd {scripts.CODE} && bash -c {shlex.quote(script)}")
+    return run_on(host, f"cd {machine_scripts.CODE} && bash -c {shlex.quote(script)}")
 
 
 def said(host: Host, command: str) -> str:
@@ -49,11 +49,11 @@ def set_up(host: Host) -> None:
     code = HERE / "code" / "runtime"
     shutil.copytree(REPOSITORY / "runtime", code, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "tests" / "support" / "small_runtime.py", code / "__main__.py")
-    RemoteFolder(host, f"/home/ubuntu/{scripts.CODE}", HERE).send(HERE / "code")
-    done = job(host, scripts.setup(STATE, Needs("cpu", "H100:4")))
+    RemoteFolder(host, f"/home/ubuntu/{machine_scripts.CODE}", HERE).send(HERE / "code")
+    done = job(host, machine_scripts.setup(STATE, Needs("cpu", "H100:4")))
     assert done.returncode == 0, done
     told("set up: " + said(host, f"cat {STATE}/python"))
-    unfit = job(host, scripts.setup(STATE, Needs("cuda", "H100:4")))
+    unfit = job(host, machine_scripts.setup(STATE, Needs("cuda", "H100:4")))
     assert unfit.returncode == 1 and b"no NVIDIA driver is there" in unfit.stdout.splitlines()[-1], unfit
 
 
@@ -66,9 +66,9 @@ def configure(folder: RemoteFolder) -> None:
 
 def serve(folder: RemoteFolder) -> Link:
     """The link to a runtime that is ready and whose keeper has been seen."""
-    given = scripts.given(TOKEN, {"HF_TOKEN": SECRET})
+    given = machine_scripts.given(TOKEN, {"HF_TOKEN": SECRET})
     for _ in range(2):  # as after an answer that was lost: one runs
-        RemoteJob(folder, "serve").start(scripts.serve(STATE), stdin=given)
+        RemoteJob(folder, "serve").start(machine_scripts.serve(STATE), stdin=given)
     # One that dies before it has read them.
     RemoteJob(folder, "deaf").start("exit 3\n", stdin=given)
     link = Link(folder.host, DOOR, f"{SOCKETS}/gateway.sock")
@@ -112,7 +112,7 @@ def look_at_the_shield(host: Host, keeper: int) -> None:
 
 
 def reached(host: Host, prefix: str) -> str:
-    python = f"env PYTHONPATH=/home/ubuntu/{scripts.CODE} $(cat {STATE}/python)"
+    python = f"env PYTHONPATH=/home/ubuntu/{machine_scripts.CODE} $(cat {STATE}/python)"
     done = run_on(host, f"{prefix} {python} -c 'from runtime import shield; print(shield.reached())'")
     return done.stdout.decode().strip() or done.stderr.decode()
 

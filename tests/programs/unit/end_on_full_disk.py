@@ -11,9 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from launcher.machines.sky_home import SkyHome
-from launcher.machines.sky_process import SkyProcess
-from launcher.machines.teardown import Teardown
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.machines.skypilot.sky_process import SkyProcess
+from launcher.machines.skypilot.teardown import Teardown
 
 STANDING = {
     "provider": {"name": "AWS", "cluster": "slip-0123abcd", "cluster_on_cloud": "slip-0123abcd-0123abcd",
@@ -64,7 +64,8 @@ def _python(folder: Path, provider: Path) -> Path:
     script = folder / "python"
     script.write_text(
         "#!/bin/sh\n"
-        f'case "$2" in launcher.machines.sky_calls) exec {sys.executable} {stands_in} {provider};; esac\n'
+        'case "$2" in launcher.machines.skypilot.sky_calls) '
+        f"exec {sys.executable} {stands_in} {provider};; esac\n"
         "exit 1\n"
     )
     script.chmod(0o700)

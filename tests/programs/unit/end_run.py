@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher.errors import LaunchError
-from launcher.home import Home
+from launcher.base.errors import LaunchError
+from launcher.base.home import Home
+from launcher.ledger.records import RecordStore
 from launcher.safety import guardian, take_down
-from launcher.safety.records import RecordStore
 from tests.support import recorded_machine
 
 

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.endpoint import RESULTS
-from launcher.machines import recorded
-from launcher.machines.base import Progress, PullReport, Stopped, never, silent
+from launcher.ledger.endpoint import RESULTS
+from launcher.machines import machine_of_record
 from launcher.safety import guardian, take_down
+from launcher.values.machine import Progress, PullReport, Stopped, never, silent
 from tests.programs.unit.live_on_small_disk import fill
 from tests.support import pretend_machine
 from tests.support.pretend_calls import PHASES
@@ -83,7 +83,7 @@ def _ended_later(life: PretendLife, seen: Seen) -> dict[str, Any]:
 
 
 def main(small: Path) -> None:
-    recorded._KINDS[pretend_machine.KIND] = pretend_machine.PLACE
+    machine_of_record._KINDS[pretend_machine.KIND] = pretend_machine.PLACE
     print(json.dumps({phase: live(small, phase) for phase in (BEFORE, *PHASES[:-1])}), flush=True)
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from launcher.safety import processes
+from launcher.base import processes
 
 
 def refuse(*_words: object, **_options: object) -> object:

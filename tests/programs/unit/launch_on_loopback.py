@@ -17,4 +17,4 @@ UP_AND_RUNNING = 0x41
 if __name__ == "__main__":
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", UP_AND_RUNNING, b""))
-    os.execv(sys.executable, [sys.executable, "-m", "launcher.cli", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-m", "launcher.cli.main", *sys.argv[1:]])

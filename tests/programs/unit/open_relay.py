@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher import relay_body, relay_connection
-from launcher.relay import Relay
+from launcher.door import relay_body, relay_connection
+from launcher.door.relay import Relay
 
 
 def main(socket: str, token: str, unproven_seconds: str, silent_seconds: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from launcher.failpoints import passing
+from launcher.base.failpoints import passing
 
 passing("cli.armed")
-assert "runtime.failpoints" not in sys.modules
+assert "runtime.shared.failpoints" not in sys.modules

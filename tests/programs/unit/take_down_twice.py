@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher.machines.recorded import from_record
-from launcher.safety.records import RecordStore
+from launcher.ledger.records import RecordStore
+from launcher.machines.machine_of_record import from_record
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])

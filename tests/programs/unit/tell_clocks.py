@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from launcher.safety.clock import boot_seconds
+from launcher.base.clock import boot_seconds
 
 if __name__ == "__main__":
     print(boot_seconds() - time.monotonic())

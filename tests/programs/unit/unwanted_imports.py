@@ -14,9 +14,9 @@ import sys
 
 def main(unwanted: str, how: str, *words: str) -> None:
     if how == "launch":
-        from launcher import cli
+        from launcher.cli import main
 
-        cli.main(list(words))
+        main.main(list(words))
     else:
         for module in words:
             importlib.import_module(module)

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.home import Home
-from launcher.safety.records import LiveNameError, RecordStore
+from launcher.base.home import Home
+from launcher.ledger.records import LiveNameError, RecordStore
 
 
 def create(store: RecordStore, name: str | None = None) -> None:

@@ -1,0 +1,60 @@
+"""Which computer this is, as a text that stays the same: by it a forgotten machine is known to be ours.
+
+Neighbours: `forgotten_machines.py` labels machines with it. The host's name is none: it changes with a
+laptop's network and with every container. Nobody else learns it: only a digest of it leaves this computer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import uuid
+from pathlib import Path
+
+# Beside the runs; made when a machine is first labelled.
+FILE = "computer"
+_MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+# A container's machine-id is its image's: the same on every computer that runs it.
+_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"))
+_RANDOM_ADDRESS = 1 << 40
+
+
+def of_this_computer(home: Path) -> str:
+    """What `home`/computer says; where there is none yet, it is written there.
+
+    The same again after the home was deleted, where the system has an id of its own; in a container only the
+    home tells it from others.
+    """
+    path = home / FILE
+    if kept := _kept(path):
+        return kept
+    found = _of_the_system() or secrets.token_hex(16)
+    aside = path.with_name(f".{FILE}.{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):  # then it is what the system says, or nothing is known to be ours
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        aside.write_text(found + "\n", encoding="ascii")
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)  # whole, and the first of two that begin at once
+        aside.unlink()
+    return _kept(path) or found
+
+
+def _kept(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _of_the_system() -> str | None:
+    if any(mark.exists() for mark in _CONTAINER):
+        return None
+    for path in _MACHINE_IDS:
+        if found := _kept(path):
+            return found
+    if sys.platform == "linux":
+        return None
+    address = uuid.getnode()  # a network card's, unless Python has made one up
+    return None if address & _RANDOM_ADDRESS else f"{address:012x}"

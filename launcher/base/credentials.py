@@ -1,0 +1,122 @@
+"""Secrets: read from `.env`, hidden from everything that is written, and given only to who needs them.
+
+Neighbours: `setting_sources.py` merges what is read here, `machines/local.py` starts the runtime with
+`runtime_environ`, `main.py` hides what the environment holds before it shows an error.
+The runtime's supervisor hands each child its own part (`runtime/__main__.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.base.errors import ConfigError
+from launcher.base.log import REDACTOR
+
+# Handed to those of the runtime's processes that need them, shown as set or not set, never with their value.
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "WANDB_ENTITY", "WANDB_BASE_URL")
+# A name that says its value is nobody else's business, whosever variable it is.
+_SECRET_NAME = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
+_OTHERS_MAY_READ = 0o044
+
+# What a runtime on this computer needs of the user's environment; everything else, other services' keys
+# above all, stays with the user. LAUNCH_* is not for it, nor what describes the launcher's own Python.
+_FOR_RUNTIME = frozenset(
+    {
+        "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP",
+        "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "CC", "CXX", "CFLAGS", "CXXFLAGS",
+        "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC",
+        "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
+        "http_proxy", "https_proxy", "all_proxy", "no_proxy",
+    }
+)  # fmt: skip
+_FOR_RUNTIME_PREFIXES = (
+    "LC_", "XDG_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_",
+    "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "MALLOC_",
+    "DNNL_", "ONEDNN_", "TORCH", "PYTORCH_", "TRITON_", "VLLM_", "SLIPWAY_",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DotEnv:
+    """One `.env` file: its variables, and what is wrong with the file without being an error."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def read_dotenv(named: Path | None, folder: Path) -> DotEnv:
+    """The file that was named, else `.env` in `folder`, where there is one. Its secrets are hidden at once.
+
+    Raises ConfigError for a file that is not there or cannot be read; no line of it is ever shown.
+    """
+    path = named or folder / ".env"
+    shown = str(named) if named else ".env"
+    try:
+        text = path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if named is None:
+            return DotEnv()
+        raise ConfigError(f"no file {named}", "named by --env-file", f"ls -l {named}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{shown} cannot be read", "it is no UTF-8 text", f"file {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{shown} cannot be read", error.strerror, f"ls -ld {path}") from None
+    variables = _parse(text, shown, path)
+    secrets = [name for name, value in variables.items() if value and secret_name(name)]
+    REDACTOR.hide(variables[name] for name in secrets)
+    if secrets and mode & _OTHERS_MAY_READ:
+        return DotEnv(variables, (f"{shown} holds secrets and others may read it: chmod 600 {path}",))
+    return DotEnv(variables)
+
+
+def secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def hide_environment(environ: Mapping[str, str]) -> None:
+    """Never write the environment's secrets, whosever they are; the path of a key's file is none."""
+    REDACTOR.hide(
+        value for name, value in environ.items() if secret_name(name) and not value.startswith(("/", "~"))
+    )
+
+
+def runtime_environ(environ: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """What of `environ` a runtime on this computer is started with, and its secrets."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name in _FOR_RUNTIME or name.startswith(_FOR_RUNTIME_PREFIXES)
+    }
+    return kept | dict(secrets)
+
+
+def _parse(text: str, shown: str, path: Path) -> dict[str, str]:
+    from dotenv import dotenv_values
+    from dotenv.parser import parse_stream
+
+    for binding in parse_stream(io.StringIO(text)):
+        bare = binding.key is not None and binding.value is None and _meant_for_us(binding.key)
+        if binding.error or bare:
+            start = binding.original.string
+            line = binding.original.line + _newlines(start[: len(start) - len(start.lstrip())])
+            raise ConfigError(
+                f"{shown}: line {line} cannot be read",
+                "a line is NAME=value, or a comment that starts with #",
+                f"sed -n {line}p {path}",
+            )
+    values = dotenv_values(stream=io.StringIO(text))
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _meant_for_us(name: str) -> bool:
+    return name in SECRETS or name.startswith("LAUNCH_")
+
+
+def _newlines(text: str) -> int:
+    return len(re.findall(r"\r\n|\n|\r", text))

@@ -1,0 +1,143 @@
+"""The error tree: what failed, why, and a command to paste; each with its exit code.
+
+Neighbours: everything in `launcher` raises these, `main.py` turns them into three lines and an exit code.
+Knows nothing of printing, files or processes.
+
+    LaunchError              1   a bug of ours, where nothing below fits
+    ├── UsageError           2   wrong or refused on the command line
+    ├── PreflightError       3   this computer, or what was named, is not ready
+    │   └── ConfigError      3   a value in a file or in the environment
+    ├── CapacityError        4   no capacity, or a price above the cap
+    ├── TeardownUnverified   5   nobody proved that everything is down
+    ├── JobFailed            6   the runtime, or the user's command, failed
+    ├── LimitReached         7   deadline or budget
+    └── NotPulled            8   results are still on the machine
+"""
+
+# ruff: noqa: N818 - these names say what happened
+from __future__ import annotations
+
+import difflib
+import errno
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXIT_OK = 0
+EXIT_BUG = 1
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# What this computer refuses whoever asks: no bug of ours.
+_THIS_COMPUTERS = _NO_ROOM | frozenset(
+    {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES}
+    | {errno.EPERM, errno.ETIMEDOUT, errno.ENOLCK, errno.ESTALE}
+)  # fmt: skip
+
+
+class LaunchError(Exception):
+    """What failed, in one line; why, in one line; and what to do, best as a command to paste."""
+
+    exit_code = EXIT_BUG
+
+    def __init__(self, message: str, why: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.why = why
+        self.hint = hint
+
+    def to_dict(self) -> dict[str, object]:
+        """The error as `--json` shows it."""
+        return {
+            "type": type(self).__name__,
+            "message": self.message,
+            "why": self.why,
+            "hint": self.hint,
+            "exit_code": self.exit_code,
+        }
+
+
+class UsageError(LaunchError):
+    """Wrong on the command line, or refused."""
+
+    exit_code = 2
+
+
+class PreflightError(LaunchError):
+    """Something named or needed is not there; found before anything starts where it can be."""
+
+    exit_code = 3
+
+
+class ConfigError(PreflightError):
+    """A value or a key in a configuration file or in the environment."""
+
+
+class CapacityError(LaunchError):
+    """No capacity, or only above the price cap."""
+
+    exit_code = 4
+
+
+class TeardownUnverified(LaunchError):
+    """No positive proof that everything is down: silence is never success."""
+
+    exit_code = 5
+
+
+class JobFailed(LaunchError):
+    """The runtime or the user's command failed; `job_exit_code` is the command's own, where there is one.
+
+    `last_lines`: what it said last, where nobody has seen that; the very last of them is often the reason.
+    """
+
+    exit_code = 6
+
+    def __init__(
+        self,
+        message: str,
+        why: str | None = None,
+        hint: str | None = None,
+        job_exit_code: int | None = None,
+        last_lines: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message, why, hint)
+        self.job_exit_code = job_exit_code
+        self.last_lines = list(last_lines)
+
+    def to_dict(self) -> dict[str, object]:
+        own = {"job_exit_code": self.job_exit_code, "last_lines": self.last_lines}
+        return super().to_dict() | own
+
+
+class LimitReached(LaunchError):
+    """Deadline or budget."""
+
+    exit_code = 7
+
+
+class NotPulled(LaunchError):
+    """The results did not come home."""
+
+    exit_code = 8
+
+
+def failure_of(error: Exception, log: Path | None = None) -> LaunchError:
+    """What was raised as one of these; `log` has the traceback, else --debug shows it."""
+    if isinstance(error, LaunchError):
+        return error
+    look = f"less {log}" if log else "the same command with --debug shows the traceback"
+    if isinstance(error, OSError) and error.errno in _THIS_COMPUTERS:
+        why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        room = f"df -h {log.parent}" if log else "df -h"
+        hint = room if error.errno in _NO_ROOM else look
+        return PreflightError("this computer does not let launch go on", why, hint)
+    return LaunchError("launch has a bug", f"{type(error).__name__}: {error}", look)
+
+
+def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word that `word` most likely meant, or None."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return close[0] if close else None

@@ -1,0 +1,60 @@
+"""Locks between processes that nobody waits for for ever: their holder may be stopped (Ctrl-Z) or hang.
+
+Neighbours: `records.py` and `home_copy.py` hold these. The system frees them when the holder dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HOLD_SECONDS = 20.0
+_POLL_SECONDS = 0.02
+
+
+class Held:
+    """A lock that is held; who holds it for long says now and then that it is at work."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def still_here(self) -> None:
+        """Whoever waits for the lock waits on."""
+        with contextlib.suppress(OSError):
+            os.utime(self._descriptor)
+
+
+def hold(descriptor: int, path: object, bound_seconds: float | None = None) -> None:
+    """Lock an open file or folder for this process alone. Raises TimeoutError, an OSError, when its holder
+    has shown no sign of life (`Held.still_here`) for so long."""
+    bound = HOLD_SECONDS if bound_seconds is None else bound_seconds
+    end = time.monotonic() + bound
+    sign = os.fstat(descriptor).st_mtime_ns
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if (now := os.fstat(descriptor).st_mtime_ns) != sign:
+                sign, end = now, time.monotonic() + bound
+            if time.monotonic() > end:
+                text = f"another process has held the lock for {bound:.0f} s: is a launch stopped (Ctrl-Z)?"
+                raise TimeoutError(errno.ETIMEDOUT, text, str(path)) from None
+        time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def alone(folder: Path, bound_seconds: float | None = None) -> Iterator[Held]:
+    """Hold a folder's lock: a file beside it, opened for writing. A folder cannot be, and NFS locks nothing
+    else for one process alone. Raises TimeoutError, an OSError, past the bound."""
+    descriptor = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        hold(descriptor, folder, bound_seconds)
+        yield Held(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,137 @@
+"""The run's own log, `launch.log`: everything said and every traceback, never a secret.
+
+Neighbours: `output.py` logs what it shows, `main.py` logs tracebacks. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import quote
+
+LOGGER = logging.getLogger("launcher")
+LOGGER.addHandler(logging.NullHandler())  # before there is a file, nothing goes to stderr
+_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_SHORTEST_SECRET = 8  # shorter values would blank out ordinary words
+# Of a log of ours; the one before it is kept beside it, under the name that `before` gives it.
+MOST_BYTES = 8 << 20
+
+
+class Redactor(logging.Formatter):
+    """Formats records, tracebacks included, with every known secret replaced by `***`."""
+
+    def __init__(self) -> None:
+        super().__init__(_FORMAT)
+        self._secrets: set[str] = set()
+
+    def hide(self, secrets: Iterable[str]) -> None:
+        """Never write these values from now on, nor a line of one that has several."""
+        for secret in secrets:
+            for part in {secret, *secret.splitlines()}:
+                if len(part) >= _SHORTEST_SECRET:
+                    self._secrets |= _spellings(part)
+
+    @property
+    def spellings(self) -> list[str]:
+        """All that is never written: for another process that writes on our behalf."""
+        return sorted(self._secrets)
+
+    def know(self, spellings: Iterable[str]) -> None:
+        """Never write these either, as they stand: another process's `spellings`."""
+        self._secrets.update(spellings)
+
+    @property
+    def longest(self) -> int:
+        """How long a secret may be: so much of a text's end may be the beginning of one."""
+        return max(map(len, self._secrets), default=0)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self.clean(super().format(record))
+
+    def clean(self, text: str) -> str:
+        """`text` without the secrets, plain, in a URL or in base64."""
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
+
+def _spellings(secret: str) -> set[str]:
+    """How a secret may stand in a text: as it is, in a URL, and in base64, alone or in something longer."""
+    raw = secret.encode(errors="surrogateescape")
+    found = {secret, quote(raw, safe=""), quote(raw)}
+    for before in range(3):
+        coded = base64.b64encode(bytes(before) + raw).decode()
+        # Its first and last letters depend on what stands beside the secret.
+        inner = coded[(0, 2, 3)[before] : (before + len(raw)) * 8 // 6]
+        found |= {inner, inner.replace("+", "-").replace("/", "_")}
+    return found
+
+
+def before(log: Path) -> Path:
+    """What was in a log before it was full."""
+    return log.with_name(f"{log.name}.1")
+
+
+class _Appending(logging.FileHandler):
+    """A bounded file, perhaps on a full disk: a line lost there is not worth a traceback in the terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One more line; a full file is begun anew, with the one before it kept."""
+        with contextlib.suppress(OSError):
+            if self.stream is not None and self.stream.tell() > MOST_BYTES:
+                self.close()
+                self.stream = None  # type: ignore[assignment] - the next line opens it again
+                os.replace(self.baseFilename, before(Path(self.baseFilename)))
+        super().emit(record)
+
+    def _open(self) -> io.TextIOWrapper:
+        """For nobody but this user, the next one as well."""
+        return open(  # type: ignore[return-value] - text, as it is opened
+            self.baseFilename, self.mode, encoding=self.encoding, opener=_for_us_alone
+        )
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """The line is lost, the run goes on."""
+
+    def close(self) -> None:
+        """What is still in its buffer is lost as well."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+def _for_us_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+REDACTOR = Redactor()
+
+
+def open_log(path: Path) -> None:
+    """Append what `LOGGER` gets to this file (0600) from now on, and to no other."""
+    close_log()
+    handler = _Appending(path, encoding="utf-8")
+    handler.setFormatter(REDACTOR)
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.DEBUG)
+    LOGGER.propagate = False
+
+
+def close_log() -> None:
+    """Let go of the file."""
+    for handler in list(LOGGER.handlers):
+        if isinstance(handler, logging.FileHandler):
+            LOGGER.removeHandler(handler)
+            handler.close()
+
+
+def log_path() -> Path | None:
+    """The file that is written now."""
+    for handler in LOGGER.handlers:
+        if isinstance(handler, logging.FileHandler):
+            return Path(handler.baseFilename)
+    return None

@@ -1,0 +1,29 @@
+"""How many files a process here may have open: raised as far as the system lets it, and never an error.
+
+Neighbours: `machines/over_ssh/link.py` asks for it before its first ssh, which inherits the limit, and
+`relay.py` for its own connections. A Mac gives 256 where nobody asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+# A request under way holds two in the relay and one in ssh.
+WANTED = 16384
+# The most a Mac allows, whatever it says its hard limit is.
+_MOST_ON_A_MAC = 10240
+
+
+def raise_limit(wanted: int = WANTED) -> int:
+    """Raise the soft limit towards `wanted`; what it is then. With a low one fewer requests go at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for aim in (wanted, min(wanted, _MOST_ON_A_MAC)):
+        if hard != resource.RLIM_INFINITY:
+            aim = min(aim, hard)
+        if soft == resource.RLIM_INFINITY or soft >= aim:
+            break
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (aim, hard))
+            break
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,327 @@
+"""`launch doctor`: is this computer ready for a run, here and on rented machines, each question with its fix.
+Changes nothing.
+
+Neighbours: `preflight.py` and `environments.py` know the answers, `safety/leftovers.py` what is left of runs.
+All questions are asked at once and each has a bound, so a dead network or disk costs seconds, not the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.asking import preflight
+from launcher.base import credentials, disk
+from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
+from launcher.base.home import Home
+from launcher.machines import environments
+from launcher.screen.output import Output, columns
+
+CHECK_SECONDS = 2.0
+# For one run on the embedded model; larger models need more.
+_LEAST_MEMORY_BYTES = 4 * 10**9
+_LEAST_CORES = 2
+_HERE = "a run on this computer"
+# What a run on rented machines needs of this computer as well, besides SkyPilot, its tools and an account.
+_FOR_BOTH = frozenset({"python", "folders", "settings"})
+
+State = Literal["ok", "warn", "fail", "info"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One answer. `fail`: no run can work on this computer; `warn`: something will not, or not well."""
+
+    name: str
+    state: State
+    detail: str
+    fix: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def doctor(output: Output, env_file: Path | None) -> int:
+    """Show every answer and two verdicts. The exit code says whether a run on this computer can work; where
+    none ever can, on a Mac, whether one on rented machines can."""
+    home = Home.find()
+    checks = ask_all(home, env_file)
+    here = all(check.state != "fail" for check in checks)
+    lacking = _lacking_to_rent(checks)
+    rows = [[check.state.upper(), check.name, check.detail] for check in checks]
+    lines = []
+    for check, line in zip(checks, columns(rows).splitlines(), strict=True):
+        lines.append(line)
+        if check.fix and check.state in ("warn", "fail"):
+            lines.append(f"      fix: {check.fix}")
+    cannot = f"a run on rented machines cannot work yet: {'; '.join(lacking)}"
+    lines.append(cannot if lacking else "a run on rented machines can work")
+    lines.append(_verdict_here(here))
+    output.result(
+        {"ready": here, "ready_rented": not lacking, "checks": [check.to_dict() for check in checks]},
+        "\n".join(lines),
+    )
+    ready = here if sys.platform == "linux" else not lacking
+    return EXIT_OK if ready else PreflightError.exit_code
+
+
+def _verdict_here(works: bool) -> str:
+    if works:
+        return f"{_HERE} can work"
+    return f"{_HERE} cannot work yet" if sys.platform == "linux" else f"{_HERE} cannot work: it is no Linux"
+
+
+def _lacking_to_rent(checks: list[Check]) -> list[str]:
+    """What keeps a run on rented machines from working, as far as this computer knows: a word for each."""
+    lacking = [check.name for check in checks if check.state == "fail" and check.name in _FOR_BOTH]
+    if _installed_skypilot() is None:
+        lacking.append("SkyPilot is not installed")
+    lacking += [f"{tool} is not installed" for tool in preflight.missing_tools()]
+    if not _with_credentials():
+        lacking.append("no account with any cloud")
+    return lacking
+
+
+def ask_all(home: Home, env_file: Path | None, bound_seconds: float = CHECK_SECONDS) -> list[Check]:
+    """Every answer, in the order of the questions."""
+    questions: list[tuple[str, Callable[[], Check]]] = [
+        ("python", _python),
+        ("platform", _platform),
+        ("compiler", _compiler),
+        ("uv", _uv),
+        ("memory", _memory),
+        ("folders", lambda: _folders(home)),
+        ("disk", lambda: _disk(home)),
+        ("port", lambda: _port(home)),
+        ("environment", lambda: _environment(home)),
+        ("network", lambda: _network(home, bound_seconds)),
+        ("model", _model),
+        ("settings", lambda: _settings(home, env_file)),
+        ("accounts", lambda: _accounts(env_file)),
+        ("left over", lambda: _left_over(home)),
+        ("skypilot", _skypilot),
+        ("clouds", _clouds),
+    ]
+    answers: dict[str, Check] = {}
+    threads = [
+        threading.Thread(target=_ask, args=(name, question, answers), name=name, daemon=True)
+        for name, question in questions
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + bound_seconds + 0.5  # a question that bounds itself may still answer
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    late = f"no answer in {bound_seconds:g} s"
+    return [answers.get(name) or Check(name, "warn", late) for name, _ in questions]
+
+
+def _ask(name: str, question: Callable[[], Check], answers: dict[str, Check]) -> None:
+    try:
+        answers[name] = question()
+    except LaunchError as error:
+        why = f"{error.message}: {error.why}" if error.why else error.message
+        answers[name] = Check(name, "fail", why, error.hint)
+    except Exception as error:  # noqa: BLE001 - a question that breaks is an answer, too
+        answers[name] = Check(name, "warn", f"could not be looked at: {error!r}")
+
+
+# ------------------------------------------------------------------ the computer
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("python", "ok", f"{version}, {sys.executable}")
+
+
+def _platform() -> Check:
+    preflight.check_platform()
+    import platform
+
+    where = " in a container" if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() else ""
+    who = ", as root" if os.getuid() == 0 else ""
+    return Check("platform", "ok", f"{platform.system()} {platform.machine()}{where}{who}")
+
+
+def _compiler() -> Check:
+    """torch compiles a few kernels when it finds one; without, it takes what it has."""
+    found = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
+    if found:
+        return Check("compiler", "ok", found)
+    return Check("compiler", "warn", "none: compiled kernels are left out", "apt-get install g++")
+
+
+def _uv() -> Check:
+    from runtime import bootstrap
+
+    try:
+        return Check("uv", "ok", bootstrap.find_uv())
+    except bootstrap.BootstrapError as error:
+        return Check("uv", "fail", str(error), "pip install uv")
+
+
+def _memory() -> Check:
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = psutil.virtual_memory()
+    detail = f"{cores} cores, {disk.in_units(memory.available)} of {disk.in_units(memory.total)} free"
+    if memory.available < _LEAST_MEMORY_BYTES:
+        least = disk.in_units(_LEAST_MEMORY_BYTES)
+        return Check("memory", "warn", f"{detail}; a run needs about {least}", "end what else needs memory")
+    if cores < _LEAST_CORES:
+        return Check("memory", "warn", f"{detail}; engine and trainer share one core", "expect a slow run")
+    return Check("memory", "ok", detail)
+
+
+def _folders(home: Home) -> Check:
+    preflight.check_folders(home)
+    return Check("folders", "ok", f"{home.data} and {tempfile.gettempdir()} can be written")
+
+
+def _disk(home: Home) -> Check:
+    from runtime import bootstrap
+
+    free = disk.free_bytes(home.environments)
+    detail = f"{disk.in_units(free)} are free at {home.environments}"
+    needed = bootstrap.NEEDED_BYTES["cpu"]
+    if free < needed and not bootstrap.is_ready(home.environments):
+        fix = "free some space, or set LAUNCH_HOME to a folder on a larger disk"
+        return Check("disk", "fail", f"{detail}, the environment needs {disk.in_units(needed)}", fix)
+    if free < 10**9:
+        return Check("disk", "warn", detail, "free some space: a run writes checkpoints")
+    return Check("disk", "ok", detail)
+
+
+def _port(home: Home) -> Check:
+    from launcher.ledger.endpoint import DEFAULT_PORT
+
+    trouble = preflight.port_trouble(DEFAULT_PORT)
+    if trouble is None:
+        return Check("port", "ok", f"{DEFAULT_PORT} is free")
+    holder = preflight.holder_of(DEFAULT_PORT, home) or trouble
+    return Check("port", "info", f"{DEFAULT_PORT}: {holder}; a run takes the next free one")
+
+
+# ------------------------------------------------------------------ the runtime
+
+
+def _environment(home: Home) -> Check:
+    from runtime import bootstrap
+
+    environment = bootstrap.Environment(home.environments.absolute(), "cpu")
+    if not environment.whole():
+        detail = "not built yet; the first run builds it, which takes minutes and the network"
+        return Check("environment", "info", detail)
+    missing = environments.missing(home.environments)
+    if missing:
+        few = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        detail = f"{len(missing)} packages are missing: {few}"
+        return Check("environment", "fail", detail, f"rm -r {environment.folder}   (the next run builds it)")
+    return Check("environment", "ok", f"complete: {environment.folder}")
+
+
+def _network(home: Home, bound_seconds: float) -> Check:
+    """Needed only while the environment is not built."""
+    from runtime import bootstrap
+
+    ready = bootstrap.is_ready(home.environments)
+    trouble = environments.unreachable(bound_seconds=bound_seconds)
+    if trouble is None:
+        return Check("network", "ok", "the package index answers, or all packages are in uv's cache")
+    if ready:
+        return Check("network", "info", f"{trouble}; the environment is built, so a run works offline")
+    if trouble.startswith(environments.SILENT):
+        return Check("network", "warn", f"{trouble}: it is slow, or out of reach", "launch doctor   (again)")
+    return Check("network", "fail", trouble, "connect to the network for the first run")
+
+
+def _model() -> Check:
+    folder = preflight.find_model("tiny")
+    return Check("model", "ok", f"the embedded one is whole: {folder}")
+
+
+# ------------------------------------------------------------------ the user's own
+
+
+def _settings(home: Home, env_file: Path | None) -> Check:
+    """launch.toml, the user's configuration, LAUNCH_* and .env can be read and name known keys."""
+    from launcher.asking import setting_sources
+
+    settings = setting_sources.load({}, (), env_file, home=home)
+    if settings.warnings:
+        text, _, fix = settings.warnings[0].partition(": ")
+        return Check("settings", "warn", text, fix)
+    sources = sorted({value.source.partition(":")[0] for value in settings.values.values()} - {"default"})
+    return Check("settings", "ok", f"from {', '.join(sources)}" if sources else "all defaults")
+
+
+def _accounts(env_file: Path | None) -> Check:
+    """Which are known; a run asks for them only with `--wandb online` or a gated model."""
+    read = credentials.read_dotenv(env_file, Path.cwd()).variables
+    known = {name for name in ("HF_TOKEN", "WANDB_API_KEY") if os.environ.get(name) or read.get(name)}
+    hub = "Hugging Face: HF_TOKEN" if "HF_TOKEN" in known else "Hugging Face: none (gated models need one)"
+    wandb = preflight.wandb_account(dict.fromkeys(known, True), os.environ)
+    board = "Weights & Biases: known" if wandb else "Weights & Biases: none (--wandb online needs one)"
+    return Check("accounts", "info", f"{hub}; {board}")
+
+
+def _left_over(home: Home) -> Check:
+    from launcher.safety import leftovers
+
+    finds = leftovers.look(home, older_than_seconds=None, unpulled=False, idle_seconds=leftovers.IDLE_SECONDS)
+    if not finds:
+        return Check("left over", "ok", "nothing is left of earlier runs")
+    few = "; ".join(find.what for find in finds[:2]) + ("; …" if len(finds) > 2 else "")
+    return Check("left over", "warn", f"{len(finds)}: {few}", "launch gc")
+
+
+def _skypilot() -> Check:
+    """Only rented machines need it: nothing here keeps a run on this computer from working."""
+    found = _installed_skypilot()
+    if found is None:
+        fix = "pip install 'slipway-rl[cloud]'"
+        return Check("skypilot", "info", "not installed; only rented machines need it", fix)
+    installed = f"{found} is installed"
+    if missing := preflight.missing_tools():
+        fix = preflight.how_to_install(missing)
+        return Check("skypilot", "warn", f"{installed}, {' and '.join(missing)} not", fix)
+    return Check("skypilot", "info", f"{installed}; ssh and rsync are here")
+
+
+def _installed_skypilot() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("skypilot")
+    except PackageNotFoundError:
+        return None
+
+
+def _with_credentials() -> list[str]:
+    from launcher.values import clouds
+
+    home = Path.home()
+    return [cloud for cloud in sorted(clouds.KNOWN) if clouds.has_account(cloud, home, os.environ)]
+
+
+def _clouds() -> Check:
+    """With whom there are credentials, by their places, and whose prices are here; nobody is asked."""
+    from launcher.machines.skypilot import prices
+    from launcher.values import clouds
+
+    known = _with_credentials()
+    if not known:
+        return Check("clouds", "info", "no account with any; only rented machines need one (sky check)")
+    priced = prices.at_hand(Path.home())
+    without = [cloud for cloud in known if cloud not in priced and cloud not in clouds.OWN]
+    said = f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
+    return Check("clouds", "info", f"credentials for {', '.join(known)}{said}")

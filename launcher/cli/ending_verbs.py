@@ -1,0 +1,180 @@
+"""The verbs that end what was started: down and gc.
+
+Neighbours: `commands.py` calls these, `safety/take_down.py` ends a run, `leftovers.py` and `rented_run.py`
+beside it find what is left of others, `output.py` prints.
+Imports no HTTP library and no pydantic.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.base import processes
+from launcher.base.errors import EXIT_OK, LaunchError, NotPulled, PreflightError, UsageError
+from launcher.base.home import Home
+from launcher.base.processes import ProcessId
+from launcher.base.units import parse_duration
+from launcher.ledger import teardown_lock
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.machines import machine_of_record
+from launcher.safety import leftovers, take_down
+from launcher.screen import consent
+from launcher.screen.output import Output, columns
+
+# The run's own `launch` has so long to begin its end once it was told to: its program may be saving.
+_ORDERLY_SECONDS = 180.0
+# While it waits for results that do not come, whoever typed `down` waits with it for so long.
+_KEEPING_SECONDS = take_down.TRIES_SECONDS
+_LOOK_SECONDS = 0.25
+_SAY_EVERY_SECONDS = 20.0
+
+
+def down(output: Output, name: str, give_up: bool = False) -> int:
+    """End a run, whoever started it, and prove it. `give_up`: its results may go with its machine.
+
+    Raises NotPulled when its machine is kept for them, or has taken them along.
+    """
+    store = RecordStore(Home.find())
+    record = store.load(name)
+    was_live = record.live
+    if give_up and was_live:
+        record = _given_up(output, store, record)
+    if record.live and record.launch is not None and record.launch.alive():
+        record = _let_end(output, store, record, record.launch, name)
+    record = take_down.after_guardian(store, record, output.note)
+    if record.live:
+        with output.busy(f"ending {name}") as progress:
+            record = take_down.take_down(store, record, "down", output.note, progress, give_up=give_up)
+    proof = record.proof or {"verified": True, "detail": "nothing had been started"}
+    said = f"{name} is down: verified ({proof['detail']})"
+    if was_live and record.unpulled is not None and not give_up:
+        hint = f"launch status {name}   (what was durable is in its results)"
+        raise NotPulled(f"{said}; its newest results did not come home", record.unpulled, hint)
+    output.result({"run_id": record.id, "down": proof, "unpulled": record.unpulled}, said)
+    return EXIT_OK
+
+
+def gc(
+    output: Output,
+    older_than: str | None,
+    unpulled: bool,
+    yes: bool,
+    infra: Sequence[str] = (),
+    given_up: Sequence[str] = (),
+) -> int:
+    """Show what is left of runs and take it away, once that was agreed to. The clouds in `infra` are asked
+    besides those that runs were on; the runs in `given_up` end without their results."""
+    try:
+        seconds = None if older_than is None else parse_duration(older_than)
+    except ValueError as error:
+        what = f"--older-than: {older_than!r} does not fit"
+        raise UsageError(what, str(error), "launch gc --older-than 7d") from None
+    home = Home.find()
+    for name in given_up:
+        RecordStore(home).load(name)
+    finds = leftovers.look(home, seconds, unpulled, seconds or leftovers.IDLE_SECONDS, given_up, output.note)
+    at_providers, unasked = _at_providers(output, home, infra)
+    finds += at_providers
+    rows = [["LEFT", "WHY"], *([find.what, find.why] for find in finds)]
+    if not finds:
+        known = f"; what {', '.join(unasked)} has is not known" if unasked else ""
+        nothing = {"found": [], "removed": False, "unasked": unasked}
+        output.result(nothing, f"nothing is left of earlier runs{known}")
+    elif yes or _agreed(output, columns(rows), len(finds)):
+        return _remove(output, finds, unasked)
+    else:
+        shown = "" if consent.can_ask(output) else columns(rows)
+        found = {"found": [find.to_dict() for find in finds], "removed": False, "unasked": unasked}
+        output.result(found, shown)
+        output.note("nothing was removed: launch gc --yes")
+    return EXIT_OK
+
+
+# ------------------------------------------------------------------ down
+
+
+def _let_end(
+    output: Output, store: RecordStore, record: RunRecord, launch: ProcessId, name: str
+) -> RunRecord:
+    """Tell the run's own `launch` to end it and wait for as long as it is at it; the record then.
+
+    One that does not begin its end in time is left alone. Raises NotPulled while it keeps the machine for
+    results that cannot be brought home.
+    """
+    at_it = teardown_lock.holder(store.folder(record.id))
+    if at_it is None or at_it.process != launch:
+        output.note(f"telling launch (pid {launch.pid}) to end {name}")
+        launch.send(signal.SIGTERM)
+    launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
+    told_at = said_at = time.monotonic()
+    keeping = take_down.Keeping(store, record.id, _KEEPING_SECONDS)
+    while not processes.wait_gone(launch, _LOOK_SECONDS) and store.load(record.id).live:
+        now, at_it = time.monotonic(), teardown_lock.holder(store.folder(record.id))
+        if now - said_at > _SAY_EVERY_SECONDS:
+            output.note(f"{name}: {at_it.describe() if at_it else 'launch has not begun to end it'}; waiting")
+            said_at = now
+        if at_it is None and now - told_at > _ORDERLY_SECONDS:
+            break
+        keeping.look(at_it)
+    return store.load(record.id)
+
+
+def _given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecord:
+    """Say so in the record, for its own `launch`; a full disk must not keep its machine running."""
+    try:
+        return store.update(record.id, given_up=True)
+    except OSError as error:
+        output.note(f"its record cannot say that its results are given up: {error}")
+        return record
+
+
+# ------------------------------------------------------------------ gc
+
+
+def _at_providers(output: Output, home: Home, infra: Sequence[str]) -> tuple[list[leftovers.Find], list[str]]:
+    """Machines at providers, and who could not be asked: nobody is where nothing was ever rented."""
+    from launcher.safety import rented_leftovers
+
+    asked = [*rented_leftovers.clouds(home), *infra]
+    if not asked:
+        return [], []
+    output.note(f"asking {', '.join(sorted(set(asked)))} for machines of earlier runs")
+    return rented_leftovers.look(home, asked, output.note)
+
+
+def _agreed(output: Output, shown: str, count: int) -> bool:
+    """Show what would go and ask; without a terminal nobody is asked, and nothing goes."""
+    if not consent.can_ask(output):
+        return False
+    output.note(shown)
+    return consent.agreed(output, f"remove {'this' if count == 1 else f'these {count}'}?")
+
+
+def _remove(output: Output, finds: list[leftovers.Find], unasked: list[str]) -> int:
+    """Take each away and say how it went; the first failure decides the exit code."""
+    failure: LaunchError | None = None
+    described: list[dict[str, Any]] = []
+    rows = [["LEFT", "NOW"]]
+    for find in finds:
+        try:
+            done = find.remove()
+        except Exception as error:  # noqa: BLE001 - whatever one raises must not keep the others
+            refused = error if isinstance(error, LaunchError) else _refused(output, find, error)
+            failure = failure or refused
+            done = f"NOT removed: {refused.message}: {refused.why}"
+        described.append(find.to_dict() | {"done": done})
+        rows.append([find.what, done])
+    output.result({"found": described, "removed": failure is None, "unasked": unasked}, columns(rows))
+    if failure is not None and not output.as_json:
+        output.error(failure)
+    return failure.exit_code if failure is not None else EXIT_OK
+
+
+def _refused(output: Output, find: leftovers.Find, error: Exception) -> LaunchError:
+    """One that this computer does not let us remove, or a bug."""
+    kind = PreflightError if isinstance(error, OSError) else LaunchError
+    output.traceback(show=False)
+    return kind(f"{find.what} could not be removed", machine_of_record.described(error), "launch gc")

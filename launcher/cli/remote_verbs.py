@@ -1,0 +1,130 @@
+"""The verbs that go to a rented machine: ssh, exec, push, and its logs as they grow.
+
+Neighbours: `commands.py` calls these, `verbs.py` for logs; `machines/cloud.py` knows the way there.
+Knows nothing of SkyPilot: a run's record says all there is to say.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import PurePosixPath
+
+from launcher.asking import preflight, shadowing
+from launcher.base.errors import EXIT_OK, JobFailed, LaunchError, UsageError
+from launcher.base.home import Home
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.machines.cloud import CloudMachine
+from launcher.machines.over_ssh import machine_scripts, ssh_config
+from launcher.machines.over_ssh.link import run_on
+from launcher.machines.over_ssh.remote_log import RemoteLog, Standing
+from launcher.screen.output import Output
+
+_ASK_SECONDS = 20.0
+# In these the machine goes, and a connection to it with it.
+_GOING = ("down", "unverified")
+
+
+def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
+    """Become ssh to the run's machine. As with ssh, `command` is given to the shell there."""
+    store = RecordStore(Home.find())
+    machine = _machine(store.load(name))
+    if include and ssh_config.include(store.runs):
+        output.note("~/.ssh/config has one Include line until the last run is down")
+    words = machine.host.command(*(["--", *command] if command else []))
+    sys.stdout.flush()
+    os.execvp(words[0], words)
+
+
+def execute(output: Output, name: str, command: list[str]) -> int:
+    """Run a program on the machine, beside the runtime's code and with its Python first on the PATH.
+
+    As over ssh it has all the rights of the machine's user: it is not shielded (`runtime/shield.py`).
+    """
+    if not command:
+        raise UsageError(
+            "nothing to run", "the program stands behind --", f"launch exec {name} -- nvidia-smi"
+        )
+    machine = _machine(RecordStore(Home.find()).load(name))
+    _refuse_what_hides(machine, command)
+    there = (
+        f"cd ~/{machine_scripts.CODE} && export PYTHONPATH=~/{machine_scripts.CODE}"
+        f' PATH="$(dirname "$(cat {shlex.quote(machine.state_dir)}/{machine_scripts.PYTHON})"):$PATH"'
+        f" && {shlex.join(command)}"
+    )
+    code = subprocess.call(machine.host.command("--", there), stdout=2 if output.as_json else None)
+    if output.as_json:
+        output.result({"command": command, "exit_code": code}, "")
+    if code:
+        raise JobFailed(
+            f"the command ended with exit code {code}",
+            shlex.join(command),
+            f"launch ssh {name}",
+            job_exit_code=code,
+        )
+    return EXIT_OK
+
+
+def push(output: Output, name: str) -> int:
+    """Bring this installation's runtime to the machine of a live run."""
+    begun = time.monotonic()
+    _machine(RecordStore(Home.find()).load(name)).push()
+    seconds = time.monotonic() - begun
+    output.result(
+        {"pushed": machine_scripts.CODE, "seconds": round(seconds, 3)},
+        f"~/{machine_scripts.CODE} is as it is here; a process of the runtime takes it up when it "
+        "starts anew",
+    )
+    return EXIT_OK
+
+
+def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int | None:
+    """A log of the runtime, from the machine to our stdout; None where the machine has none of that name or
+    cannot be asked. A connection that breaks is made again. Raises JobFailed when the log cannot be read on.
+    """
+    try:
+        machine = _machine(record)
+        path = shlex.quote(f"{machine.state_dir}/logs/{which}.log")
+        if run_on(machine.host, f"test -f {path}", bound_seconds=_ASK_SECONDS).returncode:
+            return None
+    except LaunchError:
+        return None
+
+    def standing() -> Standing:
+        now = store.load(record.id)
+        return "gone" if not now.live else "going" if now.state in _GOING else "up"
+
+    again = f"launch logs {record.name or record.id} --which {which}"
+    RemoteLog(machine.host, path, follow, standing, again).show()
+    return EXIT_OK
+
+
+def _refuse_what_hides(machine: CloudMachine, command: list[str]) -> None:
+    """A `runtime` of the user's beside the program there hides ours, as it does here."""
+    script = shadowing.script_of(command)
+    if script is None:
+        return
+    forms = " ".join(shadowing.forms_of("runtime"))
+    said = run_on(
+        machine.host,
+        f'cd ~/{machine_scripts.CODE} && ours=$(pwd -P) && cd "$(dirname {shlex.quote(script)})" &&'
+        f' test "$(pwd -P)" != "$ours" && for form in {forms}; do test -f $form && echo "$(pwd)/$form"; done',
+        bound_seconds=_ASK_SECONDS,
+    )
+    if found := said.stdout.decode(errors="replace").splitlines():
+        raise shadowing.refusal("runtime", PurePosixPath(found[0]))
+
+
+def _machine(record: RunRecord) -> CloudMachine:
+    label = record.name or record.id
+    if record.machine.get("kind") != CloudMachine.kind:
+        raise UsageError(
+            f"{label} is on no rented machine", "what it runs is on this computer", f"launch status {label}"
+        )
+    preflight.check_tools("ssh")
+    if not record.live:
+        raise UsageError(f"{label} is over", "its machine is gone", f"launch --resume {label}")
+    return CloudMachine.described(record.machine)

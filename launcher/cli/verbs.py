@@ -1,0 +1,338 @@
+"""What the verbs say of runs that were started before, and bring home: status, logs, pull, env, config.
+
+Neighbours: `commands.py` calls these, `ending_verbs.py` has those that end a run, `ledger/records.py` knows
+the runs, `output.py` prints.
+Imports no HTTP library and no pydantic where the answer is on this disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import EXIT_OK, UsageError, suggestion
+from launcher.base.home import Home
+from launcher.base.log import before
+from launcher.base.units import format_duration, format_money
+from launcher.ledger import lives
+from launcher.ledger.endpoint import RESULTS, Endpoint, is_open, token_file
+from launcher.ledger.records import STATES, RecordStore, RunRecord
+from launcher.results import compile_records, durable
+from launcher.safety import take_down
+from launcher.screen.output import Output, columns
+from launcher.values.settings import SETTINGS
+
+_STATUS_SECONDS = 5.0
+_FOLLOW_EVERY_SECONDS = 0.25
+_SLOW_SECONDS = 10.0
+# A run in one of these is on its way to an endpoint.
+_STARTING = STATES[: STATES.index("work")]
+_LAUNCHER_LOGS = ("launch", "program", "guardian")
+
+
+def status(output: Output, name: str | None) -> int:
+    """All runs from their records; one run with what its runtime says."""
+    store = RecordStore(Home.find())
+    if name is not None:
+        return _status_of(output, store, store.load(name))
+    records = store.list()
+    for unreadable in store.unreadable():
+        output.note(f"{unreadable.path} cannot be read: {unreadable.why}")
+    rows = [["NAME", "ID", "STATE", "AGE", "ENDPOINT"]]
+    for record in records:
+        age = format_duration(time.time() - record.life.begun)
+        rows.append([record.name or "-", record.id, _state(record), age, _url(record) or "-"])
+    text = columns(rows) if records else "no runs yet: launch -- python my_program.py"
+    output.result({"runs": [_described(record, store) for record in records]}, text)
+    return EXIT_OK
+
+
+def logs(output: Output, name: str, which: str, follow: bool) -> int:
+    """One log of a run, to its end or as long as the run lives."""
+    store = RecordStore(Home.find())
+    record = store.load(name)
+    if record.machine.get("kind") == "cloud" and record.live and which not in _LAUNCHER_LOGS:
+        from launcher.cli import remote_verbs
+
+        if (code := remote_verbs.log(store, record, which, follow)) is not None:
+            return code
+    path = _log_file(store.folder(record.id), name, which)
+    if before(path).exists():
+        _show(output, before(path), lambda: False)
+
+    def going_on() -> bool:
+        now = store.load(record.id)
+        return follow and now.live and now.attended
+
+    _show(output, path, going_on)
+    return EXIT_OK
+
+
+def pull(output: Output, name: str) -> int:
+    """Bring home what there is now."""
+    store = RecordStore(Home.find())
+    with output.busy(f"bringing home {name}", "or waiting for another pull of it") as progress:
+        report = take_down.pull(store, store.load(name), progress)
+    for missing in report.missing:
+        output.note(f"not brought home: {missing}")
+    step = "no step yet" if report.step is None else f"step {report.step}"
+    output.result(
+        {
+            "into": str(report.into),
+            "files": report.files,
+            "bytes": report.bytes,
+            "seconds": round(report.seconds, 3),
+            "step": report.step,
+            "skipped": report.missing,
+        },
+        f"{report.into}: {step}, {report.files} files, {report.bytes / 1e6:.1f} MB",
+    )
+    return EXIT_OK
+
+
+def env(output: Output, name: str, wait: bool = False) -> int:
+    """What a shell must export; on a terminal without the token itself. `wait`: once the run has it."""
+    store = RecordStore(Home.find())
+    with a_word_when_slow(output, f"{name} is starting: waiting for its endpoint"):
+        record, endpoint = _endpoint(store, name, wait)
+    path = token_file(store.folder(record.id))
+    data = {
+        "base_url": endpoint.base_url,
+        "api_key_file": str(path),
+        "model": endpoint.variables()["LAUNCH_MODEL"],
+        "run_id": record.id,
+        "run_dir": str(endpoint.run_dir),
+        "patience_seconds": endpoint.patience_seconds,
+    }
+    output.result(data, endpoint.exports(path if sys.stdout.isatty() else None))
+    return EXIT_OK
+
+
+def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_file: Path | None) -> int:
+    """Every setting, its value and its source."""
+    from launcher.asking.setting_sources import load
+
+    settings = load(flags, sets, env_file)
+    for warning in settings.warnings:
+        output.note(warning)
+    rows = [["SETTING", "VALUE", "SOURCE"]]
+    rows += [[key, _shown(key, value.value), value.source] for key, value in settings.values.items()]
+    rows += [[name, "set", value.source] for name, value in settings.secrets.items()]
+    data = {key: {"value": value.value, "source": value.source} for key, value in settings.values.items()}
+    secrets = {name: {"set": True, "source": value.source} for name, value in settings.secrets.items()}
+    output.result({"settings": data, "secrets": secrets}, columns(rows))
+    return EXIT_OK
+
+
+# ------------------------------------------------------------------ how
+
+
+@contextlib.contextmanager
+def a_word_when_slow(output: Output, text: str) -> Iterator[None]:
+    """Nobody looks at a silent screen for long."""
+    timer = threading.Timer(_SLOW_SECONDS, output.note, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
+    runtime, trouble = _ask_runtime(store, record)
+    rows = [
+        ["run", f"{record.id}" + (f" ({record.name})" if record.name else "")],
+        ["state", _state(record)],
+        ["age", _age(record)],
+        ["program", " ".join(record.command) or "none: the endpoint is held"],
+        ["endpoint", _url(record) or "-"],
+        ["folder", str(store.folder(record.id))],
+    ]
+    if standing := record.machine.get("standing"):
+        rows.append(["machine", _rented(record, standing)])
+    if record.machine:
+        rows.append(["steps", _standing(record, store).describe()])
+    trained = compile_records.of_run(store.folder(record.id) / RESULTS)
+    rows += [["compile", f"{one.id} · {one.describe()}"] for one in trained]
+    if record.unpulled:
+        rows.append(["results", f"the newest are NOT at home: {record.unpulled}"])
+    rows += [["trouble", trouble] for trouble in record.troubles]
+    if record.exit_code is not None:
+        rows.append(["exit code", f"{record.exit_code} (the program's)"])
+    if record.reason:
+        rows.append(["reason", record.reason])
+    if record.proof:
+        rows.append(
+            ["down", "verified" if record.proof["verified"] else f"NOT VERIFIED: {record.proof['detail']}"]
+        )
+    if runtime is not None:
+        lease = runtime.get("lease_left_seconds")
+        rows.append(
+            ["runtime", f"{runtime['phase']}, step {runtime['step']}, policy version {runtime['version']}"]
+        )
+        rows.append(["lease", "-" if lease is None else f"{format_duration(lease)} left"])
+        for child in runtime.get("children", []):
+            detail = f" ({child['detail']})" if child.get("detail") else ""
+            rows.append([f"  {child['name']}", f"{child['state']}, restarts {child['restarts']}{detail}"])
+    if trouble:
+        rows.append(["runtime", trouble])
+    width = max(len(row[0]) for row in rows)
+    text = "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+    by_compile = [one.to_dict() for one in trained]
+    output.result({"run": _described(record, store), "runtime": runtime, "compiles": by_compile}, text)
+    return EXIT_OK
+
+
+def _ask_runtime(store: RecordStore, record: RunRecord) -> tuple[dict[str, Any] | None, str | None]:
+    """The runtime's own status through the relay; or why there is none although the run lives."""
+    import json
+    import urllib.error
+    import urllib.request
+
+    try:
+        endpoint = Endpoint.of(record, store)
+    except UsageError:
+        return None, None
+    request = urllib.request.Request(
+        f"{endpoint.root}/slipway/status", headers={"Authorization": f"Bearer {endpoint.token}"}
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(request, timeout=_STATUS_SECONDS) as answer:
+            return json.load(answer), None
+    except (OSError, ValueError) as error:
+        return None, f"does not answer: {error}"
+
+
+def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "name": record.name,
+        "state": record.state,
+        "live": record.live,
+        "attended": record.attended,
+        "created": record.created,
+        "ended": record.ended,
+        "ended_by": record.ended_by,
+        "reason": record.reason,
+        "exit_code": record.exit_code,
+        "command": list(record.command),
+        "base_url": f"{_url(record)}/v1" if _url(record) else None,
+        "folder": str(store.folder(record.id)),
+        "down": record.proof,
+        "price_per_hour": (record.machine.get("standing") or {}).get("price_per_hour"),
+        "cost": lives.cost(record.lives, time.time()),
+        "lives": [asdict(life) for life in record.lives],
+        "unpulled": record.unpulled,
+        "troubles": list(record.troubles),
+        **_standing(record, store).to_dict(),
+    }
+
+
+def _age(record: RunRecord) -> str:
+    """Since this life of it began; how long all of them were, where there were more."""
+    now = time.time()
+    age = format_duration(now - record.life.begun)
+    if not record.earlier_lives:
+        return age
+    count, together = len(record.lives), lives.seconds(record.lives, now)
+    return f"{age} in its life number {count}, {format_duration(together)} in all"
+
+
+def _rented(record: RunRecord, standing: Mapping[str, Any]) -> str:
+    now = time.time()
+    so_far = f"{format_money(standing['price_per_hour'])}/h, {format_money(record.life.cost(now))} so far"
+    if record.earlier_lives:
+        so_far += f", {format_money(lives.cost(record.lives, now))} with its earlier lives"
+    return f"{standing['where']} · {standing['instance_type']} · {so_far}"
+
+
+def _standing(record: RunRecord, store: RecordStore) -> durable.Standing:
+    """What is committed and what is durable, by the folders on this computer."""
+    machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
+    return durable.standing(machine, store.folder(record.id) / RESULTS)
+
+
+def _state(record: RunRecord) -> str:
+    """The state, and what it means where nobody looks after a live run."""
+    if not record.live:
+        return "down: verified"
+    return (
+        record.state
+        if record.attended
+        else f"{record.state}, left alone: launch down {record.name or record.id}"
+    )
+
+
+def _url(record: RunRecord) -> str | None:
+    return record.url if is_open(record) else None
+
+
+def _log_file(folder: Path, name: str, which: str) -> Path:
+    if which in _LAUNCHER_LOGS:
+        found = {which: folder / f"{which}.log"}
+    else:
+        # The machine's own files while they are here, else what came home.
+        found = {path.stem: path for path in sorted((folder / RESULTS / "logs").glob("*.log"))}
+        found |= {path.stem: path for path in sorted((folder / "machine" / "logs").glob("*.log"))}
+    if which in found and found[which].exists():
+        return found[which]
+    known = [*_LAUNCHER_LOGS, *found]
+    meant = suggestion(which, known) or "launch"
+    raise UsageError(
+        f"{name} has no log {which}", f"it has {', '.join(known)}", f"launch logs {name} --which {meant}"
+    )
+
+
+def _show(output: Output, path: Path, going_on: Callable[[], bool]) -> None:
+    """A file to its end, and what is added while it goes on; a full one is begun anew under its name."""
+    while True:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            while True:
+                more, replaced = going_on(), _is_another(path, file.fileno())
+                while piece := file.read(65536):
+                    output.raw(piece)
+                if replaced:
+                    break
+                if not more:
+                    return
+                time.sleep(_FOLLOW_EVERY_SECONDS)
+
+
+def _is_another(path: Path, descriptor: int) -> bool:
+    """Whether the name is by now that of another file."""
+    try:
+        return path.stat().st_ino != os.fstat(descriptor).st_ino
+    except OSError:
+        return False
+
+
+def _endpoint(store: RecordStore, name: str, wait: bool) -> tuple[RunRecord, Endpoint]:
+    """A run's endpoint; with `wait`, the one that a starting run is about to have. Raises UsageError."""
+    while True:
+        record = store.load(name)
+        try:
+            return record, Endpoint.of(record, store)
+        except UsageError as none_now:
+            if not (is_open(record) and record.state in _STARTING):
+                raise
+            if not wait:
+                why = f"it is starting: {record.state}"
+                raise UsageError(none_now.message, why, f"launch env {name} --wait") from None
+        time.sleep(_FOLLOW_EVERY_SECONDS)
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return SETTINGS[key].show(value) if key in SETTINGS else str(value)

@@ -1,0 +1,1 @@
+"""All that needs DSPy: the policy as an LM, the optimizer GRPO."""

@@ -1,0 +1,68 @@
+"""Copies of a program that were made before a training, which go on asking what they asked (C55).
+
+DSPy keeps copies of what it compares: BetterTogether's candidates, an optimizer's best so far, a user's
+`before = program.deepcopy()`. What was scored with one version would answer with another once the policy is
+trained. So a training begins with giving such copies the name of today's version. An LM that the user made
+keeps meaning the newest. Neighbours: `lm.py` tells of each copy of an LM, `grpo.py` says when.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import dspy
+
+from launcher.client.dspy.naming import keep
+from launcher.client.failures import Refused
+from launcher.client.session import Session
+
+if TYPE_CHECKING:
+    from launcher.client.dspy.lm import PolicyLM
+
+_lock = threading.Lock()
+_copies: weakref.WeakSet[PolicyLM] = weakref.WeakSet()
+
+
+def copied(lm: PolicyLM) -> None:
+    """That `lm` was copied from another with the program around it."""
+    with _lock:
+        _copies.add(lm)
+
+
+def name_copies(student: dspy.Module, session: Session) -> str | None:
+    """Have the copies that mean the newest version ask today's by its name, but for those of `student`, which
+    is what goes on to be trained. A word on it; None where there are none.
+    """
+    trained = {id(lm) for lm in _held(student)}
+    with _lock:
+        present = [lm for lm in _copies if id(lm) not in trained and _means_the_newest(lm, session)]
+    if not present:
+        return None
+    try:
+        name = keep(session, session.version)
+    except Refused as error:
+        return f"copies of programs made before ask the newest version from here on: {error}"
+    for lm in present:
+        lm.name(name)
+    return f"copies of programs made before go on asking {name}"
+
+
+def _means_the_newest(lm: PolicyLM, session: Session) -> bool:
+    same_run = lm.session.endpoint.root == session.endpoint.root
+    return same_run and lm.model == session.model and not lm.stands_in
+
+
+def _held(student: dspy.Module) -> Iterator[Any]:
+    """What the parts of a program hold, by themselves or in a list, tuple or dictionary."""
+    for _, part in student.named_sub_modules():
+        for value in vars(part).values():
+            yield from _inside(value)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)

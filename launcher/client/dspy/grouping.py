@@ -1,0 +1,140 @@
+"""Finished rollouts as the groups of one step: one for each example and each predictor that asked the policy.
+
+Neighbours: `rollouts.py` finishes them, `grpo.py` sends the groups, `bodies.py` has their form.
+A reward goes to what was sampled, by rollout, predictor and call; text is never rendered or parsed here.
+Knows nothing of DSPy's objects, the wire or the optimizer's loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launcher.client.bodies import Group, Member
+from launcher.client.dspy.rollouts import Finished
+
+_REASON_LENGTH = 80
+_TEXT_LENGTH = 300
+
+Grouping = Literal["ragged", "truncate"]
+"""What of a predictor is trained that some runs of an example called more often than others: all its calls,
+or only as many as each run made."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a run is worth that came to no score by its own fault, and how calls are grouped."""
+
+    failure_score: float = 0.0
+    format_failure_score: float = -1.0
+    grouping: Grouping = "ragged"
+
+    def reward(self, finished: Finished, predictor: str, call: int) -> float:
+        """The reward of one call of a run that is not excluded.
+
+        The call whose answer did not parse gets the format failure, and so does one cut off at its limit:
+        what it earned so far would reward never coming to an end. The others of a run that came to nothing
+        get the failure, as their own format held.
+        """
+        rollout = finished.run.rollout
+        if (predictor, call) in rollout.unparsed or (predictor, call) in rollout.cut_off:
+            return self.format_failure_score
+        if finished.score is None:
+            return self.failure_score
+        return finished.score.of(predictor)
+
+
+EXCLUDED = frozenset({"unscored", "lost", "outside", "overdue"})
+"""Outcomes that say nothing about the policy: sent without a reward, so that they are counted (C22)."""
+
+
+@dataclass
+class Grouped:
+    """The groups of one step, each predictor's rewards, and what became of the runs."""
+
+    groups: list[Group] = field(default_factory=list)
+    rewards: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    outcomes: Counter[str] = field(default_factory=Counter)
+    # Trouble by its kind, the first of each kind in full: said once, then only counted.
+    notes: dict[str, str] = field(default_factory=dict)
+    # Failures of other models and of judges, by the model's name.
+    outside: Counter[str] = field(default_factory=Counter)
+    # Runs that asked the policy nothing: there is no sample to reward, so they are counted here alone.
+    without_calls: int = 0
+    # Calls left out because not every run of the example made as many.
+    calls_truncated: int = 0
+
+
+def build_groups(finished: Sequence[Finished], rules: Rules, prefix: str) -> Grouped:
+    """Group ids are `prefix/example/predictor`; runs of one example are those with the same `run.index`."""
+    grouped = Grouped(outcomes=Counter(it.outcome for it in finished))
+    by_example: dict[int, list[Finished]] = defaultdict(list)
+    for it in finished:
+        by_example[it.run.index].append(it)
+        grouped.outside += it.run.rollout.outside
+        _note(grouped, it)
+    for index, runs in by_example.items():
+        grouped.without_calls += sum(not it.run.rollout.calls for it in runs)
+        for predictor in _trained_predictors(runs):
+            members = _members(grouped, runs, predictor, rules)
+            if members:
+                grouped.rewards[predictor] += _rewards(members)
+                group_id = f"{prefix}/{index}/{predictor}"[:128]
+                grouped.groups.append(Group(id=group_id, predictor=predictor, members=members))
+    return grouped
+
+
+def kind_of(finished: Finished) -> str:
+    """Outcome and kind of reason: things are counted by it, so what differs from run to run stays out."""
+    return f"{finished.outcome}: {(finished.reason or '').partition(':')[0]}"[:_REASON_LENGTH]
+
+
+def _trained_predictors(runs: Sequence[Finished]) -> list[str]:
+    """Those that asked the policy in any of these runs, in the order of their first calls."""
+    names = dict.fromkeys(name for it in runs for name in it.run.rollout.calls)
+    return [name for name in names if name not in runs[0].run.rollout.predictors.frozen]
+
+
+def _members(grouped: Grouped, runs: Sequence[Finished], predictor: str, rules: Rules) -> list[Member]:
+    most = None
+    if rules.grouping == "truncate":
+        made = [it.run.rollout.calls[predictor] for it in runs if it.outcome not in EXCLUDED]
+        most = min(made, default=0)
+        grouped.calls_truncated += sum(made) - most * len(made)
+    asking = [it for it in runs if it.run.rollout.calls[predictor]]
+    return [member for it in asking for member in _members_of(it, predictor, rules, most)]
+
+
+def _members_of(finished: Finished, predictor: str, rules: Rules, most: int | None) -> list[Member]:
+    """One member for all the predictor's calls, or one for each where it needs to be told apart."""
+    rollout = finished.run.rollout
+    made = rollout.calls[predictor]
+    if finished.outcome in EXCLUDED:
+        return [Member(rollout=rollout.id, predictor=predictor, failure=kind_of(finished))]
+    rewards = [rules.reward(finished, predictor, call) for call in range(made)]
+    if len(set(rewards)) == 1 and (most is None or most == made):
+        return [Member(rollout=rollout.id, predictor=predictor, reward=rewards[0])]
+    return [
+        Member(rollout=rollout.id, predictor=predictor, call=call, reward=reward)
+        for call, reward in enumerate(rewards[:most])
+    ]
+
+
+def _rewards(members: Iterable[Member]) -> list[float]:
+    return [it.reward for it in members if it.reward is not None]
+
+
+def _note(grouped: Grouped, finished: Finished) -> None:
+    if finished.reason is not None:
+        text = " ".join(finished.reason.split())[:_TEXT_LENGTH]
+        grouped.notes.setdefault(kind_of(finished), f"a rollout ended {finished.outcome}: {text}")
+    known = finished.run.rollout.predictors.names
+    for name in finished.score.predictors if finished.score else ():
+        if name not in known:
+            grouped.notes.setdefault(
+                f"misnamed: {name}",
+                f"the metric judges a predictor {name!r}, which the program does not have; "
+                f"it has {', '.join(sorted(known))}",
+            )

@@ -1,0 +1,294 @@
+"""A DSPy optimizer that trains the weights of a program's policy with GRPO on this run.
+
+    from launcher.client import GRPO
+    optimizer = GRPO(metric=metric, num_train_steps=20, num_rollouts_per_grpo_step=8)
+    program = optimizer.compile(program, trainset=train, valset=val)
+
+Its parameters are those of dspy.GRPO and ArborGRPO, each with its meaning or refused by name; the loop is
+our own, because theirs trains re-rendered text and throws rollouts away. Neighbours: `parameters.py` says
+what may be asked for, `starting.py` where it begins, `training.py` is the loop. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dspy
+from dspy.teleprompt import Teleprompter
+
+from launcher.client.dspy import earlier
+from launcher.client.dspy.alarms import Thresholds
+from launcher.client.dspy.examples import checked, oddities
+from launcher.client.dspy.grouping import Grouping, Rules
+from launcher.client.dspy.held_out import Keep
+from launcher.client.dspy.parameters import check_sampling, check_train_kwargs, check_values
+from launcher.client.dspy.programs import Trained, attach, sampling_notes, strict_adapter, with_own_lms
+from launcher.client.dspy.report import Journal, Report
+from launcher.client.dspy.rollouts import Limits
+from launcher.client.dspy.sampler import EpochSampler
+from launcher.client.dspy.scoring import Metric, positional
+from launcher.client.dspy.starting import Start, begin
+from launcher.client.dspy.training import OnAlarm, Plan, Training
+from launcher.client.dspy.training_place import Work
+from launcher.client.session import Session, connect
+
+_LEAST_METRIC_PATIENCE = 16
+
+
+class GRPO(Teleprompter):
+    """Trains every predictor of the student that asks the policy, jointly, with a group each.
+
+    One step takes `num_dspy_examples_per_grpo_step` examples and runs the student
+    `num_rollouts_per_grpo_step` times on each, at `train_kwargs["temperature"]` (default 1.0). The metric's
+    score is the reward of all that was sampled in a run; a metric may add `predictor_scores={name: score}` to
+    its `dspy.Prediction(score=...)` to judge predictors by themselves. An answer that does not parse, or was
+    cut off at its length limit, gives its predictor `format_failure_score`; a program that raises,
+    `failure_score`; a metric that raises or returns None excludes the run, counted, and one that always does
+    fails the training. So does an endpoint that stays away, and a training in which no step taught anything.
+
+    Every `num_steps_for_val` steps, before the first and after the last the student is scored greedily on the
+    `valset` (`use_train_as_val` takes the trainset). `checkpoint`: "single-best" and "improvements" pin each
+    improvement (`Session.pin`) and serve the best at the end; "none" neither. `staleness=1` rolls out the
+    next step while one trains. A run that takes longer than `rollout_seconds`, the metric's time included, is
+    left behind and excluded; one that asks the policy more than `rollout_calls` times is stopped and gets the
+    failure score. A run that another model or a judge failed is excluded, and counted by that model.
+    `num_threads` runs are under way at once; None is all of a step, up to 64.
+    Learning rate, LoRA and the loss belong to the run: `launch --set train.learning_rate=1e-5 …`.
+
+    `resume` None goes on where a killed life of this program stopped, when `launch --resume` has started it
+    again; any other program begins at step 0, on the policy as it is. True goes on where the run's last step
+    was left, whoever made it; False never does.
+
+    Alarms (see `alarms.Thresholds`, changed by `alarms={"length": 3.0}`) are said once each;
+    `on_alarm="stop"` ends the training at the first, with the best policy served.
+
+    `exclude_demos=True` trains, and leaves, the student without demos. A predictor that some runs call more
+    often than others is trained on all its calls ("ragged"), or with
+    `variably_invoked_predictor_grouping_mode="truncate"` on as many as each run of the example made; "fill"
+    is refused, as is `multitask=False`.
+
+    After `compile`, also after one that raised: `report` has the totals, `history` each step, validation and
+    alarm, `summary` the figures.
+    """
+
+    def __init__(
+        self,
+        metric: Callable[..., Any],
+        *,
+        train_kwargs: Mapping[str, Any] | None = None,
+        adapter: dspy.Adapter | None = None,
+        exclude_demos: bool = False,
+        multitask: bool = True,
+        num_threads: int | None = None,
+        num_train_steps: int = 100,
+        seed: int = 0,
+        num_dspy_examples_per_grpo_step: int = 4,
+        num_rollouts_per_grpo_step: int = 8,
+        use_train_as_val: bool = False,
+        num_steps_for_val: int = 5,
+        report_train_scores: bool = False,
+        failure_score: float = 0.0,
+        format_failure_score: float = -1.0,
+        variably_invoked_predictor_grouping_mode: Grouping = "ragged",
+        variably_invoked_predictor_fill_strategy: None = None,
+        checkpoint: Keep = "single-best",
+        staleness: int = 0,
+        rollout_seconds: float = Limits.run_seconds,
+        rollout_calls: int = Limits.run_calls,
+        alarms: Mapping[str, float] | None = None,
+        on_alarm: OnAlarm = "note",
+        resume: bool | None = None,
+        session: Session | None = None,
+    ) -> None:
+        super().__init__()
+        self.metric = metric
+        self.train_kwargs = train_kwargs or {}
+        self.adapter = adapter
+        self.exclude_demos = exclude_demos
+        self.multitask = multitask
+        self.num_threads = num_threads
+        self.num_train_steps = num_train_steps
+        self.seed = seed
+        self.num_dspy_examples_per_grpo_step = num_dspy_examples_per_grpo_step
+        self.num_rollouts_per_grpo_step = num_rollouts_per_grpo_step
+        self.use_train_as_val = use_train_as_val
+        self.num_steps_for_val = num_steps_for_val
+        self.report_train_scores = report_train_scores
+        self.failure_score = failure_score
+        self.format_failure_score = format_failure_score
+        self.variably_invoked_predictor_grouping_mode: Grouping = variably_invoked_predictor_grouping_mode
+        self.variably_invoked_predictor_fill_strategy = variably_invoked_predictor_fill_strategy
+        self.checkpoint: Keep = checkpoint
+        self.staleness = staleness
+        self.rollout_seconds = rollout_seconds
+        self.rollout_calls = rollout_calls
+        self.alarms = alarms
+        self.on_alarm: OnAlarm = on_alarm
+        self.resume = resume
+        self.session = session
+        self.report = Report()
+        self.history: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        positional(metric)
+        check_values(self)
+        check_train_kwargs(self.train_kwargs)
+        self._thresholds = Thresholds.of(alarms)
+
+    def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as dspy.GRPO's is
+        self,
+        student: dspy.Module,
+        trainset: Sequence[dspy.Example],
+        teacher: dspy.Module | list[dspy.Module] | None = None,
+        valset: Sequence[dspy.Example] | None = None,
+        **kwargs: Any,
+    ) -> dspy.Module:
+        """Train; the student itself is returned, its predictors asking the trained version by its name.
+
+        What is compared with it is a copy made before, which goes on asking what it asked, or asks
+        `PolicyLM(model="base")`, the model before any training. Raises
+        TypeError and ValueError for what cannot be trained, EndpointLost, StepFailed and TrainingFailed when
+        training cannot go on.
+        """
+        if kwargs:
+            raise TypeError(f"GRPO.compile() does not take {', '.join(sorted(kwargs))}")
+        teachers = teacher if isinstance(teacher, list) else [teacher]
+        if any(it is not None and it is not student for it in teachers):
+            raise ValueError("GRPO learns from the student's own rollouts; it takes no teacher")
+        examples, held_out = checked("trainset", trainset), checked("valset", valset)
+        if not examples:
+            raise ValueError("the trainset is empty")
+        if self.use_train_as_val and held_out:
+            raise ValueError("give a valset or use_train_as_val=True, not both")
+        session = self.session or connect()
+        trained = attach(student, session)
+        check_sampling(self.train_kwargs, trained.policies)
+        # The newest version, whichever an earlier compile left here.
+        trained = with_own_lms(student, trained, session.model)
+        training = self._training(student, trained, session, examples, held_out)
+        if note := earlier.name_copies(student, session):
+            training.journal.note(note)
+        try:
+            if not training.place.superseded:
+                training.run()
+        finally:
+            self._take_over(training)
+        self._name_version(training, trained)
+        student._compiled = True
+        return student
+
+    def _training(
+        self,
+        student: dspy.Module,
+        trained: Trained,
+        session: Session,
+        trainset: list[dspy.Example],
+        valset: list[dspy.Example],
+    ) -> Training:
+        journal = Journal(session.run_dir, self.num_train_steps)
+        held_out = trainset if self.use_train_as_val else valset
+        start = Start(self._work(trained, len(trainset)), held_out, self.num_train_steps, self.resume)
+        place = begin(start, session, journal)
+        journal.begin(place)
+        journal.note(
+            f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
+            f"{self.num_train_steps} steps of {self.num_dspy_examples_per_grpo_step} examples × "
+            f"{self.num_rollouts_per_grpo_step} rollouts"
+        )
+        temperature = self._temperature
+        odd = oddities(trainset, valset, self.num_dspy_examples_per_grpo_step)
+        for note in (
+            *trained.notes,
+            *self._without_demos(student),
+            *sampling_notes(trained.policies, temperature),
+            *odd,
+        ):
+            journal.note(note)
+        patience = max(_LEAST_METRIC_PATIENCE, 2 * self.num_rollouts_per_grpo_step)
+        return Training(
+            program=student,
+            policies=trained.policies,
+            trainset=trainset,
+            valset=held_out,
+            metric=Metric(self.metric, patience),
+            adapter=strict_adapter(self.adapter),
+            session=session,
+            sampler=EpochSampler(len(trainset), self.num_dspy_examples_per_grpo_step, self.seed),
+            plan=self._plan(),
+            place=place,
+            journal=journal,
+            lm=trained.lm,
+        )
+
+    @property
+    def _temperature(self) -> float:
+        return float(self.train_kwargs.get("temperature", 1.0))
+
+    def _without_demos(self, student: dspy.Module) -> list[str]:
+        """Take the demos out if that was asked. What is trained is what is sampled, demos included."""
+        count = sum(len(predictor.demos) for predictor in student.predictors())
+        if not count:
+            return []
+        if not self.exclude_demos:
+            return [f"the student's {count} demos stay in its prompts and in what is trained"]
+        for predictor in student.predictors():
+            predictor.demos = []
+        return [f"exclude_demos: the student's {count} demos were taken out, for good"]
+
+    def _work(self, trained: Trained, examples: int) -> Work:
+        return Work(
+            program=Path(sys.argv[0]).name if sys.argv else "",
+            metric=getattr(self.metric, "__qualname__", type(self.metric).__qualname__),
+            predictors=trained.names,
+            examples=examples,
+            seed=self.seed,
+            examples_per_step=self.num_dspy_examples_per_grpo_step,
+            rollouts=self.num_rollouts_per_grpo_step,
+        )
+
+    def _plan(self) -> Plan:
+        return Plan(
+            steps=self.num_train_steps,
+            rollouts=self.num_rollouts_per_grpo_step,
+            temperature=self._temperature,
+            seed=self.seed,
+            limits=Limits(self.num_threads, self.rollout_seconds, self.rollout_calls),
+            rules=Rules(
+                self.failure_score, self.format_failure_score, self.variably_invoked_predictor_grouping_mode
+            ),
+            steps_for_validation=self.num_steps_for_val,
+            keep=self.checkpoint,
+            staleness=self.staleness,
+            report_train_scores=self.report_train_scores,
+            thresholds=self._thresholds,
+            on_alarm=self.on_alarm,
+        )
+
+    def _name_version(self, training: Training, trained: Trained) -> None:
+        """The program asks the version it was compiled to by its name, whatever is trained after it (C55)."""
+        version, name = training.kept or training.served.keep()
+        self.summary["version"] = version
+        for policy in trained.policies:
+            policy.name(name)
+        training.journal.note(
+            f"the program asks {name} from here on; the model before any training answers as "
+            "PolicyLM(model='base')"
+        )
+
+    def _take_over(self, training: Training) -> None:
+        """What is known of the training, also when it failed; asks nobody, as the endpoint may be gone."""
+        self.report = training.report
+        self.history = training.history
+        scores = training.place.scores
+        self.summary = {
+            "compile": training.place.id,
+            "steps": training.place.step,
+            "version": training.served.version,
+            "before": scores[0].score if scores else None,
+            "after": scores[-1].score if scores else None,
+            "best": training.place.best.score if training.place.best else None,
+            "restored": training.place.restored,
+            "report": training.report.to_dict(),
+        }

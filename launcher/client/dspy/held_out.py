@@ -1,0 +1,119 @@
+"""The held-out set of one training: scored when it is due, the best policy on it served at the end.
+
+Neighbours: `training.py` says when, `validation.py` scores, `comparing.py` says what is better,
+`training_place.py` keeps what was found. Knows nothing of rollouts, groups or steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import dspy
+
+from launcher.client.bodies import StepStatus
+from launcher.client.dspy.comparing import Scores, comparable, kept
+from launcher.client.dspy.report import Journal
+from launcher.client.dspy.training_place import Place, Validated
+from launcher.client.dspy.validation import Evaluation
+from launcher.client.failures import Refused, TrainingFailed
+from launcher.client.session import Session
+
+Keep = Literal["single-best", "improvements", "none"]
+# What the runtime says of a checkpoint that is not there, or not whole.
+_GONE = "not_found"
+
+
+@dataclass
+class HeldOut:
+    """`train` is scored as well where that was asked for; `evaluate` runs the program greedily."""
+
+    examples: Sequence[dspy.Example]
+    train: Sequence[dspy.Example]
+    evaluate: Callable[[Sequence[dspy.Example]], Evaluation]
+    session: Session
+    journal: Journal
+    keep: Keep
+    # The last validation made here and now: what is served at the end is compared with it.
+    last: tuple[Validated, Scores] | None = None
+
+    def validate(self, place: Place, step: int) -> dict[str, Any] | None:
+        """Score the policy after `step` steps, once: its entry of the history. Raises TrainingFailed."""
+        if not self.examples or place.validated(step):
+            return None
+        began = time.monotonic()
+        evaluation = self._scored()
+        figures = evaluation.to_dict()
+        if self.train:
+            figures["train_score"] = self.evaluate(self.train).score
+        checkpoint = self._checkpoint_of(evaluation.version)
+        validated = Validated(step, evaluation.score, evaluation.parse_rate, checkpoint)
+        scores = kept(evaluation.scores)
+        best = place.add(validated, scores)
+        self.last = validated, scores
+        if best and checkpoint is not None and self.keep != "none":
+            self._pin(checkpoint, place.id)
+        self.journal.validation(validated, figures, best, time.monotonic() - began)
+        if not comparable(scores):
+            judged = sum(it is not None for it in scores)
+            self.journal.note(
+                f"only {judged} of {len(scores)} examples have a score: too few to compare with others"
+            )
+        return {"kind": "validation", **asdict(validated), **figures, "best": best}
+
+    def comparable(self) -> bool:
+        """Whether the last validation says enough to be compared."""
+        return self.last is not None and comparable(self.last[1])
+
+    def restore_best(self, place: Place) -> StepStatus | None:
+        """Serve the best validated policy again, unless the last one is as good: the step that did, if so."""
+        best = place.best
+        if self.keep == "none" or best is None or self.last is None or self.last[0] == best:
+            return None
+        last, scores = self.last
+        behind = place.gain(scores)
+        if behind is not None and behind >= 0:
+            return None
+        words = f"validation was best after {best.step} steps ({best.score:.3f}, at the end {last.score:.3f})"
+        if behind is None:
+            words += ", and the end cannot be compared with it: too few examples have both scores"
+        if best.checkpoint is None:
+            self.journal.note(
+                f"{words}: that is the model itself, still served as 'base'; no step improved on it"
+            )
+            return None
+        place.restored = best.checkpoint
+        try:
+            served = self.session.restore(best.checkpoint, client_state=place.client_state(place.step))
+        except Refused as refused:
+            place.restored = None
+            if refused.code != _GONE:
+                raise
+            self.journal.note(f"{words}: {best.checkpoint} is not kept any more, so the end stays served")
+            return None
+        self.journal.note(f"{words}: {best.checkpoint} is served again")
+        return served
+
+    def _pin(self, checkpoint: str, compile_id: str) -> None:
+        try:
+            self.session.pin(checkpoint, best_of=compile_id)
+        except Refused as refused:
+            if refused.code != _GONE:
+                raise
+            self.journal.note(f"{checkpoint}, the best so far, is not kept: {refused.why or refused.message}")
+
+    def _scored(self) -> Evaluation:
+        evaluation = self.evaluate(self.examples)
+        if math.isnan(evaluation.score):
+            raise TrainingFailed(
+                f"The metric scored none of the {len(self.examples)} validation examples",
+                why=next((it.reason for it in evaluation.finished if it.reason), None),
+                hint="run the program and the metric once by hand on an example of the valset",
+            )
+        return evaluation
+
+    def _checkpoint_of(self, version: int | None) -> str | None:
+        return next((it.name for it in self.session.checkpoints() if it.version == version), None)

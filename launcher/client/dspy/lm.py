@@ -1,0 +1,184 @@
+"""The run's policy as a DSPy LM.
+
+Neighbours: `engine.py` sends its requests, `grpo.py` trains the predictors that hold one, `tagging.py` tags,
+`standing_in.py` has one answer what DSPy's optimizers have left without an LM.
+Works with every adapter, `n`, `temperature`, `max_tokens`, `stop` and `tools`, in threads and async.
+Knows nothing of rewards or steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import dspy
+from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
+from dspy.utils.exceptions import LMUnsupportedFeatureError
+
+from launcher.client.dspy import earlier, standing_in
+from launcher.client.dspy.engine import BASE_MODEL, PolicyEngine
+from launcher.client.dspy.naming import name_of, version_in
+from launcher.client.dspy.tagging import current_rollout
+from launcher.client.session import Session, connect
+
+# What a saved state has that the constructor of a new run's LM decides itself.
+_NOT_RESTORED = (LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "cache")
+
+
+class PolicyLM(dspy.LM):
+    """The policy being trained, on the run this program was started in.
+
+    `model` is the run's base name, which means the newest version. A program that was compiled asks the
+    version it was compiled to, by name (`policy@v12+3f2a9c1b4d5e`): those weights or an error. A copy that
+    came with a copy of its program goes on asking what it asks when a training begins. The model before any
+    training is `PolicyLM(run, model="base")`. With `cache=True` the name is today's version, as the name is
+    the cache's key; a rollout, and what means the newest, is never answered from a cache. `extra_body` goes
+    into each request as it is: `chat_template_kwargs`, `min_p`, … Other keyword arguments are dspy.LM's.
+    Raises NotConnected outside a run.
+    """
+
+    # What is saved names the class by its public place, which stays.
+    __module__ = "launcher.client"
+
+    def __init__(
+        self,
+        session: Session | None = None,
+        *,
+        model: str | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        cache: bool = False,
+        extra_body: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.session = session or connect()
+        self.compiled = self.stands_in = False
+        is_newest = model is None
+        if model is None:
+            model = name_of(self.session, self.session.version) if cache else self.session.model
+        engine = PolicyEngine(self.session, dict(extra_body or {}))
+        super().__init__(
+            model,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            cache=cache,
+            num_retries=0,  # the engine's retries carry one request id, so they make one sample
+            engine=engine,
+            async_engine=engine.asynchronous(),
+            **kwargs,
+        )
+        if is_newest:
+            standing_in.offer(self)
+
+    @classmethod
+    def like(cls, lm: dspy.LM, session: Session) -> PolicyLM:
+        """A PolicyLM with the temperature, lengths and other request settings of a plain LM."""
+        settings = {key: value for key, value in lm.kwargs.items() if key not in _CONNECTION}
+        extra = dict(settings.pop("extra_body", None) or {})
+        extra |= {key: settings.pop(key) for key in _VLLM_ONLY if key in settings}
+        return cls(session, extra_body=extra, callbacks=lm.callbacks, **settings)
+
+    @property
+    def policy(self) -> PolicyEngine:
+        """The engine under this LM; copies of the LM share it."""
+        engine = self.engine
+        if not isinstance(engine, PolicyEngine):
+            raise TypeError(f"this PolicyLM was given another engine: {type(engine).__name__}")
+        return engine
+
+    def fresh(self) -> PolicyLM:
+        """A copy over the same engine that no compile has named."""
+        copied = self.copy()
+        copied.compiled = copied.stands_in = False
+        return copied
+
+    def name(self, model: str) -> None:
+        """Ask this version from here on: what a program was compiled to."""
+        self.model, self.compiled = model, True
+
+    def finetune(self, *words: Any, **named: Any) -> Any:
+        """Refused: DSPy's BootstrapFinetune trains text that was rendered again."""
+        raise self._not_so("fine-tuning", "dspy.BootstrapFinetune")
+
+    def reinforce(self, *words: Any, **named: Any) -> Any:
+        """Refused: DSPy's own GRPO trains text that was rendered again."""
+        raise self._not_so("reinforcement learning", "dspy.teleprompt.GRPO")
+
+    def _not_so(self, what: str, whose: str) -> LMUnsupportedFeatureError:
+        return LMUnsupportedFeatureError(
+            f"PolicyLM takes no {what} through DSPy's own providers ({whose}): this run trains what was "
+            "sampled. Hint: launcher.client.GRPO(metric, …).compile(program, trainset=…)",
+            model=self.model,
+            provider="slipway",
+            features=[what],
+        )
+
+    def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        self._say_that_it_stands_in()
+        return super().__call__(prompt, messages=messages, **self._of_this_run(kwargs))
+
+    async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        self._say_that_it_stands_in()
+        return await super().acall(prompt, messages=messages, **self._of_this_run(kwargs))
+
+    def _of_this_run(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The same with what tells answers in DSPy's cache apart beside the model's name.
+
+        The cache outlives the run, and every run has a `policy@v3`. No answer from it inside a rollout: it
+        would be another rollout's sample.
+        """
+        if current_rollout() is not None:
+            return {**kwargs, "cache": False}
+        if not kwargs.get("cache", self.cache):
+            return kwargs
+        if self.model != BASE_MODEL and version_in(self.model) is None:  # today's answers are not tomorrow's
+            return {**kwargs, "cache": False}
+        asked = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
+        said = json.dumps([self.session.run_id, self.policy.extra_body, asked], sort_keys=True, default=str)
+        return {**kwargs, "rollout_id": int(hashlib.sha256(said.encode()).hexdigest()[:12], 16)}
+
+    def _warn_zero_temp_rollout(self, temperature: float | None, rollout_id: Any) -> None:
+        """Not said: here it is what tells runs apart, at any temperature."""
+
+    def _say_that_it_stands_in(self) -> None:
+        if self.stands_in and current_rollout() is None:
+            standing_in.say_once(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PolicyLM:
+        copied = self.copy()  # locks and the session's pool are shared, as in copy()
+        earlier.copied(copied)
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle has neither address nor token: it is the LM of the run it is unpickled in.
+
+        In the run it was made in it asks the version that it asked here.
+        """
+        return _unpickled, (self.dump_state(), self.session.run_id, self.model, self.compiled)
+
+    def dump_state(self) -> dict[str, Any]:
+        """Settings without address or token. Loading needs `allow_unsafe_lm_state=True`, inside a run."""
+        return BaseLM.dump_state(self) | {"extra_body": self.policy.extra_body}
+
+    @classmethod
+    def load_state(cls, state: dict[str, Any], *, allow_custom_lm_class: bool = False) -> PolicyLM:
+        """The LM of the run this program is in now: a saved program never calls the run that trained it."""
+        return cls.restored(state)
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], session: Session | None = None) -> PolicyLM:
+        """The LM of this run with the settings that `dump_state` wrote: the newest version, or the base."""
+        kept = {key: value for key, value in state.items() if key not in _NOT_RESTORED}
+        return cls(session, model=BASE_MODEL if state.get("model") == BASE_MODEL else None, **kept)
+
+
+def _unpickled(state: dict[str, Any], run_id: str = "", model: str = "", compiled: bool = False) -> PolicyLM:
+    lm = PolicyLM.restored(state)
+    if version_in(model) is not None and lm.session.run_id == run_id:
+        lm.model, lm.compiled = model, compiled
+    return lm
+
+
+_CONNECTION = frozenset({"api_key", "api_base", "base_url", "headers", "extra_headers", "timeout"})
+_VLLM_ONLY = ("min_p", "repetition_penalty", "chat_template_kwargs")

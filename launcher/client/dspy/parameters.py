@@ -1,0 +1,136 @@
+"""What an optimizer may be asked for: every parameter of dspy.GRPO and ArborGRPO, taken or refused by name.
+
+Neighbours: `grpo.py` has the parameters, `training.py` what they do. Raises ValueError and TypeError before
+anything is asked of the run. Knows nothing of programs, examples or HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, get_args
+
+import dspy
+
+from launcher.client.dspy.grouping import Grouping
+from launcher.client.dspy.held_out import Keep
+from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.programs import NEUTRAL, is_neutral
+from launcher.client.dspy.training import OnAlarm
+
+_COUNTS = {
+    "num_train_steps": 1,
+    "num_dspy_examples_per_grpo_step": 1,
+    "num_rollouts_per_grpo_step": 2,
+    "num_steps_for_val": 1,
+    "rollout_calls": 1,
+}
+_NUMBERS = ("failure_score", "format_failure_score", "rollout_seconds")
+_SWITCHES = ("exclude_demos", "multitask", "use_train_as_val", "report_train_scores")
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "checkpoint": get_args(Keep),
+    "on_alarm": get_args(OnAlarm),
+    "staleness": (0, 1),
+    "resume": (None, True, False),
+    "variably_invoked_predictor_grouping_mode": get_args(Grouping),
+}
+_WHY = {
+    "num_rollouts_per_grpo_step": ": a rollout is compared with the others of its group",
+    "variably_invoked_predictor_grouping_mode": (
+        ': "fill" would train copies of one sample as if they were several; "ragged" trains all that was '
+        "sampled, each with its own run's reward"
+    ),
+}
+
+
+class Asked(Protocol):
+    """An optimizer, by those of its parameters that are more than one of a kind."""
+
+    adapter: Any
+    failure_score: float
+    format_failure_score: float
+    multitask: bool
+    num_threads: int | None
+    rollout_seconds: float
+    seed: int
+    variably_invoked_predictor_fill_strategy: None
+
+
+def check_values(asked: Asked) -> None:
+    """Raise ValueError for the first parameter that cannot be meant."""
+    for name, least in _COUNTS.items():
+        _check_count(name, getattr(asked, name), least)
+    if asked.num_threads is not None:
+        _check_count("num_threads", asked.num_threads, 1)
+    for name in _NUMBERS:
+        value = getattr(asked, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a number, not {value!r}")
+    for name in _SWITCHES:
+        if not isinstance(getattr(asked, name), bool):
+            raise ValueError(f"{name} must be True or False, not {getattr(asked, name)!r}")
+    for name, choices in _CHOICES.items():
+        if getattr(asked, name) not in choices:
+            listed = " or ".join(repr(it) for it in choices)
+            raise ValueError(f"{name} must be {listed}, not {getattr(asked, name)!r}{_WHY.get(name, '')}")
+    if isinstance(asked.seed, bool) or not isinstance(asked.seed, int):
+        raise ValueError(f"seed must be a whole number, not {asked.seed!r}")
+    if asked.rollout_seconds <= 0:
+        raise ValueError("rollout_seconds must be above 0")
+    if asked.format_failure_score >= asked.failure_score:
+        raise ValueError("format_failure_score must be below failure_score")
+    _check_foreign(asked)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}{_WHY.get(name, '')}")
+
+
+def _check_foreign(asked: Asked) -> None:
+    """Parameters of dspy.GRPO and ArborGRPO that mean something else here, or nothing."""
+    if not asked.multitask:
+        raise ValueError(
+            "multitask=False is not supported: one policy is trained for all predictors, jointly"
+        )
+    if asked.variably_invoked_predictor_fill_strategy is not None:
+        raise ValueError(
+            "variably_invoked_predictor_fill_strategy belongs to the grouping mode 'fill', which is refused"
+            + _WHY["variably_invoked_predictor_grouping_mode"]
+        )
+    if asked.adapter is not None and not isinstance(asked.adapter, dspy.Adapter):
+        raise TypeError(
+            f"adapter must be a dspy.Adapter, not a {type(asked.adapter).__name__}: there is one policy, and "
+            "the adapter that samples is the one that is trained"
+        )
+
+
+def check_train_kwargs(train_kwargs: Any) -> None:
+    """Only the temperature is ours to set; what narrows the distribution would be trained wrongly (C9)."""
+    if not isinstance(train_kwargs, Mapping) or not all(isinstance(name, str) for name in train_kwargs):
+        raise TypeError("train_kwargs must map names to values: there is one policy, so none for each LM")
+    for name, value in train_kwargs.items():
+        if name == "temperature":
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 2:
+                raise ValueError("train_kwargs: temperature must be above 0 and at most 2")
+        elif name not in NEUTRAL:
+            raise ValueError(
+                f"train_kwargs: {name} is not set here but where the run starts: "
+                f"launch --set train.{name}=… (`launch config` lists the keys)"
+            )
+        elif not is_neutral(name, value):
+            raise ValueError(
+                f"train_kwargs: {name}={value!r} samples from another distribution than the policy's"
+            )
+
+
+def check_sampling(train_kwargs: Mapping[str, Any], policies: Sequence[PolicyLM]) -> None:
+    """What was said twice, here and on the LM, must be the same: nobody could tell which is meant."""
+    for name, value in train_kwargs.items():
+        for policy in policies:
+            other = policy.kwargs.get(name, policy.policy.extra_body.get(name))
+            if other is None or other == value or (name in NEUTRAL and is_neutral(name, other)):
+                continue
+            raise ValueError(f"train_kwargs: {name}={value!r}, but the program's LM has {name}={other!r}")

@@ -1,0 +1,200 @@
+"""What of a DSPy program is trained, and the adapter it is trained with.
+
+Neighbours: `grpo.py` and `validation.py` prepare a program here; `lm.py` is the LM a trained predictor holds.
+Knows nothing of rollouts, rewards or steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import dspy
+
+from launcher.client.dspy.engine import BASE_MODEL
+from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.standing_in import is_stand_in
+from launcher.client.dspy.tagging import frozen_predictors, header_safe
+from launcher.client.session import Session
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The predictors that ask the policy, and what was decided about the others, in words.
+
+    `lm` is put in force while the program runs, for what asks without an LM of its own; None: leave what is.
+    `of_base`: it asks the model before training in the policy's place.
+    """
+
+    names: tuple[str, ...]
+    policies: tuple[PolicyLM, ...]
+    notes: tuple[str, ...]
+    lm: PolicyLM | None = None
+    of_base: bool = False
+
+
+def attach(program: dspy.Module, session: Session, may_be_base: bool = False) -> Trained:
+    """Give the policy to each predictor that should have it, in place.
+
+    A predictor asks the policy when its LM (or the configured one) is a PolicyLM, is a plain LM that points
+    at this run, or is missing altogether (then it is said whose settings it gets). Others keep their LM and
+    are not trained, nor are those of a part that is compiled already. Raises TypeError for what is no
+    program, ValueError when nothing of it would be trained or when it asks another run. `may_be_base`: a
+    program that asks the model before training alone is none of these, as it is only evaluated.
+    """
+    if not isinstance(program, dspy.Module):
+        raise TypeError(f"the program must be a dspy.Module, not {type(program).__name__}")
+    named = list(program.named_predictors())
+    if not named:
+        raise ValueError("the program has no predictor, so there is nothing to train")
+    configured = dspy.settings.lm
+    default, whose = _default(configured, session)
+    names, policies, notes = [], [], []
+    if whose and (without := [name for name, predictor in named if predictor.lm is None]):
+        notes.append(f"{', '.join(without)}: no LM of its own, so it asks the policy {whose}")
+    for name, predictor in named:
+        lm, note = _policy(predictor.lm or default or configured, session)
+        if note:
+            notes.append(f"predictor {name!r}{note}")
+        if lm is not None:
+            predictor.lm = lm
+            names.append(header_safe(name))
+            policies.append(lm)
+    of_base = may_be_base and not names and any(_is_base(it.lm or configured) for _, it in named)
+    if not names and not of_base:
+        raise ValueError(
+            "no predictor of the program asks this run's policy, so nothing would be trained; "
+            "call program.set_lm(PolicyLM()) or dspy.configure(lm=PolicyLM())"
+        )
+    frozen = list(frozen_predictors(program))
+    if frozen:
+        notes.append(
+            f"{', '.join(frozen)}: inside a part that is compiled already, which DSPy keeps as it is: not "
+            "trained (set its _compiled to False to train it)"
+        )
+    return Trained(tuple(names), tuple(dict.fromkeys(policies)), tuple(notes), default, of_base)
+
+
+def with_own_lms(program: dspy.Module, trained: Trained, model: str) -> Trained:
+    """Have each trained predictor ask `model`, by an LM that will take the name of what is trained here.
+
+    An LM that an earlier compile has named stays with the program of that compile, and the configured one
+    with all that asks it: then it is a copy that is named here.
+    """
+    own = {id(policy): _own(policy, trained) for policy in trained.policies}
+    for policy in own.values():
+        policy.model = model
+    for _, predictor in program.named_predictors():
+        predictor.lm = own.get(id(predictor.lm), predictor.lm)
+    return replace(trained, policies=tuple(own.values()))
+
+
+def _own(policy: PolicyLM, trained: Trained) -> PolicyLM:
+    is_shared = policy.compiled or policy is trained.lm or policy is dspy.settings.lm
+    return policy.fresh() if is_shared else policy
+
+
+def sampling_notes(policies: Sequence[PolicyLM], temperature: float) -> list[str]:
+    """What an LM asks for that rollouts do not do, in words: they sample from the policy as it is (C9)."""
+    notes = []
+    for policy in policies:
+        asked = {name: value for name, value in policy.kwargs.items() if value is not None}
+        asked |= policy.policy.extra_body
+        if asked.get("temperature") not in (None, temperature):
+            notes.append(
+                f"rollouts sample at temperature {temperature:g}, not the LM's {asked['temperature']}"
+            )
+        narrowing = [f"{name}={asked[name]}" for name in NEUTRAL if not is_neutral(name, asked.get(name))]
+        if narrowing:
+            notes.append(f"rollouts sample without {', '.join(narrowing)}: it is another distribution")
+    return list(dict.fromkeys(notes))
+
+
+# Values that leave the policy's own distribution: accepted, as other optimizers want them said.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (-1, 0, None),
+    "min_p": (0, None),
+    "repetition_penalty": (1, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+}
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Whether a setting leaves the distribution as it is."""
+    return value in NEUTRAL[name]
+
+
+def _default(configured: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
+    """The LM for what has none, and in words whose settings it has, where the user did not configure it.
+
+    DSPy's prompt optimizers return programs without the LM they were given: its settings are kept.
+    """
+    if is_stand_in(configured) and configured.session.endpoint.root == session.endpoint.root:
+        return configured, f"as the first PolicyLM of this program does ({_settings(configured)})"
+    if configured is None or is_stand_in(configured):
+        return PolicyLM(session), "with default settings (program.set_lm(PolicyLM(max_tokens=…)) sets others)"
+    if _is_plain(configured) and _points_at(configured, session):
+        return PolicyLM.like(configured, session), None
+    return None, None
+
+
+def _settings(lm: PolicyLM) -> str:
+    asked = {name: value for name, value in lm.kwargs.items() if value is not None}
+    asked |= lm.policy.extra_body
+    return ", ".join(f"{name}={value}" for name, value in asked.items()) or "default settings"
+
+
+def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
+    """The policy that stands for this LM, or None when it is another model; and what to say about it."""
+    if _is_plain(lm) and _points_at(lm, session):
+        return PolicyLM.like(lm, session), ": its LM points at this run, so it is trained"
+    if not isinstance(lm, PolicyLM):
+        return None, f" asks {getattr(lm, 'model', lm)!r}: it is not trained"
+    if lm.session.endpoint.root != session.endpoint.root:
+        raise ValueError(
+            f"the program asks the run at {lm.session.endpoint.root}, but the optimizer trains the one at "
+            f"{session.endpoint.root}"
+        )
+    if _is_base(lm):
+        return None, f" asks {BASE_MODEL!r}, the model before training: it is not trained"
+    return lm, None
+
+
+def _is_base(lm: Any) -> bool:
+    return isinstance(lm, PolicyLM) and lm.model == BASE_MODEL
+
+
+def _is_plain(lm: Any) -> bool:
+    return isinstance(lm, dspy.LM) and not isinstance(lm, PolicyLM)
+
+
+def _points_at(lm: dspy.LM, session: Session) -> bool:
+    """Whether a plain LM was given the address of this run, or finds it in the environment."""
+    base = lm.kwargs.get("api_base") or lm.kwargs.get("base_url")
+    if not base and lm.model.startswith("openai/"):
+        base = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
+    if not base:
+        return False
+    here, there = urlsplit(session.base_url), urlsplit(str(base))
+    same_host = here.hostname == there.hostname or {here.hostname, there.hostname} <= _LOOPBACK
+    return same_host and here.port == there.port
+
+
+def strict_adapter(adapter: dspy.Adapter | None = None) -> dspy.Adapter:
+    """The adapter in force, without its second try as JSON.
+
+    That second try doubles the calls and hides the text that failed, so the failure is never penalised.
+    """
+    adapter = adapter or dspy.settings.adapter or dspy.ChatAdapter()
+    strict = copy.copy(adapter)
+    if getattr(strict, "use_json_adapter_fallback", False):
+        strict.use_json_adapter_fallback = False  # type: ignore[attr-defined]
+    return strict

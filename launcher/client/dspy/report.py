@@ -1,0 +1,221 @@
+"""What an optimizer did: every rollout is trained or counted with its reason.
+
+Neighbours: `training.py` tells it each step and validation. Writes lines to stderr and `grpo.jsonl` into the
+run's folder, of all compiles, each line with its own's id. Knows nothing of how training is done.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, TextIO
+
+from launcher.client.bodies import StepCounts, StepStatus
+from launcher.client.dspy.alarms import Alarm
+from launcher.client.dspy.grouping import Grouped
+from launcher.client.dspy.training_place import Place, Validated
+
+
+@dataclass
+class Report:
+    """Totals over all steps of one `compile`. A dropped sample has the reason it was dropped for."""
+
+    steps: int = 0
+    empty_steps: int = 0
+    rollouts: int = 0
+    groups: int = 0
+    members: int = 0
+    samples: int = 0
+    trained: int = 0
+    sampled_tokens: int = 0
+    retokenised: int = 0
+    turns_joined: int = 0
+    sealed: int = 0
+    groups_without_variance: int = 0
+    rollouts_without_calls: int = 0
+    calls_outside_rollouts: int = 0
+    calls_truncated: int = 0
+    rewinds: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    # Failures of other models and of judges, by the model's name.
+    outside: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    alarms: list[str] = field(default_factory=list)
+
+    def add_rollouts(self, grouped: Grouped) -> None:
+        self.rollouts += grouped.outcomes.total()
+        self.outcomes += grouped.outcomes
+        self.outside += grouped.outside
+        self.rollouts_without_calls += grouped.without_calls
+        self.calls_truncated += grouped.calls_truncated
+
+    def add_step(self, counts: StepCounts) -> None:
+        self.steps += 1
+        self.add_dropped(counts)
+        self.trained += counts.trained
+        self.sampled_tokens += counts.sampled_tokens
+        self.retokenised += counts.retokenised
+        self.turns_joined += counts.turns_joined
+        self.sealed += counts.sealed
+        self.groups_without_variance += counts.groups_without_variance
+
+    def add_dropped(self, counts: StepCounts) -> None:
+        """A step that came to nothing is counted too."""
+        self.groups += counts.groups
+        self.members += counts.members
+        self.samples += counts.samples
+        self.dropped += Counter(counts.dropped)
+
+    def to_dict(self) -> dict[str, Any]:
+        counts = {"outcomes": self.outcomes, "outside": self.outside, "dropped": self.dropped}
+        return asdict(self) | {name: dict(it) for name, it in counts.items()}
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """One step as it is printed and written."""
+
+    step: int
+    epoch: int
+    version: int | None
+    reward: float
+    spread: float
+    rewards: dict[str, float]
+    parse_rate: float
+    cut_off_rate: float
+    outcomes: dict[str, int]
+    counts: dict[str, Any]
+    metrics: dict[str, float]
+    rollout_seconds: float
+    train_seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        epoch: int,
+        grouped: Grouped,
+        rates: tuple[float, float],
+        status: StepStatus,
+        seconds: tuple[float, float],
+    ) -> StepLine:
+        everything = [reward for rewards in grouped.rewards.values() for reward in rewards]
+        return cls(
+            step=step,
+            epoch=epoch,
+            version=status.version,
+            reward=fmean(everything) if everything else float("nan"),
+            spread=pstdev(everything) if everything else float("nan"),
+            rewards={name: fmean(it) for name, it in grouped.rewards.items() if it},
+            parse_rate=rates[0],
+            cut_off_rate=rates[1],
+            outcomes=dict(grouped.outcomes),
+            counts=status.counts.model_dump(),
+            metrics=status.metrics,
+            rollout_seconds=round(seconds[0], 3),
+            train_seconds=round(seconds[1], 3),
+        )
+
+
+class Journal:
+    """Says each thing once: a line for people, an object for programs."""
+
+    def __init__(self, folder: Path | None, steps: int, stream: TextIO | None = None) -> None:
+        self._path = folder / "grpo.jsonl" if folder is not None and folder.is_dir() else None
+        self._steps = steps
+        self._stream = stream or sys.stderr
+        self._compile = ""
+
+    def begin(self, place: Place) -> None:
+        """What is written from here on is this compile's: its id is on every line. Said once in its life."""
+        self._compile = place.id
+        if not place.step and not place.superseded:
+            work = {**place.work.to_dict(), "steps": self._steps, "step": 0}
+            self._write("compile", {"time": round(time.time(), 3), **work})
+
+    def note(self, text: str) -> None:
+        """A line for people alone."""
+        self._stream.write(f"grpo: {text}\n")
+        self._stream.flush()
+
+    def step(self, line: StepLine) -> None:
+        parts = [
+            f"step {line.step}/{self._steps}",
+            f"reward {line.reward:.3f} ±{line.spread:.3f}{_each(line.rewards)}",
+            f"parsed {line.parse_rate:.0%}"
+            + (f" (cut off {line.cut_off_rate:.0%})" if line.cut_off_rate else ""),
+            f"trained {line.counts['trained']} of {line.counts['samples']}{_masked(line.metrics)}",
+            f"v{line.version}" if line.version is not None else "not published",
+            f"{line.rollout_seconds + line.train_seconds:.1f} s"
+            f" (rollouts {line.rollout_seconds:.1f}, training {line.train_seconds:.1f})",
+        ]
+        self.note(" · ".join(parts))
+        self._write("step", asdict(line))
+
+    def validation(self, validated: Validated, figures: dict[str, Any], best: bool, seconds: float) -> None:
+        words = [
+            f"validation after {validated.step} of {self._steps} steps",
+            f"score {validated.score:.3f} ±{figures['standard_error']:.3f}{_each(figures['predictors'])}"
+            + (" (best so far)" if best and validated.step else ""),
+            *_left_out(figures["outcomes"]),
+            f"parsed {validated.parse_rate:.0%}",
+            f"{seconds:.1f} s",
+        ]
+        self.note(" · ".join(words))
+        self._write(
+            "validation", {**asdict(validated), **figures, "best": best, "seconds": round(seconds, 3)}
+        )
+
+    def alarm(self, alarm: Alarm) -> None:
+        self.note(f"ALARM {alarm.name} after {alarm.step} steps: {alarm.text}")
+        self._write("alarm", asdict(alarm))
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                line = {"kind": kind, "compile": self._compile, **_plain(fields)}
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """A number that is not finite has no place in JSON."""
+    if isinstance(value, dict):
+        return {name: _plain(it) for name, it in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _masked(metrics: Mapping[str, float]) -> str:
+    """What of the trained samples a bound of the loss has stopped."""
+    tokens = int(metrics.get("masked_tokens", 0))
+    answers = counted(int(metrics.get("masked_sequences", 0)), "answer")
+    return f" (masked {counted(tokens, 'token')} in {answers})" if tokens else ""
+
+
+def _left_out(outcomes: dict[str, int]) -> list[str]:
+    """The runs of a validation that say nothing about the policy."""
+    excluded = ("unscored", "lost", "outside", "overdue")
+    found = [f"{outcomes[name]} {name}" for name in excluded if outcomes.get(name)]
+    return [f"left out: {', '.join(found)}"] if found else []
+
+
+def _each(values: dict[str, float]) -> str:
+    if len(values) < 2:
+        return ""
+    return " (" + ", ".join(f"{name} {value:.3f}" for name, value in values.items()) + ")"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """`6 scored, 2 crashed`."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

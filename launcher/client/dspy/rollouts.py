@@ -1,0 +1,248 @@
+"""Running a program on examples, many at a time: each run ends with its score or the reason for none.
+
+Neighbours: `workers.py` runs them side by side, `scoring.py` judges, `tagging.py` tags, `parsing.py` watches
+what parses, `outside.py` which other models fail, `grouping.py` turns what is finished into groups.
+`training.py` and `validation.py` ask for runs: one code, so that what they find can be compared.
+Knows nothing of steps, the wire or what a reward is used for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError, LMError, LMInvalidRequestError
+
+from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.outside import OUTSIDE, judging
+from launcher.client.dspy.parsing import WATCH
+from launcher.client.dspy.scoring import Metric, Score, Unscored
+from launcher.client.dspy.tagging import Rollout, RolloutOver, in_rollout
+from launcher.client.dspy.workers import Late, work_off
+
+Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "outside", "overdue"]
+"""How a run ended: with a score; without one; with an answer that did not parse; with the program's own
+exception; without an answer from the endpoint; failed by another model or a judge; not within its time."""
+
+DEFAULT_CALLS = 256
+# Runs at once where nobody says: as many as an engine takes by default, and no more than judges often allow.
+MOST_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run to make: the example, its place in the batch, and the rollout it is."""
+
+    example: dspy.Example
+    index: int
+    rollout: Rollout
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One run made. `score` stands for outcome "scored" alone; `reason` for all others."""
+
+    run: Run
+    outcome: Outcome
+    score: Score | None = None
+    reason: str | None = None
+    prediction: Any = None
+
+    @property
+    def parsed(self) -> bool:
+        """Whether every answer of the policy in this run parsed."""
+        return not self.run.rollout.unparsed
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether an answer of the policy ended at its length limit."""
+        return bool(self.run.rollout.cut_off)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many runs at once; how long one may take before the batch goes on without it; how much it asks.
+
+    `threads` None: all of a batch, up to `MOST_AT_ONCE`.
+    """
+
+    threads: int | None = None
+    run_seconds: float = 1200.0
+    run_calls: int = DEFAULT_CALLS
+
+    def at_once(self, runs: int) -> int:
+        """How many of so many runs are under way at a time."""
+        return self.threads or min(runs, MOST_AT_ONCE)
+
+
+def run_all(
+    program: dspy.Module,
+    runs: Sequence[Run],
+    metric: Metric,
+    adapter: dspy.Adapter,
+    limits: Limits,
+    lm: PolicyLM | None = None,
+) -> list[Finished]:
+    """All runs, in their order. Raises TrainingFailed when the metric never scores.
+
+    `lm` is put in force for what the program asks without an LM of its own. A run that takes too long is
+    "overdue", and once the endpoint is known to be gone the runs not begun are "lost". When this returns, or
+    raises, no run is under way any more: a program that goes on asks in vain (RolloutOver).
+    """
+    settings: dict[str, Any] = {"adapter": adapter} | ({} if lm is None else {"lm": lm})
+    for run in runs:
+        run.rollout.most_calls = limits.run_calls
+    try:
+        with _quiet_dspy():
+            found = work_off(
+                [_job(program, run, metric, settings) for run in runs],
+                limits.at_once(len(runs)),
+                limits.run_seconds,
+                hopeless=lambda finished: finished.outcome == "lost" and finished.run.rollout.gone,
+                left_behind=lambda index: runs[index].rollout.end(),
+            )
+    finally:
+        for run in runs:
+            run.rollout.end()
+    gone = next((it for it in found if isinstance(it, Finished) and it.run.rollout.gone), None)
+    return [
+        it if isinstance(it, Finished) else _unfinished(run, it, gone, limits)
+        for run, it in zip(runs, found, strict=True)
+    ]
+
+
+def _job(
+    program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, Any]
+) -> Callable[[], Finished]:
+    return lambda: _run(program, run, metric, settings)
+
+
+def _unfinished(run: Run, late: Late, gone: Finished | None, limits: Limits) -> Finished:
+    if late == "not begun" and gone is not None:
+        return Finished(run, "lost", reason=gone.reason)
+    if late == "not begun":
+        return Finished(
+            run, "overdue", reason=f"not begun: none before it ended within {limits.run_seconds:g} s"
+        )
+    part = "the metric gave no score" if run.rollout.judging else "no result"
+    return Finished(run, "overdue", reason=f"{part} within {limits.run_seconds:g} s")
+
+
+def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, Any]) -> Finished:
+    """One run and its score, in the order of what can go wrong.
+
+    The example is a copy: a program or a metric that writes into it changes no other run's.
+    """
+    rollout, example = run.rollout, _own(run.example)
+    callbacks = [*(dspy.settings.callbacks or []), WATCH, OUTSIDE]
+    prediction, error = None, None
+    with in_rollout(rollout, callbacks=callbacks, trace=[], **settings):
+        try:
+            prediction = _call(program, example)
+        except (Exception, SystemExit, RolloutOver) as caught:  # noqa: BLE001 - whatever a user's program raises is an outcome of the run
+            error = caught
+    if rollout.lost:
+        return Finished(run, "lost", reason=rollout.lost[0])
+    if rollout.outside:
+        return Finished(run, "outside", reason=rollout.outside_reason)
+    if rollout.unparsed and (isinstance(error, AdapterParseError) or _is(error, rollout.parse_error)):
+        return Finished(run, "unparsed", reason=str(error))
+    if isinstance(error, LMError) and not isinstance(error, LMInvalidRequestError):
+        return Finished(run, "lost", reason=f"{type(error).__name__}: {error}")
+    if error is not None and _is_race_of_parallel(error):
+        return Finished(run, "lost", reason=f"dspy.Parallel stumbled over its own progress bars: {error}")
+    if error is not None:
+        return Finished(run, "crashed", reason=_described(error))
+    return _judged(run, metric, example, prediction)
+
+
+def _judged(run: Run, metric: Metric, example: dspy.Example, prediction: Any) -> Finished:
+    """The score of a run that came to a result; what a failed judge said is none."""
+    score, reason = None, None
+    with judging(run.rollout):
+        try:
+            score = metric.score(example, prediction)
+        except Unscored as unscored:
+            reason = str(unscored)
+    if run.rollout.outside:
+        return Finished(run, "outside", reason=run.rollout.outside_reason, prediction=prediction)
+    return Finished(run, "scored" if score else "unscored", score, reason, prediction)
+
+
+def _call(program: dspy.Module, example: dspy.Example) -> Any:
+    """Run the program, which may be asynchronous in any way there is."""
+    inputs = example.inputs()
+    if "forward" in vars(program) or hasattr(type(program), "forward"):
+        prediction = program(**inputs)
+    else:
+        prediction = program.acall(**inputs)
+    return asyncio.run(_awaited(prediction)) if inspect.isawaitable(prediction) else prediction
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+def _own(example: dspy.Example) -> dspy.Example:
+    try:
+        return copy.deepcopy(example)
+    except Exception:  # noqa: BLE001 - whatever is in it may refuse to be copied; then its fields are shared
+        return example.copy().with_inputs(*example.inputs().keys())
+
+
+def _is(error: BaseException | None, other: BaseException | None) -> bool:
+    return error is not None and error is other
+
+
+def _is_race_of_parallel(error: BaseException) -> bool:
+    """A Parallel that begins clears tqdm's set of bars (DSPy 3.4.1) under the feet of those in other threads.
+
+    That is neither the program's fault nor the policy's.
+    """
+    places = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, (KeyError, RuntimeError)) and any(
+        before.endswith("parallelizer.py") and "tqdm" in place for before, place in pairwise(places)
+    )
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, RolloutOver):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+class _Once(logging.Filter):
+    """Lets each warning through once: an answer cut off is counted, not said a thousand times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[object] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        known = record.msg in self._said
+        self._said.add(record.msg)
+        return record.levelno >= logging.ERROR or not known
+
+
+_ONCE = _Once()
+
+
+@contextmanager
+def _quiet_dspy() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("dspy.clients.lm", "dspy.predict.predict")]
+    for logger in loggers:
+        logger.addFilter(_ONCE)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_ONCE)

@@ -1,0 +1,73 @@
+"""Which version a training is served; an older one all of a sudden means that the machine was lost.
+
+Neighbours: `training.py` tells it what was trained and what answered; `naming.py` has the names. A loss shows
+in unknown rollouts only where it fell among them: what is asked after it is answered, by older weights.
+Knows nothing of groups or scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.client.bodies import StepStatus
+from launcher.client.dspy import naming
+from launcher.client.dspy.report import Journal
+from launcher.client.dspy.rollouts import Finished
+from launcher.client.dspy.tagging import Predictors
+from launcher.client.failures import Refused, Rewound
+from launcher.client.session import Session
+
+
+@dataclass
+class Served:
+    """`version`: what is served after the last step that was waited for, and the hash of its weights."""
+
+    session: Session
+    journal: Journal
+    version: int | None = None
+    weights: str | None = None
+    # The newest version of which a step or an answer has told.
+    _seen: int = 0
+
+    def note(self, status: StepStatus) -> None:
+        """A step was published."""
+        self.version = status.version
+        self.weights = (status.publication or {}).get("sha256")
+        self._seen = max(self._seen, status.version or 0)
+
+    def check(self, finished: Sequence[Finished], predictors: Predictors) -> None:
+        """Raise Rewound where an older version answers than was served before."""
+        own = predictors.names - predictors.frozen
+        versions = {version for it in finished for version in it.run.rollout.versions_of(own)}
+        if versions and min(versions) < self._seen:
+            self._raise_if_lost(self._seen)
+        self._seen = max(self._seen, *versions, 0)
+
+    def keep(self) -> tuple[int, str]:
+        """Have what is served at the end kept (see `Session.pin`): its version, and its name (C55).
+
+        Raises Rewound where it was lost meanwhile.
+        """
+        version, weights = self.version, self.weights
+        if version is None:  # nothing was trained here: a number alone may have been given out before
+            version = self.session.version
+            weights = naming.weights_of(self.session, version)
+        try:
+            return version, naming.keep(self.session, version, weights)
+        except Refused as refused:
+            self._raise_if_lost(version)
+            name = f"{self.session.model}@v{version}"
+            self.journal.note(f"{name} is not kept, so it answers no more: {refused.why or refused.message}")
+            return version, name
+
+    def forget(self) -> None:
+        """The run went back: what was served is not."""
+        self.version = self.weights = None
+        self._seen = 0
+
+    def _raise_if_lost(self, known: int) -> None:
+        now = self.session.version
+        if now < known:
+            why = f"version {now} is served, and version {known} was before"
+            raise Rewound("The machine was lost, and the run went back", 409, why=why)

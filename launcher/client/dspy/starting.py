@@ -1,0 +1,90 @@
+"""Where a compile begins: at step 0 on the policy as it is, or where an earlier life of its program stopped.
+
+Neighbours: `grpo.py` asks, `training_place.py` knows what is another's work, `launch --resume` starts a
+program again. Nobody else's steps are taken for one's own: a second program on the same endpoint trains all
+of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import dspy
+
+from launcher.client.bodies import RuntimeStatus
+from launcher.client.dspy.report import Journal
+from launcher.client.dspy.training_place import PROGRAM_VARIABLE, Place, Work, digest_of
+from launcher.client.failures import TrainingFailed
+from launcher.client.session import Session
+
+_WITHOUT_RESUME = "without resume=True it begins at step 0, on the policy as it is now"
+
+# The work of the optimizers that this process has compiled on each run: their order tells their places apart
+# after a restart.
+_compiles: defaultdict[str, list[str]] = defaultdict(list)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is to be done, how many steps of it, and whether what was left is taken up (see `GRPO`)."""
+
+    work: Work
+    held_out: Sequence[dspy.Example]
+    steps: int
+    resume: bool | None
+
+
+def begin(start: Start, session: Session, journal: Journal) -> Place:
+    """The place to begin at; it is said which. Raises TrainingFailed where nothing can be taken up."""
+    fresh = _fresh(start, _compiles[session.endpoint.root])
+    _compiles[session.endpoint.root].append(start.work.digest)
+    status = session.settle()
+    place = _taken_up(start, fresh, status)
+    if place is not None:
+        journal.note(_where(place, start.steps))
+    elif status.step:
+        why = fresh.why_not(status.client_state)
+        words = f"starting at step 0 on the policy as it is now (v{status.version})"
+        journal.note(f"{words}: {why}" if why else words)
+    return place or fresh
+
+
+def _where(place: Place, steps: int) -> str:
+    finished = "this optimizer had finished before the program was restarted: nothing is left to train"
+    if place.superseded:
+        return finished
+    if place.step >= steps:
+        return f"{finished} ({place.step} steps are done; a larger num_train_steps trains on)"
+    return f"resuming after {place.step} of {steps} steps"
+
+
+def _fresh(start: Start, compiled: Sequence[str]) -> Place:
+    return Place(
+        start.work,
+        compile=len(compiled),
+        earlier=tuple(compiled),
+        life=os.environ.get(PROGRAM_VARIABLE),
+        held_out=digest_of([dict(it.items()) for it in start.held_out]),
+    )
+
+
+def _taken_up(start: Start, fresh: Place, status: RuntimeStatus) -> Place | None:
+    state, metrics = status.client_state, status.last_metrics
+    if start.resume is None:
+        return fresh.restarted(state, metrics)
+    if not start.resume:
+        return None
+    try:
+        place = fresh.taken_up(state, metrics)
+    except ValueError as error:
+        raise TrainingFailed("There is nothing to resume", str(error), _WITHOUT_RESUME) from error
+    if place.step >= start.steps and not place.superseded:
+        raise TrainingFailed(
+            "There is nothing left to train",
+            f"the run has done {place.step} steps of this work, {start.steps} are asked for",
+            f"num_train_steps above {place.step} trains on; {_WITHOUT_RESUME}",
+        )
+    return place

@@ -1,0 +1,340 @@
+"""The loop of one `GRPO.compile`: roll out, send the groups, train, validate, keep the best.
+
+Neighbours: `grpo.py` checks what it was asked and builds it; `rollouts.py` and `grouping.py` make a step's
+groups; `session.py` trains them; `held_out.py` validates; `training_place.py` is where it stands,
+`report.py` what it says, `vain.py` when it gives up.
+Advantages and losses are the runtime's; here are only rollouts and their rewards.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import dspy
+
+from launcher.client.bodies import StepCounts
+from launcher.client.dspy.alarms import Alarm, Alarms, Thresholds
+from launcher.client.dspy.grouping import Grouped, Rules, build_groups
+from launcher.client.dspy.held_out import HeldOut, Keep
+from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.observing import observe
+from launcher.client.dspy.report import Journal, Report, StepLine, listed
+from launcher.client.dspy.rollouts import Finished, Limits, Run, run_all
+from launcher.client.dspy.sampler import EpochSampler
+from launcher.client.dspy.scoring import Metric
+from launcher.client.dspy.served import Served
+from launcher.client.dspy.tagging import Predictors, Rollout
+from launcher.client.dspy.training_place import Place
+from launcher.client.dspy.vain import Vain, unparsed
+from launcher.client.dspy.validation import Evaluation, check_answered, evaluate
+from launcher.client.failures import Refused, Rewound, TrainingFailed
+from launcher.client.session import Session
+
+# Losses of the machine without a finished step between them, before the training gives up.
+_REWINDS_IN_A_ROW = 3
+
+OnAlarm = Literal["note", "stop"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one `compile` was asked to do."""
+
+    steps: int
+    rollouts: int
+    temperature: float
+    seed: int
+    limits: Limits
+    rules: Rules
+    steps_for_validation: int
+    keep: Keep
+    staleness: int
+    report_train_scores: bool
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    on_alarm: OnAlarm = "note"
+
+
+@dataclass(frozen=True)
+class _Rolled:
+    """One step's rollouts, before they are trained."""
+
+    step: int
+    finished: Sequence[Finished]
+    grouped: Grouped
+    parse_rate: float
+    cut_off_rate: float
+    seconds: float
+
+
+@dataclass
+class Training:
+    """One run of the loop. `history` has a dict for each step and each validation, as in `grpo.jsonl`."""
+
+    program: dspy.Module
+    policies: Sequence[PolicyLM]
+    trainset: Sequence[dspy.Example]
+    valset: Sequence[dspy.Example]
+    metric: Metric
+    adapter: dspy.Adapter
+    session: Session
+    sampler: EpochSampler
+    plan: Plan
+    place: Place
+    journal: Journal
+    # For what the program asks without an LM of its own.
+    lm: PolicyLM | None = None
+    report: Report = field(default_factory=Report)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    _predictors: Predictors = field(init=False)
+    _token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    _vain: Vain = field(init=False)
+    _rewinds_in_a_row: int = 0
+    _said: set[str] = field(default_factory=set)
+    alarms: Alarms = field(init=False)
+    held_out: HeldOut = field(init=False)
+    served: Served = field(init=False)
+    # What is served at the end, and the name that means it whatever is trained later.
+    kept: tuple[int, str] | None = None
+
+    def __post_init__(self) -> None:
+        self._predictors = Predictors(self.program)
+        self.alarms = Alarms(self.plan.thresholds)
+        self._vain = Vain(self.report)
+        self.served = Served(self.session, self.journal)
+        train = self.trainset if self.plan.report_train_scores else ()
+        keep, session = self.plan.keep, self.session
+        self.held_out = HeldOut(self.valset, train, self._evaluate, session, self.journal, keep)
+
+    def run(self) -> None:
+        """All steps from the place on. Raises what the session raises, and TrainingFailed.
+
+        Where the machine was lost on the way, it goes back to the last durable place and rolls out again.
+        What an earlier life of this training taught counts as taught, as if there had been one life.
+        """
+        while True:
+            try:
+                self._run_on()
+                self.kept = self.served.keep()
+                break
+            except Rewound as rewound:
+                self._go_back(rewound)
+        self._vain.ended(self.plan.steps, self.place.trained)
+
+    def _run_on(self) -> None:
+        self._validate_if_due(self.place.step)
+        under_way: tuple[_Rolled, int, float] | None = None
+        for step in range(self.place.step, self.plan.steps):
+            rolled = self._roll_out(step)
+            if under_way is not None:
+                self._finish(*under_way)
+            under_way = self._send(rolled)
+            if under_way is not None and (self.plan.staleness == 0 or self._due(step + 1)):
+                self._finish(*under_way)
+                under_way = None
+            if under_way is None:
+                self._validate_if_due(step + 1)
+            if self.alarms.raised and self.plan.on_alarm == "stop":
+                self._stop(under_way)
+        self._restore_best()
+
+    def _restore_best(self) -> None:
+        restored = self.held_out.restore_best(self.place)
+        if restored is not None:
+            self.served.note(restored)
+
+    def _stop(self, under_way: tuple[_Rolled, int, float] | None) -> None:
+        """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
+        if under_way is not None:
+            self._finish(*under_way)
+        self._validate(self.place.step)
+        self._restore_best()
+        raise TrainingFailed(
+            f"Training stopped after {self.place.step} of {self.plan.steps} steps on an alarm",
+            why="; ".join(f"{it.name}: {it.text}" for it in self.alarms.raised),
+            hint='on_alarm="note" trains on; alarms={"length": 3.0, …} moves a threshold',
+        )
+
+    def _go_back(self, rewound: Rewound) -> None:
+        """To where the run is now: what was rolled out for the lost machine is worth nothing on this one."""
+        self.report.rewinds += 1
+        self._rewinds_in_a_row += 1
+        if self._rewinds_in_a_row >= _REWINDS_IN_A_ROW:
+            raise TrainingFailed(
+                f"The run was rewound {self._rewinds_in_a_row} times without a step between",
+                why=rewound.why,
+                hint="`launch status` shows the run; its log says why the machine is lost each time",
+            ) from rewound
+        was = self.place.step
+        # The status is newer than the error: another step may have been committed since.
+        now = self.session.settle()
+        self.place = self.place.rewound(now.client_state, now.last_metrics)
+        self.held_out.last = None
+        # New ids: a rollout that began on the lost machine must not be mixed with one made here.
+        self._token = uuid.uuid4().hex[:12]
+        self.served.forget()
+        self.history.append({"kind": "rewind", "from": was, "to": self.place.step})
+        self.journal.note(
+            f"the machine was lost: back from step {was} to step {self.place.step}, rolling out again"
+        )
+
+    # ------------------------------------------------------------- a step
+
+    def _roll_out(self, step: int) -> _Rolled:
+        began = time.monotonic()
+        astray = self._astray()
+        runs, limits = self._runs(step), self.plan.limits
+        finished = run_all(self.program, runs, self.metric, self.adapter, limits, self.lm)
+        grouped = build_groups(finished, self.plan.rules, f"{self._token}/s{step}")
+        self.report.add_rollouts(grouped)
+        self._say_notes(grouped)
+        self._check(finished, self._astray() - astray)
+        self.served.check(finished, self._predictors)
+        answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
+        return _Rolled(
+            step,
+            finished,
+            grouped,
+            parse_rate=sum(it.parsed for it in answered) / len(answered),
+            cut_off_rate=sum(it.cut_off for it in answered) / len(answered),
+            seconds=time.monotonic() - began,
+        )
+
+    def _runs(self, step: int) -> list[Run]:
+        """E × K runs, each a rollout of its own: no answer from a cache, no two with one seed (C44)."""
+        sampling = {"temperature": self.plan.temperature}
+        return [
+            Run(
+                self.trainset[example],
+                index,
+                Rollout(
+                    f"{self._token}-s{step}-e{index}-k{member}",
+                    self._predictors,
+                    sampling=sampling,
+                    seed=f"{self.plan.seed}/{step}/{index}/{member}",
+                ),
+            )
+            for index, example in enumerate(self.sampler.at(step))
+            for member in range(self.plan.rollouts)
+        ]
+
+    def _say_notes(self, grouped: Grouped) -> None:
+        """Each kind of trouble once, in full; from then on it is only counted."""
+        for kind, text in grouped.notes.items():
+            self._say(kind, text)
+
+    def _say(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self.journal.note(text)
+
+    def _say_unparsed(self, cut_off_rate: float) -> None:
+        self._say("unparsed", f"in none of the runs did the answers parse; try {unparsed(cut_off_rate)}")
+
+    def _check(self, finished: Sequence[Finished], astray: int) -> None:
+        check_answered(finished, "step")
+        self._vain.crashed(finished)
+        if astray:
+            if not self.report.calls_outside_rollouts:
+                self.journal.note(
+                    f"{astray} calls came from threads the program started by itself: they belong to no "
+                    "rollout and are not trained. Start them with dspy.Parallel, or in copy_context()"
+                )
+            self.report.calls_outside_rollouts += astray
+
+    def _astray(self) -> int:
+        engines = {id(policy.policy): policy.policy for policy in self.policies}
+        return sum(engine.astray for engine in engines.values())
+
+    def _send(self, rolled: _Rolled) -> tuple[_Rolled, int, float] | None:
+        """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
+        began = time.monotonic()
+        why = "no rollout asked the policy"
+        if astray := self.report.calls_outside_rollouts:
+            why += f" ({astray} calls came from threads the program started by itself)"
+        if rolled.grouped.groups:
+            state = self.place.client_state(rolled.step + 1)
+            try:
+                status = self.session.step(rolled.grouped.groups, client_state=state, wait=False)
+            except Refused as refused:
+                if refused.code != "nothing_to_train":
+                    raise
+                why = refused.why or refused.message
+                self.report.add_dropped(StepCounts.model_validate(refused.error.get("counts") or {}))
+            else:
+                return rolled, status.id, began
+        self._note_empty(rolled, why)
+        return None
+
+    def _note_empty(self, rolled: _Rolled, why: str) -> None:
+        self.report.empty_steps += 1
+        self.place.step = rolled.step + 1
+        outcomes = listed(rolled.grouped.outcomes)
+        self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
+        self._vain.empty(why, outcomes)
+
+    def _finish(self, rolled: _Rolled, step_id: int, began: float) -> None:
+        status = self.session.wait(step_id)
+        self.served.note(status)
+        self.place.step = rolled.step + 1
+        self.place.trained |= status.counts.trained > 0
+        self.place.restored = None  # this step was trained after it
+        self._rewinds_in_a_row = 0
+        self.report.add_step(status.counts)
+        seconds = (rolled.seconds, time.monotonic() - began)
+        epoch = self.sampler.epoch(rolled.step)
+        rates = (rolled.parse_rate, rolled.cut_off_rate)
+        line = StepLine.of(rolled.step + 1, epoch, rolled.grouped, rates, status, seconds)
+        self.journal.step(line)
+        if not status.counts.trained:
+            self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
+        if not rolled.parse_rate:
+            self._say_unparsed(rolled.cut_off_rate)
+        self.history.append({"kind": "step", **asdict(line)})
+        seen = observe(rolled.step + 1, rolled.finished, rolled.grouped, rolled.cut_off_rate, status)
+        self._ring(self.alarms.observe(seen))
+        self._vain.trained(rolled.finished, *rates, status.counts.trained)
+
+    def _ring(self, alarms: Sequence[Alarm]) -> None:
+        for alarm in alarms:
+            self.journal.alarm(alarm)
+            self.history.append({"kind": "alarm", **asdict(alarm)})
+            self.report.alarms.append(alarm.name)
+
+    # ------------------------------------------------------------- validation
+
+    def _due(self, step: int) -> bool:
+        """Whether there is a validation after `step` steps."""
+        return step in (0, self.plan.steps) or step % self.plan.steps_for_validation == 0
+
+    def _validate_if_due(self, step: int) -> None:
+        if self._due(step):
+            self._validate(step)
+
+    def _validate(self, step: int) -> None:
+        entry = self.held_out.validate(self.place, step)
+        if entry is None:
+            return
+        self.history.append(entry)
+        if not entry["parse_rate"]:
+            self._say_unparsed(entry["cut_off_rate"])
+        score = entry["score"] if self.held_out.comparable() else float("nan")
+        self._ring(self.alarms.validated(step, score))
+
+    def _evaluate(self, examples: Sequence[dspy.Example]) -> Evaluation:
+        evaluation = evaluate(
+            self.program,
+            examples,
+            self.metric,
+            session=self.session,
+            adapter=self.adapter,
+            num_threads=self.plan.limits.threads,
+            rollout_seconds=self.plan.limits.run_seconds,
+            rollout_calls=self.plan.limits.run_calls,
+            failure_score=self.plan.rules.failure_score,
+        )
+        self.served.check(evaluation.finished, self._predictors)
+        return evaluation

@@ -1,0 +1,239 @@
+"""Where an optimizer is in its work: what rides on each step as client_state, and comes back after a restart.
+
+Neighbours: `training.py` moves it on; the runtime keeps it with the checkpoint and gives it back through
+`connect()`; `comparing.py` says which validation is better. Plain JSON, below its 64 KiB. Knows nothing of
+programs or of the wire.
+
+A place is taken up by the same compile only: after a rewind in the process it began in, after a restart in
+the program that `launch --resume` started again (`PROGRAM_VARIABLE`), or where the user asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeGuard
+
+from launcher.client.dspy.comparing import Scores, comparable, gain
+
+PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
+"""What `launch` puts in the environment of the program it starts: the run, and the step it was resumed after
+(`slip-0a1b2c3d@12`; 0 in its first life). A state was committed after the life that wrote it began, so two
+lives that wrote one never have the same number."""
+
+_SCHEMA = 2
+_BY = "slipway.GRPO"
+_OTHER_VERSION = "made by another version of launch, whose place cannot be read here"
+_SCORES_KEPT = 200
+# Of a larger validation set only so many examples are compared after a restart: more would not fit.
+_EXAMPLES_KEPT = 2000
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What tells one optimizer's work from another's: who does it, on what, and how it samples."""
+
+    program: str
+    metric: str
+    predictors: tuple[str, ...]
+    examples: int
+    seed: int
+    examples_per_step: int
+    rollouts: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        return asdict(self) | {"predictors": list(self.predictors)}
+
+    @property
+    def digest(self) -> str:
+        """A short name of it."""
+        return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()[:16]
+
+    def differences(self, other: dict[str, Any]) -> list[str]:
+        """In words, where the work of a state is another: `examples 12 -> 240`."""
+        mine = self.to_dict()
+        return [
+            f"{name} {other.get(name)!r} -> {mine[name]!r}" for name in mine if other.get(name) != mine[name]
+        ]
+
+
+@dataclass(frozen=True)
+class Validated:
+    """One validation: after how many steps, how good, and the checkpoint that holds that policy, if any."""
+
+    step: int
+    score: float
+    parse_rate: float
+    checkpoint: str | None = None
+
+
+@dataclass
+class Place:
+    """`step` is how many steps are done; `compile` counts a program's optimizers from 0.
+
+    `earlier` are the digests of those before it, `life` is what `PROGRAM_VARIABLE` says. `best_scores` has
+    the best validation's score on each example, None where it has none. `held_out` is the digest of the
+    validation set. `trained`: whether a step of it has taught the policy anything, in earlier lives too.
+    `superseded`: a later optimizer of the same program has trained since, so this one had finished.
+    """
+
+    work: Work
+    compile: int = 0
+    earlier: tuple[str, ...] = ()
+    life: str | None = None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    held_out: str | None = None
+    step: int = 0
+    trained: bool = False
+    scores: list[Validated] = field(default_factory=list)
+    best: Validated | None = None
+    best_scores: Scores | None = None
+    restored: str | None = None
+    superseded: bool = False
+
+    # ------------------------------------------------------------- validations
+
+    def validated(self, step: int) -> Validated | None:
+        """The validation after `step` steps, if it was done."""
+        return next((it for it in self.scores if it.step == step), None)
+
+    def add(self, validated: Validated, scores: Scores) -> bool:
+        """Note a validation; whether it is the best so far, by the examples that it and the best scored."""
+        self.scores.append(validated)
+        if len(self.scores) > _SCORES_KEPT:
+            del self.scores[1]  # the first is the start
+        if not comparable(scores) or (self.best is not None and not self.is_better(scores)):
+            return False
+        self.best, self.best_scores = validated, scores
+        return True
+
+    def is_better(self, scores: Scores) -> bool:
+        """Whether these scores are better than the best's, as far as that can be known."""
+        ahead = self.gain(scores)
+        return ahead is not None and ahead > 0
+
+    def gain(self, scores: Scores) -> float | None:
+        """How far these scores are above the best's; None where too few examples have both."""
+        return gain(scores, self.best_scores) if self.best_scores is not None else None
+
+    # ------------------------------------------------------------- on a step, and back
+
+    def client_state(self, step: int) -> dict[str, Any]:
+        """The place once `step` steps are done, as JSON."""
+        scores = self.best_scores or []
+        return {
+            "schema": _SCHEMA,
+            "by": _BY,
+            "id": self.id,
+            "life": self.life,
+            "work": self.work.to_dict(),
+            "compile": self.compile,
+            "earlier": list(self.earlier),
+            "held_out": self.held_out,
+            "step": step,
+            # By the steps before this one: what it teaches is not known when it is sent.
+            "trained": self.trained,
+            "scores": [asdict(it) for it in self.scores],
+            "best": asdict(self.best) if self.best else None,
+            "best_scores": list(scores[:_EXAMPLES_KEPT]),
+            "best_examples": len(scores),
+            # A step trained after it makes it a thing of the past.
+            "restored": self.restored if step == self.step else None,
+        }
+
+    def restarted(self, state: dict[str, Any] | None, metrics: Metrics) -> Place | None:
+        """This place moved on to where `state` says, or None: only what an earlier life of it has left.
+
+        `metrics`: of the step that `state` rode on; here and below.
+        """
+        if not _is_a_place(state) or not _is_earlier(state["life"], self.life):
+            return None
+        if self._had_finished(state):
+            return replace(self, superseded=True)
+        if state["compile"] != self.compile or self.work.differences(state["work"]):
+            return None
+        return self._at(state, metrics)
+
+    def taken_up(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
+        """This place moved on to where `state` says, whoever left it. Raises ValueError."""
+        if not _is_a_place(state):
+            whose = _OTHER_VERSION if _is_of_another_version(state) else "not made by an optimizer"
+            raise ValueError(f"the run's last step was {whose}")
+        if self._had_finished(state):
+            return replace(self, superseded=True)
+        whoever = replace(self.work, program=state["work"].get("program", ""))
+        if different := whoever.differences(state["work"]):
+            raise ValueError(f"the run's last step is other work: {', '.join(different)}")
+        return self._at(state, metrics)
+
+    def rewound(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
+        """This place taken back to where `state` says, to its beginning when that is nothing of its own."""
+        if _is_a_place(state) and state["id"] == self.id:
+            return self._at(state, metrics)
+        return replace(self, step=0, trained=False, scores=[], best=None, best_scores=None, restored=None)
+
+    def why_not(self, state: dict[str, Any] | None) -> str | None:
+        """In words why a restarted program does not go on where `state` says; None where none would."""
+        if self.life is not None and _is_of_another_version(state):
+            return f"what was trained before the restart was {_OTHER_VERSION}"
+        if not _is_a_place(state) or not _is_earlier(state["life"], self.life):
+            return None
+        different = self.work.differences(state["work"])
+        return (
+            f"what was trained before the restart is other work: {', '.join(different)}"
+            if different
+            else None
+        )
+
+    def _had_finished(self, state: dict[str, Any]) -> bool:
+        return self.work.digest in state["earlier"][self.compile : self.compile + 1]
+
+    def _at(self, state: dict[str, Any], metrics: Metrics) -> Place:
+        # What is served again, as a best is, says of no tokens: it was trained before.
+        trained = state["trained"] or metrics.get("trained_tokens") != 0
+        at = replace(self, id=state["id"], step=state["step"], trained=trained, restored=state["restored"])
+        if state["held_out"] != self.held_out:  # other examples: nothing of theirs compares with these
+            return replace(at, scores=[], best=None, best_scores=None)
+        unknown = [None] * (state["best_examples"] - len(state["best_scores"]))
+        return replace(
+            at,
+            scores=[Validated(**it) for it in state["scores"]],
+            best=Validated(**state["best"]) if state["best"] else None,
+            best_scores=[*state["best_scores"], *unknown] if state["best"] else None,
+        )
+
+
+def digest_of(examples: Sequence[dict[str, Any]]) -> str:
+    """A short name of a validation set: the same in every process, whatever its fields hold."""
+    text = "\n".join(json.dumps(_plain(it)) for it in examples)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can have it. An object's own words may have its address in them: its type stands for it."""
+    if isinstance(value, dict):
+        return [[_plain(key), _plain(its)] for key, its in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [_plain(it) for it in value]
+    return value if value is None or isinstance(value, (str, int, float)) else type(value).__name__
+
+
+def _is_a_place(state: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    return state is not None and state.get("by") == _BY and state.get("schema") == _SCHEMA
+
+
+def _is_of_another_version(state: dict[str, Any] | None) -> bool:
+    return state is not None and state.get("by") == _BY and state.get("schema") != _SCHEMA
+
+
+def _is_earlier(theirs: str | None, mine: str | None) -> bool:
+    """Whether `theirs` is another life of the program that `mine` is one of."""
+    if theirs is None or mine is None or theirs == mine:
+        return False
+    return theirs.rpartition("@")[0] == mine.rpartition("@")[0]

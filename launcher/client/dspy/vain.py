@@ -1,0 +1,93 @@
+"""Steps in vain: when a training that learns nothing gives up, and what to do about it.
+
+Neighbour: `training.py` tells it each step's runs. Knows nothing of programs or of the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.client.dspy.report import Report, counted, listed
+from launcher.client.dspy.rollouts import Finished
+from launcher.client.failures import TrainingFailed
+
+# Steps that teach nothing, one after the other, before the training gives up.
+STEPS_IN_A_ROW = 3
+
+_BY_HAND = "run the program once by hand: does it ask the policy, does the metric"
+
+
+@dataclass
+class Vain:
+    """Counts steps in a row of which nothing came, by the reason. Each method raises TrainingFailed."""
+
+    report: Report
+    _crashed: int = 0
+    _unparsed: int = 0
+    _empty: int = 0
+
+    def crashed(self, finished: Sequence[Finished]) -> None:
+        """A step was rolled out."""
+        self._crashed = self._crashed + 1 if all(it.outcome == "crashed" for it in finished) else 0
+        if self._crashed >= STEPS_IN_A_ROW:
+            raise TrainingFailed(
+                f"The program raised in every rollout of {self._crashed} steps in a row",
+                why=finished[0].reason,
+                hint="run the program once by hand on an example of the trainset",
+            )
+
+    def trained(
+        self, finished: Sequence[Finished], parse_rate: float, cut_off_rate: float, count: int
+    ) -> None:
+        """A step was trained on so many samples: none, where no answer parses and all are worth the same."""
+        self._empty = 0
+        self._unparsed = self._unparsed + 1 if not parse_rate and not count else 0
+        if self._unparsed >= STEPS_IN_A_ROW:
+            raise TrainingFailed(
+                f"No answer parsed in {self._unparsed} steps in a row",
+                why=next((it.reason for it in finished if it.reason), None),
+                hint=unparsed(cut_off_rate),
+            )
+
+    def empty(self, why: str, outcomes: str) -> None:
+        """A step had nothing to train on."""
+        self._empty += 1
+        if self._empty >= STEPS_IN_A_ROW:
+            raise TrainingFailed(
+                f"{self._empty} steps in a row had nothing to train on",
+                why=f"{why}; the last rollouts ended so: {outcomes}",
+                hint=_outside(self.report) or f"{_BY_HAND} score it?",
+            )
+
+    def ended(self, steps: int, trained: bool) -> None:
+        """Silence is never success: a training in which no step changed anything has failed.
+
+        `trained`: whether one did, in an earlier life of this training too.
+        """
+        if trained or not steps:
+            return
+        outcomes = {name for name, count in self.report.outcomes.items() if count}
+        hint = unparsed(0.0) if outcomes == {"unparsed"} else _outside(self.report)
+        raise TrainingFailed(
+            f"Nothing was trained in {counted(steps, 'step')}",
+            why=f"rollouts: {listed(self.report.outcomes)}; samples left out: {listed(self.report.dropped)}",
+            hint=hint or f"{_BY_HAND} tell answers apart?",
+        )
+
+
+def unparsed(cut_off_rate: float) -> str:
+    """What to try where no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
+    cut_off = f" ({cut_off_rate:.0%} of the runs were cut off)" if cut_off_rate else ""
+    return (
+        "another adapter (GRPO(adapter=dspy.JSONAdapter()), evaluate(adapter=…)), "
+        f"more room for an answer (PolicyLM(max_tokens=…)){cut_off}, or fewer output fields"
+    )
+
+
+def _outside(report: Report) -> str | None:
+    """For runs that other models failed; None where none did."""
+    if not report.outside:
+        return None
+    named = ", ".join(f"{name} {counted(count, 'time')}" for name, count in report.outside.most_common())
+    return f"other models failed, and what they failed is left out: {named}; fewer at once with num_threads=…"

@@ -1,0 +1,170 @@
+"""Greedy evaluation of a program on held-out examples, by the same code as training rolls out.
+
+Neighbours: `rollouts.py` runs, `grpo.py` validates with it, examples print it before and after.
+Everything is asked with purpose "eval", which the gateway records apart and refuses to train on (C48).
+Knows nothing of steps or checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+
+from launcher.client.dspy.examples import checked
+from launcher.client.dspy.programs import attach, strict_adapter
+from launcher.client.dspy.rollouts import Finished, Limits, Run, run_all
+from launcher.client.dspy.scoring import Metric
+from launcher.client.dspy.tagging import Predictors, Rollout
+from launcher.client.failures import EndpointLost, TrainingFailed
+from launcher.client.session import Session, connect
+
+GREEDY = {"temperature": 0.0}
+# A held-out set is small and a metric may fail on part of it: this many failures in a row are no accident.
+_METRIC_PATIENCE = 32
+_JUDGED = frozenset({"scored", "unparsed", "crashed"})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A program's greedy score. A run that failed counts `failure_score`; an unscored one is left out."""
+
+    score: float
+    standard_error: float
+    parse_rate: float
+    cut_off_rate: float
+    version: int | None
+    predictors: dict[str, float]
+    outcomes: dict[str, int]
+    finished: tuple[Finished, ...]
+    failure_score: float = 0.0
+
+    @property
+    def scores(self) -> list[float | None]:
+        """The score of each example, in their order; None where it has none."""
+        return [_score(it, self.failure_score) if it.outcome in _JUDGED else None for it in self.finished]
+
+    def difference(self, other: Evaluation) -> float:
+        """How far this one is above another, on the examples that both have scored; NaN without any."""
+        differences = self._differences(other)
+        return statistics.fmean(differences) if differences else math.nan
+
+    def difference_error(self, other: Evaluation) -> float:
+        """The standard error of `difference`, pair by pair."""
+        return _error(self._differences(other))
+
+    def _differences(self, other: Evaluation) -> list[float]:
+        pairs = zip(self.scores, other.scores, strict=True)
+        return [here - there for here, there in pairs if here is not None and there is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, as JSON has them."""
+        return {
+            "score": self.score,
+            "standard_error": self.standard_error,
+            "parse_rate": self.parse_rate,
+            "cut_off_rate": self.cut_off_rate,
+            "version": self.version,
+            "predictors": self.predictors,
+            "examples": len(self.finished),
+            "outcomes": self.outcomes,
+        }
+
+
+def evaluate(
+    program: dspy.Module,
+    examples: Sequence[dspy.Example],
+    metric: Callable[..., Any] | Metric,
+    *,
+    session: Session | None = None,
+    adapter: dspy.Adapter | None = None,
+    num_threads: int | None = None,
+    failure_score: float = 0.0,
+    rollout_seconds: float = Limits.run_seconds,
+    rollout_calls: int = Limits.run_calls,
+) -> Evaluation:
+    """The program's score at temperature 0 on `examples`, with the version its LM names, or the newest.
+
+    With `PolicyLM(model="base")` it is the model before training. `num_threads`: runs at once; None is all of
+    them, up to 64. Raises EndpointLost when no run got an answer, TrainingFailed when the metric never scores
+    or no run ends in time, ValueError for a program without a predictor that asks the policy.
+    """
+    examples = checked("examples", examples)
+    if not examples:
+        raise ValueError("there is no example to evaluate on")
+    trained = attach(program, session or connect(), may_be_base=True)
+    predictors = Predictors(program)
+    batch = uuid.uuid4().hex[:12]
+    runs = [
+        Run(
+            example,
+            index,
+            Rollout(f"eval-{batch}-{index}", predictors, "eval", GREEDY, of_base=trained.of_base),
+        )
+        for index, example in enumerate(examples)
+    ]
+    if not isinstance(metric, Metric):
+        metric = Metric(metric, _METRIC_PATIENCE)
+    limits = Limits(num_threads, rollout_seconds, rollout_calls)
+    finished = run_all(program, runs, metric, strict_adapter(adapter), limits, trained.lm)
+    check_answered(finished, "evaluation")
+    return _evaluation(finished, failure_score)
+
+
+def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
+    answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
+    scores = [_score(it, failure_score) for it in answered if it.outcome in _JUDGED]
+    versions = {version for it in finished for version in it.run.rollout.versions}
+    return Evaluation(
+        score=statistics.fmean(scores) if scores else math.nan,
+        standard_error=_error(scores),
+        parse_rate=sum(it.parsed for it in answered) / len(answered),
+        cut_off_rate=sum(it.cut_off for it in answered) / len(answered),
+        version=max(versions, default=None),
+        predictors=_by_predictor(answered),
+        outcomes=dict(Counter(it.outcome for it in finished)),
+        finished=tuple(finished),
+        failure_score=failure_score,
+    )
+
+
+def check_answered(finished: Sequence[Finished], of: str) -> None:
+    """Raise when not one run came to an end: EndpointLost, or TrainingFailed when all were too slow."""
+    if any(it.outcome not in ("lost", "overdue") for it in finished):
+        return
+    lost = next((it for it in finished if it.outcome == "lost"), None)
+    if lost is not None:
+        raise EndpointLost(
+            f"None of the {of}'s {len(finished)} rollouts got an answer",
+            why=lost.reason,
+            hint="`launch status` shows the run; its log says why it is gone",
+        )
+    raise TrainingFailed(
+        f"None of the {of}'s {len(finished)} rollouts came to an end",
+        why=finished[0].reason,
+        hint="run the program once by hand; a slow one needs a larger rollout_seconds",
+    )
+
+
+def _error(values: Sequence[float]) -> float:
+    """The standard error of the mean."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def _score(finished: Finished, failure_score: float) -> float:
+    return failure_score if finished.score is None else finished.score.value
+
+
+def _by_predictor(finished: list[Finished]) -> dict[str, float]:
+    """The mean of what the metric said of single predictors, where it does."""
+    said: dict[str, list[float]] = {}
+    for it in finished:
+        for name, value in (it.score.predictors if it.score else {}).items():
+            said.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in said.items()}

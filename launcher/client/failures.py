@@ -1,0 +1,94 @@
+"""What can go wrong between a program and its run; each says why and what to do.
+
+Neighbours: `wire.py` and `session.py` raise these, `grpo.py` adds the optimizer's own.
+
+    LaunchError
+    └── ClientError
+        ├── NotConnected     the program was not started by `launch`
+        ├── EndpointLost     no answer within the patience, or the runtime has failed
+        ├── Refused          the runtime answered with an error
+        │   └── Rewound      the machine was lost: roll out again from `client_state`
+        ├── StepFailed       a training step failed
+        └── TrainingFailed   the optimizer cannot go on: no sample, no score
+"""
+
+# ruff: noqa: N818 - these names say what happened
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.base.errors import LaunchError
+
+
+class ClientError(LaunchError):
+    """Base of the client's errors. Its text is all three lines: programs print it, not our CLI."""
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.why:
+            parts.append(self.why)
+        if self.hint:
+            parts.append(f"Hint: {self.hint}")
+        return "\n".join(parts)
+
+
+class NotConnected(ClientError):
+    """There is no run to talk to."""
+
+    exit_code = 3
+
+
+class EndpointLost(ClientError):
+    """No answer from the runtime within the patience."""
+
+    exit_code = 6
+
+
+class Refused(ClientError):
+    """The runtime's answer was an error: `status` is HTTP's, `error` the object that came with it."""
+
+    exit_code = 6
+
+    def __init__(
+        self,
+        message: str,
+        status: int,
+        error: dict[str, Any] | None = None,
+        why: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, why, hint)
+        self.status = status
+        self.error = error or {}
+
+    @property
+    def code(self) -> str | None:
+        """What a program can tell errors apart by: "nothing_to_train", "queue_full", …"""
+        return self.error.get("code")
+
+
+class Rewound(Refused):
+    """The rollouts a step named are gone with the machine: roll out again from `client_state`."""
+
+    @property
+    def client_state(self) -> dict[str, Any] | None:
+        """That of the last durable step."""
+        return self.error.get("client_state")
+
+
+class StepFailed(ClientError):
+    """A step ended without a published version; the old one is still served."""
+
+    exit_code = 6
+
+    def __init__(
+        self, message: str, step: int | None, why: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, why, hint)
+        self.step = step
+
+
+class TrainingFailed(ClientError):
+    """The optimizer stopped by itself rather than train on nothing."""
+
+    exit_code = 6

@@ -1,0 +1,122 @@
+"""Where a run's endpoint is and what a program must be told to use it.
+
+Neighbours: `run.py` makes one when the relay listens, `verbs.py` finds it again from a record.
+The token is in a file of its own (0600) in the run's folder, never in the record, and goes with the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base import patience
+from launcher.base.errors import UsageError
+from launcher.base.log import REDACTOR
+from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
+
+_TOKEN_FILE = "token"
+RESULTS = "results"
+# Arbor's; the relay takes the next free one when it is taken.
+DEFAULT_PORT = 7453
+SERVED_NAME = "policy"
+# Of the program that `launch` itself starts; `launch env` does not give it.
+PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
+_PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A run's door on this computer. `root` is its address without `/v1`. `patience_seconds`: for how long
+    the door itself asks a runtime that does not answer (`patience.py`)."""
+
+    root: str
+    token: str
+    run_id: str
+    run_dir: Path
+    patience_seconds: float
+    openai_env: bool = False
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client calls its base URL."""
+        return f"{self.root}/v1"
+
+    def variables(self) -> dict[str, str]:
+        """What the program finds in its environment."""
+        variables = {
+            "LAUNCH_BASE_URL": self.base_url,
+            "LAUNCH_API_KEY": self.token,
+            "LAUNCH_MODEL": SERVED_NAME,
+            "LAUNCH_RUN_DIR": str(self.run_dir),
+            "LAUNCH_RUN_ID": self.run_id,
+            patience.VARIABLE: str(math.ceil(self.patience_seconds)),
+        }
+        if self.openai_env:
+            variables |= {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.token}
+        return variables
+
+    def environ(self, environ: Mapping[str, str], after_step: int = 0) -> dict[str, str]:
+        """The program's whole environment: the user's, the variables, and no proxy before 127.0.0.1.
+
+        `after_step`: the step the run was resumed after, 0 in its first life. By it a program that is started
+        again knows what an earlier life of its own has left (client/dspy/training_place.py); nobody else's
+        has it.
+        """
+        mixed = {**environ, **self.variables(), RUN_VARIABLE: self.run_id}
+        mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}"
+        if any(environ.get(name) for name in _PROXIES):
+            for name in ("no_proxy", "NO_PROXY"):
+                mixed[name] = ",".join(filter(None, [environ.get(name), "127.0.0.1"]))
+        return mixed
+
+    def exports(self, token_file: Path | None = None) -> str:
+        """Lines for a shell; with `token_file` they read the token from there instead of showing it."""
+        lines = []
+        for name, value in self.variables().items():
+            secret = token_file is not None and value == self.token
+            shown = f'"$(cat {shlex.quote(str(token_file))})"' if secret else shlex.quote(value)
+            lines.append(f"export {name}={shown}")
+        return "\n".join(lines)
+
+    @classmethod
+    def of(cls, record: RunRecord, store: RecordStore) -> Endpoint:
+        """The endpoint of a live run. Raises UsageError when it has none (yet, or any more)."""
+        folder = store.folder(record.id)
+        with contextlib.suppress(FileNotFoundError):
+            token = token_file(folder).read_text().strip()
+            REDACTOR.hide([token])
+            if record.url and is_open(record):
+                openai_env = bool(record.details.get("openai_env"))
+                waits = patience.of_record(record.details.get("plan") or {})
+                return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env)
+        label = record.name or record.id
+        raise UsageError(
+            f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"
+        )
+
+
+def is_open(record: RunRecord) -> bool:
+    """Whether the run's door can be there: the relay lives in the `launch` process."""
+    return record.live and record.launch is not None and record.launch.alive()
+
+
+def token_file(folder: Path) -> Path:
+    """The file of a run's token."""
+    return folder / _TOKEN_FILE
+
+
+def keep_token(folder: Path, token: str) -> None:
+    """Write the token, readable by this user only."""
+    descriptor = os.open(token_file(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(token + "\n")
+
+
+def drop_token(folder: Path) -> None:
+    """Forget the token."""
+    token_file(folder).unlink(missing_ok=True)

@@ -1,0 +1,77 @@
+"""When to renew the lease, how much of it is left, and when a deadline or budget is reached. Pure.
+
+Neighbours: `pulse.py` renews, `run.py` asks for limits. Times are seconds on whatever clock the caller uses:
+one that goes on while the computer sleeps (`clock.py`).
+Knows nothing of processes or of the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.base.units import format_duration, format_money
+
+_RENEWALS_PER_LEASE = 4
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A promise to be heard of again within `seconds`, last kept at `renewed_at`."""
+
+    seconds: float
+    renewed_at: float
+
+    @property
+    def renew_every(self) -> float:
+        """Seconds between renewals: three may be lost."""
+        return self.seconds / _RENEWALS_PER_LEASE
+
+    def due(self, now: float) -> bool:
+        return now - self.renewed_at >= self.renew_every
+
+    def left(self, now: float) -> float:
+        return max(0.0, self.seconds - (now - self.renewed_at))
+
+    def renewed(self, now: float) -> Lease:
+        return Lease(self.seconds, now)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a run that began at `begun_at`: time, or money at `price_per_hour` US dollars."""
+
+    begun_at: float
+    deadline_seconds: float | None = None
+    budget: float | None = None
+    price_per_hour: float = 0.0
+
+    def cost(self, now: float) -> float:
+        return self.price_per_hour * (now - self.begun_at) / 3600
+
+    def deadline_left(self, now: float) -> float | None:
+        """Seconds until the deadline; None without one."""
+        return None if self.deadline_seconds is None else self.begun_at + self.deadline_seconds - now
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the first of the two; None without either."""
+        found = [
+            seconds for seconds in (self.deadline_left(now), self._budget_left(now)) if seconds is not None
+        ]
+        return min(found) if found else None
+
+    def _budget_left(self, now: float) -> float | None:
+        if self.budget is None or self.price_per_hour <= 0:
+            return None
+        return (self.budget - self.cost(now)) * 3600 / self.price_per_hour
+
+    def reached(self, now: float) -> str | None:
+        """Which limit is reached, in words."""
+        left = self.deadline_left(now)
+        if left is not None and left <= 0:
+            return f"the deadline of {format_duration(self.deadline_seconds or 0)} is reached"
+        if self.budget is not None and self.cost(now) >= self.budget:
+            return f"the budget of {format_money(self.budget)} is spent"
+        return None
+
+
+NO_LIMITS = Limits(begun_at=0.0)

@@ -1,0 +1,2 @@
+"""A rented machine as SkyPilot sees it: prices, the launch, the end and its proof, in processes of their
+own."""

@@ -1,0 +1,131 @@
+"""Machines at a provider that runs of ours were on, whatever any ledger says: found by name and label.
+
+Neighbours: `cloud.py` labels what it launches, `teardown.py` ends a run that is known;
+`safety/rented_leftovers.py` offers what is found here to `launch gc`. A cluster is called `slip-<8 hex>-<the
+same 8 hex>` at its provider: the run's id, and the user id SkyPilot is given for it. Anybody's run looks so;
+whose it is, says the label. Knows nothing of records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.base import computer_identity
+from launcher.base.errors import LaunchError, TeardownUnverified
+from launcher.machines.skypilot.sky_home import SkyHome
+from launcher.machines.skypilot.sky_process import SkyProcess
+from launcher.machines.skypilot.teardown import place, wait_until_gone
+from launcher.values.clouds import has_account, no_account
+
+LABEL = "slipway-home"
+# For listing, where the provider knows patterns; then for judging.
+_PATTERN = "slip-????????-????????"
+_OURS = re.compile(r"(slip-([0-9a-f]{8}))-\2")
+# Nobody waits long for a cloud that cannot be reached: importing SkyPilot takes 2 to 4 s, a list some more.
+ASK_SECONDS = 60.0
+_END_SECONDS = 120.0
+_USER_ID = "00000000"
+
+
+def mark(runs: Path) -> str:
+    """Whose run it is: this user's, on this computer, with its folder there. No secret, and it says nothing
+    to others; the same again where the ledger was deleted, and after the computer was given another name."""
+    runs = runs.resolve()
+    text = f"{os.getuid()}@{computer_identity.of_this_computer(runs.parent)}:{runs}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A machine at a provider. `ours`: its label is this home's; else it is another computer's or home's."""
+
+    id: str
+    run_id: str
+    where: str
+    instance_type: str
+    began: float
+    ours: bool
+    provider: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found, and the clouds of which nothing is known, each with why."""
+
+    found: tuple[Stray, ...]
+    unasked: dict[str, str]
+
+
+def find(clouds: Iterable[str], runs: Path) -> Look:
+    """The machines with a run's name that these clouds list."""
+    found: list[Stray] = []
+    unasked: dict[str, str] = {}
+
+    def ask(cloud: str) -> None:
+        try:
+            found.extend(_listed(cloud, runs))
+        except LaunchError as error:
+            unasked[cloud] = f"{error.message}: {error.why}" if error.why else error.message
+
+    asking = [threading.Thread(target=ask, args=(cloud,), daemon=True) for cloud in clouds]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    return Look(tuple(sorted(found, key=lambda stray: (stray.run_id, stray.id))), unasked)
+
+
+def end(stray: Stray) -> str:
+    """Terminate it, and wait until its provider lists it no more. Raises LaunchError, TeardownUnverified."""
+    with tempfile.TemporaryDirectory(prefix="slipway-strays-") as folder:
+        sky = _sky(stray.provider["name"].lower(), Path(folder))
+        try:
+            sky.call("terminate", _END_SECONDS, provider=stray.provider)
+            left = wait_until_gone(sky, stray.provider, _END_SECONDS)
+        finally:
+            sky.end()
+    if left:
+        raise TeardownUnverified(
+            f"{stray.where} still lists {', '.join(left)}", "it was told to end it", "launch gc"
+        )
+    return "ended: its provider lists it no more"
+
+
+def _listed(cloud: str, runs: Path) -> list[Stray]:
+    if not has_account(cloud, Path.home(), os.environ):
+        raise no_account(cloud)
+    with tempfile.TemporaryDirectory(prefix="slipway-strays-") as folder:
+        sky = _sky(cloud, Path(folder))
+        try:
+            found = sky.call("strays", ASK_SECONDS, cloud=cloud, name=_PATTERN, label=LABEL)
+        finally:
+            sky.end()
+    if found is None:
+        raise LaunchError("it lists the machines of known runs only", "look in its console for slip-…", None)
+    return [
+        Stray(
+            id=one["id"],
+            run_id=name[1],
+            where=place(one["provider"]),
+            instance_type=one["instance_type"],
+            began=one["began"],
+            ours=one["label"] == mark(runs),
+            provider=one["provider"],
+        )
+        for one in found["machines"]
+        if (name := _OURS.fullmatch(one["provider"]["cluster_on_cloud"]))
+    ]
+
+
+def _sky(cloud: str, folder: Path) -> SkyProcess:
+    home = SkyHome(folder, [cloud], _USER_ID)
+    home.make()
+    return SkyProcess(home, folder / "skypilot.log")

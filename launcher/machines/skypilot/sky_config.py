@@ -1,0 +1,93 @@
+"""What of the user's own SkyPilot configuration holds for a run, and what is ours to say.
+
+Neighbours: `sky_home.py` writes the result into the run's private home. Knows nothing of what the values
+mean: SkyPilot checks them when it reads the file.
+
+Taken: the sections of the clouds that may be rented from (VPC, internal addresses, ssh proxy, labels …), and
+how machines are made in general. Ours: which clouds are allowed, and that no credentials go to the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import PreflightError
+
+# Below the user's home; SKYPILOT_GLOBAL_CONFIG names another one, as for SkyPilot itself.
+PLACE = ".sky/config.yaml"
+VARIABLE = "SKYPILOT_GLOBAL_CONFIG"
+# A project's own, in the folder SkyPilot is called in; a run's SkyPilot is called in another one.
+_PROJECT = ".sky.yaml"
+# Where SkyPilot can be told to upload neither the cloud's credentials nor the key of its clusters.
+_NO_UPLOAD = ("aws", "gcp")
+_IDENTITY = "remote_identity"
+_PROXY = "ssh_proxy_command"
+_TAKEN = ("docker", "nvidia_gpus", "provision")
+# What would change how the user's other clusters are launched, and does not here.
+_NOT_TAKEN = {
+    "admin_policy": "it is not asked",
+    "api_server": "a run has a SkyPilot API server of its own, on this computer",
+    "workspace": "a run has a SkyPilot of its own",
+    "active_workspace": "a run has a SkyPilot of its own",
+    "workspaces": "a run has a SkyPilot of its own",
+    "logs": "a machine's logs come home and go nowhere else",
+}
+
+
+def for_run(path: Path, clouds: list[str], home: Path) -> tuple[dict[str, Any], list[str]]:
+    """The configuration of a run's SkyPilot; and what of the user's, in `path`, is left out, a line each.
+
+    `home` is the user's own.
+
+    Raises PreflightError when the file cannot be read.
+    """
+    users = _read(path)
+    config = {name: users[name] for name in _TAKEN if name in users}
+    left_out = [f"{path}: {name} is not taken: {why}" for name, why in _NOT_TAKEN.items() if name in users]
+    if Path(_PROJECT).exists():
+        left_out.append(f"{_PROJECT} is not taken: what a run needs of it goes into {path}")
+    for cloud in clouds:
+        section = users.get(cloud) or {}
+        if not isinstance(section, dict):
+            raise _unreadable(path, f"its {cloud} is no mapping")
+        section = {name: value for name, value in section.items() if name != _IDENTITY}
+        if section.keys() != (users.get(cloud) or {}).keys():
+            left_out.append(f"{path}: {cloud}.{_IDENTITY} is not taken: no credentials go to a run's machine")
+        if _PROXY in section:
+            section[_PROXY] = _with_home(section[_PROXY], home)
+        if cloud in _NO_UPLOAD:
+            section[_IDENTITY] = "NO_UPLOAD"
+        config |= {cloud: section} if section else {}
+    return config | {"allowed_clouds": clouds}, left_out
+
+
+def _with_home(proxy: Any, home: Path) -> Any:
+    """A proxy command, or one for each region, as the user's own shell would read it: SkyPilot's HOME is
+    another one."""
+    if isinstance(proxy, dict):
+        return {region: _with_home(command, home) for region, command in proxy.items()}
+    return re.sub(r"(?<!\S)~/", f"{home}/", proxy) if isinstance(proxy, str) else proxy
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml  # comes with SkyPilot; `launch` without it rents nothing
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise _unreadable(path, error.strerror or "it cannot be opened") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        # Of a YAML error only the place: its text shows the line.
+        mark = getattr(error, "problem_mark", None)
+        raise _unreadable(path, f"line {mark.line + 1} is no YAML" if mark else "it is no text") from None
+    if not isinstance(found, dict | None):
+        raise _unreadable(path, "it is no mapping")
+    return found or {}
+
+
+def _unreadable(path: Path, why: str) -> PreflightError:
+    return PreflightError(f"SkyPilot's configuration {path} cannot be read", why, f"less {path}")

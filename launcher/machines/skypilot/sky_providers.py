@@ -1,0 +1,217 @@
+"""The machines of a cluster by its providers' own lists: where they may be, which are there, ending them.
+
+Neighbours: `sky_calls.py` answers with these in SkyPilot's process; `teardown.py` asks, and
+`forgotten_machines.py` for what no ledger knows. Asks through SkyPilot's provisioners, never its API server
+or its books.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from launcher.machines.skypilot.sky_prices import machines_with, offers_at
+
+Json = dict[str, Any]
+
+# By the provisioners of SkyPilot 0.14: whose machines are listed and ended by the cluster's name alone, whose
+# by name and region. GCP wants zone and project; the others more, which only a cluster's own books have.
+LISTED_BY_NAME = ("cudo", "do", "fluidstack", "lambda", "paperspace", "runpod", "scp", "shadeform", "vast")
+_LISTED_BY_REGION = ("aws", "nebius", "oci")
+_AWS_FIRST = "us-east-1"
+# Regions asked at the same time: an answer takes about half a second.
+_AT_ONCE = 8
+# What a provider may go on listing although it is gone for good. Everything else it lists is a machine, in
+# whatever state: SkyPilot takes states it does not know for gone on GCP and Lambda, and raises on RunPod.
+_GONE = {
+    "GCP": ("DEPROVISIONING",),
+    "Lambda": ("terminating", "terminated"),
+    "RunPod": ("TERMINATED",),
+}
+_GOOGLE_ATTEMPTS = 3
+
+
+def candidates(cluster: str, gpus: str, infra: list[str]) -> Json:
+    """Where machines named after this cluster may be, whatever the books say: how each provider is asked.
+
+    Reads catalogs; of AWS it asks which regions the account has. "unasked": the clouds of which only a
+    cluster's entry in the books says how they are asked.
+    """
+    from sky.utils import common_utils, registry
+
+    gpu, _, count = gpus.partition(":")
+    found: Json = {"providers": [], "unasked": []}
+    for place in infra:
+        cloud = place.partition("/")[0]
+        configs = _provider_configs(place, gpu, int(count or 1))
+        if configs is None:
+            found["unasked"] += [cloud] if cloud not in found["unasked"] else []
+            continue
+        kind: Any = registry.CLOUD_REGISTRY.from_str(cloud)
+        name = common_utils.make_cluster_name_on_cloud(cluster, kind.max_cluster_name_length())
+        provider = {"name": repr(kind), "cluster": cluster, "cluster_on_cloud": name}
+        asked = [provider | {"config": config} for config in configs]
+        # Two places of a cloud may be one list: what is on it would be ended twice.
+        found["providers"] += [one for one in asked if one not in found["providers"]]
+    return found
+
+
+def _provider_configs(place: str, gpu: str, count: int) -> list[Json] | None:
+    """What SkyPilot's provisioner of a cloud wants to know to list and end machines of a name."""
+    cloud, _, rest = place.partition("/")
+    region = rest.partition("/")[0]
+    if cloud in LISTED_BY_NAME:
+        return [{}]
+    if cloud == "gcp":
+        return _gcp_configs(region, gpu)
+    if cloud not in _LISTED_BY_REGION:
+        return None
+    offers = [] if region else offers_at(cloud, gpu, count, {cloud: machines_with(cloud, gpu, count)})
+    regions = {region} if region else {str(offer["infra"]).partition("/")[2] for offer in offers}
+    if cloud == "aws":
+        regions &= _aws_regions(region)
+    return [{"region": one} for one in sorted(regions)]
+
+
+def _gcp_configs(region: str, gpu: str) -> list[Json]:
+    from sky.catalog import common
+    from sky.clouds import GCP
+
+    rows: Any = common.read_catalog("gcp/vms.csv")
+    zones = rows[rows["AcceleratorName"].str.lower() == gpu.lower()][["Region", "AvailabilityZone"]].dropna()
+    here = sorted({str(zone) for one, zone in zones.values if region in ("", one)})
+    return [{"project_id": GCP.get_project_id(), "availability_zone": zone} for zone in here]
+
+
+def _aws_regions(ask: str) -> set[str]:
+    """The regions this account has: in another one neither it nor its list answers."""
+    from sky.adaptors import aws
+
+    client: Any = aws.client("ec2", region_name=ask or _AWS_FIRST)
+    return {region["RegionName"] for region in client.describe_regions()["Regions"]}
+
+
+def instances(providers: list[Json]) -> Json:
+    """Each provider's own list of the cluster's machines that are not gone, in the order they are given.
+
+    Raises what a provider says: without one of the lists nothing is proven.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return {"instances": list(pool.map(_listed, providers))}
+
+
+def _listed(provider: Json) -> list[str]:
+    from sky import provision
+
+    name, cluster = provider["name"], provider["cluster_on_cloud"]
+    if name in _STATES:
+        states = _STATES[name](cluster, provider["config"])
+        return sorted(machine for machine, state in states.items() if state not in _GONE[name])
+    return sorted(
+        provision.query_instances(
+            name, provider["cluster"], cluster, provider["config"], non_terminated_only=True
+        )
+    )
+
+
+def _states_on_gcp(cluster: str, config: Json) -> dict[str, str]:
+    """Page by page: SkyPilot reads the first, which may be an empty one. Raises RuntimeError for a list that
+    Google itself calls incomplete."""
+    from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+    from sky.provision.gcp.instance_utils import GCPComputeInstance
+
+    machines: Any = GCPComputeInstance.load_resource().instances()
+    label = f"labels.{TAG_RAY_CLUSTER_NAME} = {cluster}"
+    asked = machines.list(project=config["project_id"], zone=config["availability_zone"], filter=label)
+    found: dict[str, str] = {}
+    while asked is not None:
+        page = asked.execute(num_retries=_GOOGLE_ATTEMPTS)
+        warning = page.get("warning", {}).get("code", "NO_RESULTS_ON_PAGE")
+        if warning != "NO_RESULTS_ON_PAGE":
+            raise RuntimeError(f"the list of {config['availability_zone']} is incomplete: {warning}")
+        found |= {machine["name"]: machine["status"] for machine in page.get("items", [])}
+        asked = machines.list_next(asked, page)
+    return found
+
+
+def _states_on_lambda(cluster: str, config: Json) -> dict[str, str]:
+    """By the whole answer: SkyPilot takes one without a list for an empty list. Raises KeyError then."""
+    from sky.provision.lambda_cloud import lambda_utils
+
+    headers = lambda_utils.LambdaCloudClient().headers
+    answer: Any = lambda_utils._try_request_with_backoff(
+        "get", f"{lambda_utils.API_ENDPOINT}/instances", headers=headers
+    )
+    return {one["id"]: one["status"] for one in answer.json()["data"] if _is_of(cluster, one.get("name"))}
+
+
+def _states_on_runpod(cluster: str, config: Json) -> dict[str, str]:
+    from sky.provision.runpod import utils
+
+    pods = utils.list_instances().items()
+    return {pod: said["status"] for pod, said in pods if _is_of(cluster, said["name"])}
+
+
+def _is_of(cluster: str, name: str | None) -> bool:
+    """Whether a machine's name is SkyPilot's for one of the cluster, where there are no labels."""
+    return name in (f"{cluster}-head", f"{cluster}-worker")
+
+
+_STATES = {"GCP": _states_on_gcp, "Lambda": _states_on_lambda, "RunPod": _states_on_runpod}
+
+
+def terminate(provider: Json) -> Json:
+    """End the cluster's machines at the provider itself: for those SkyPilot has forgotten."""
+    from sky import provision
+
+    if provider["name"] == "AWS":  # SkyPilot's own asks for the network of the launch before
+        from sky.adaptors import aws
+        from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+
+        named = {"Name": f"tag:{TAG_RAY_CLUSTER_NAME}", "Values": [provider["cluster_on_cloud"]]}
+        ec2: Any = aws.resource("ec2", region_name=provider["config"]["region"])
+        ec2.instances.filter(Filters=[named]).terminate()
+        return {}
+    provision.terminate_instances(provider["name"], provider["cluster_on_cloud"], provider["config"])
+    return {}
+
+
+def strays(cloud: str, name: str, label: str) -> Json | None:
+    """All of an account's machines whose cluster's name fits `name` (a shell's pattern), whoever began them:
+    what the cluster is called there, what `label` says, and how the provider is asked for it.
+
+    None for a provider whose list SkyPilot gives for one cluster only.
+    """
+    if cloud != "aws":
+        return None
+    from sky.adaptors import aws
+    from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+
+    lives = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
+    named = {"Name": f"tag:{TAG_RAY_CLUSTER_NAME}", "Values": [name]}
+
+    def listed(region: str, client: Any) -> list[Json]:
+        config = {"region": region}
+        found: list[Json] = []
+        for page in client.get_paginator("describe_instances").paginate(Filters=[lives, named]):
+            for machine in (one for made in page["Reservations"] for one in made["Instances"]):
+                tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
+                cluster = tags[TAG_RAY_CLUSTER_NAME]
+                provider = {"name": "AWS", "cluster": cluster, "cluster_on_cloud": cluster, "config": config}
+                found.append(
+                    {
+                        "id": machine["InstanceId"],
+                        "instance_type": machine["InstanceType"],
+                        "began": machine["LaunchTime"].timestamp(),
+                        "label": tags.get(label),
+                        "provider": provider,
+                    }
+                )
+        return found
+
+    # Of one session, which reads what boto3 knows of EC2 once; it is not made for threads.
+    session: Any = aws.session()
+    regions = sorted(_aws_regions(""))
+    clients = [session.client("ec2", region_name=region) for region in regions]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return {"machines": [one for some in pool.map(listed, regions, clients) for one in some]}

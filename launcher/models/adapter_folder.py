@@ -1,0 +1,141 @@
+"""A LoRA adapter's folder as what a run begins with: of which base it is, and whether a run can hold it.
+
+Neighbours: `setting_sources.py` asks what `--model` names, `request.py` has it checked before a run,
+`run.py` brings it to the machine. Its form is PEFT's (`runtime/shared/peft_form.py`). Reads no tensors, only
+their header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launcher.base.errors import PreflightError
+from launcher.models import model_folder
+from launcher.values.adapter import Adapter
+from launcher.values.settings import TINY_MODEL
+from runtime.shared.peft_form import (
+    CONFIG,
+    WEIGHTS,
+    Lora,
+    PolicyError,
+    check_adapter_config,
+    portable_name,
+    tensor_shapes,
+)
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LONGEST_CONFIG = 1_000_000
+_RECORD = "record.json"
+
+
+def of(model: str) -> Adapter | None:
+    """The adapter that `--model` names; None where that is something else.
+
+    Raises PreflightError for one that says too little: no form that can be read, no base that is known.
+    """
+    try:
+        folder = Path(model).expanduser().absolute()
+        if not (folder / CONFIG).is_file() or any(folder.glob("model*.safetensors")):
+            return None
+    except (OSError, RuntimeError, ValueError):  # no name of a folder: whoever looks for the model says so
+        return None
+    said = _read(folder)
+    rank, alpha = said.get("r"), said.get("lora_alpha")
+    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        kind = said.get("peft_type")
+        _refuse(folder, f"{CONFIG} has no rank r and lora_alpha: it is no LoRA (peft_type {kind!r})")
+    return Adapter(folder, _base(folder, said), rank, float(alpha), said)
+
+
+def check(adapter: Adapter, rank: int, alpha: float, base_config: Mapping[str, Any] | None) -> None:
+    """The whole folder, against the run's rank and alpha, and the base's config.json where it is at hand.
+
+    Raises PreflightError: the trainer would refuse it too, when the machine is paid for.
+    """
+    folder = adapter.folder
+    if (adapter.rank, adapter.alpha) != (rank, alpha):
+        raise PreflightError(
+            f"the adapter {folder} has rank {adapter.rank} and alpha {adapter.alpha:g}",
+            f"train.lora.rank is {rank} and train.lora.alpha {alpha:g}: it can only be trained on as it is",
+            f"launch --model {folder}   (without the two, its own are taken)",
+        )
+    try:
+        check_adapter_config(dict(adapter.said), Lora(rank, alpha))
+    except PolicyError as error:
+        _refuse(folder, str(error))
+    except (KeyError, TypeError) as error:
+        _refuse(folder, f"{CONFIG} is not PEFT's: {error}")
+    _check_weights(folder)
+    _check_shapes(adapter, base_config)
+
+
+def _check_weights(folder: Path) -> None:
+    if not (folder / WEIGHTS).is_file():
+        found = "; its weights in another form are not read" if any(folder.glob("adapter_model.*")) else ""
+        _refuse(folder, f"no {WEIGHTS} in it{found}")
+    if reason := model_folder.broken_safetensors(folder / WEIGHTS):
+        _refuse(folder, f"{WEIGHTS}: {reason}", "copy the adapter again: launch pull RUN")
+
+
+def _check_shapes(adapter: Adapter, base_config: Mapping[str, Any] | None) -> None:
+    shape = None if base_config is None else model_folder.shape(dict(base_config))
+    if shape is None:
+        return
+    wanted = tensor_shapes(
+        shape.layers, shape.hidden, shape.intermediate, shape.query, shape.key_value, adapter.rank
+    )
+    found = model_folder.safetensors_shapes(adapter.folder / WEIGHTS)
+    odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    if odd:
+        why = f"{len(odd)} of its tensors are not those of {adapter.base}, such as {odd[0]}"
+        _refuse(adapter.folder, f"{why}: {found.get(odd[0], 'missing')}, not {wanted.get(odd[0], 'there')}")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        with (folder / CONFIG).open(encoding="utf-8") as file:
+            said = json.loads(file.read(_LONGEST_CONFIG))
+    except (OSError, ValueError, RecursionError) as error:
+        _refuse(folder, f"{CONFIG} cannot be read: {error}", f"less {folder / CONFIG}")
+    if not isinstance(said, dict):
+        _refuse(folder, f"{CONFIG} is no JSON object", f"less {folder / CONFIG}")
+    return said
+
+
+def _base(folder: Path, said: Mapping[str, Any]) -> str:
+    """What its base is for `--model`. Raises PreflightError."""
+    name = said.get("base_model_name_or_path")
+    hint = f"write its base's hub name or folder into base_model_name_or_path of {folder / CONFIG}"
+    if not isinstance(name, str) or not name.strip():
+        _refuse(folder, "it does not say which model is its base", hint)
+    if name == TINY_MODEL:
+        return name
+    with contextlib.suppress(OSError, ValueError):  # no path at all
+        if Path(name).expanduser().is_dir():
+            return str(Path(name).expanduser().absolute())
+    if (model := _base_of_its_run(folder, name)) is not None:
+        return model
+    if _HUB_NAME.fullmatch(name):
+        return name
+    _refuse(folder, f"its base {name!r} is not known here: no hub name, no folder of this computer", hint)
+
+
+def _base_of_its_run(folder: Path, name: str) -> str | None:
+    """The model of the run whose results the folder is among, if that is the base it names."""
+    try:
+        record = json.loads((folder.parent.parent / _RECORD).read_text(encoding="utf-8"))
+        model = record["details"]["model_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    known = isinstance(model, str) and portable_name(model) == name and Path(model).is_dir()
+    return model if known else None
+
+
+def _refuse(folder: Path, why: str, hint: str | None = None) -> NoReturn:
+    raise PreflightError(f"the adapter {folder} cannot be used", why, hint or f"ls -l {folder}")

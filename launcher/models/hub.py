@@ -1,0 +1,180 @@
+"""Looks at a model on the Hugging Face hub before a run begins: is it there, may we, can we serve it.
+
+Neighbours: `preflight.py` asks; the runtime downloads (`runtime/trainer/policy.py`). Two small answers
+are fetched; a model that was downloaded before is looked at on the disk, without the network.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.base import disk
+from launcher.base.errors import PreflightError
+from launcher.base.log import REDACTOR
+from launcher.models import model_folder
+
+_ANSWER_SECONDS = 8.0
+# A plan can do without.
+_SIZE_SECONDS = 3.0
+_LONGEST_BYTES = 10_000_000
+
+
+def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bool = True) -> None:
+    """Raises PreflightError when the runtime could not have or use the model.
+
+    `here`: it would be downloaded to this computer, not to a rented one.
+    """
+    config, token = _cached_config(model, environ), token or _login(environ)
+    if config is None and not _may_ask(environ):
+        raise PreflightError(
+            f"the model {model} is not on this computer",
+            "HF_HUB_OFFLINE is set, so it is not downloaded",
+            "env -u HF_HUB_OFFLINE launch …, or --model FOLDER",
+        )
+    content = config.read_bytes() if config else _fetch(model, environ, token)
+    try:
+        described = json.loads(content)
+        model_folder.check_config(described if isinstance(described, dict) else {})
+    except ValueError:
+        why = "its config.json is no JSON"
+        raise PreflightError(f"the model {model} cannot be used", why, "launch --model FOLDER") from None
+    except model_folder.UnusableError as unusable:
+        raise model_folder.unusable_model(model, unusable, "launch --model FOLDER") from None
+    if config is None and here:
+        _check_space(model, environ, token)
+
+
+def config_of(model: str, environ: Mapping[str, str], token: str | None) -> dict[str, Any] | None:
+    """A model's config.json, as `check` reads it; None where it cannot be had."""
+    try:
+        cached = _cached_config(model, environ)
+        if cached is None and not _may_ask(environ):
+            return None
+        content = cached.read_bytes() if cached else _fetch(model, environ, token or _login(environ))
+        described = json.loads(content)
+    except (PreflightError, OSError, ValueError):
+        return None
+    return described if isinstance(described, dict) else None
+
+
+def _cached_config(model: str, environ: Mapping[str, str]) -> Path | None:
+    """The newest downloaded config.json, in the cache the hub's own library uses."""
+    folder = _cache(environ) / f"models--{model.replace('/', '--')}" / "snapshots"
+    found = sorted(folder.glob("*/config.json"), key=lambda path: path.lstat().st_mtime)
+    return found[-1] if found else None
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("HF_HUB_CACHE") or _home(environ) / "hub").expanduser()
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    caches = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(environ.get("HF_HOME") or caches / "huggingface").expanduser()
+
+
+def _login(environ: Mapping[str, str]) -> str | None:
+    """The token that `hf auth login` left, which the runtime finds as well."""
+    try:
+        token = Path(environ.get("HF_TOKEN_PATH") or _home(environ) / "token").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    REDACTOR.hide([token])
+    return token or None
+
+
+def _check_space(model: str, environ: Mapping[str, str], token: str | None) -> None:
+    """The download fits on the disk; where the hub does not say how much it is, that is seen later."""
+    sizes = _sizes(model, environ, token)
+    needed = sum(size for name, size in sizes.items() if _is_downloaded(name))
+    free = disk.free_bytes(_cache(environ))
+    if free < needed:
+        raise PreflightError(
+            f"the model {model} needs {disk.in_units(needed)} of disk",
+            f"{disk.in_units(free)} are free at {_cache(environ)}",
+            "free some space, or set HF_HOME to a folder on a larger disk",
+        )
+
+
+def weights_bytes(model: str, environ: Mapping[str, str], token: str | None) -> int | None:
+    """The size of a model's weights by the hub's own list; None where it cannot be asked, or has no such."""
+    if not _may_ask(environ):
+        return None
+    sizes = _sizes(model, environ, token or _login(environ), _SIZE_SECONDS)
+    return sum_of_weights(sizes) or None
+
+
+def sum_of_weights(sizes: Mapping[str, int]) -> int:
+    """Of the files of a model, those that are loaded: some have the same weights in another form beside."""
+    weights = {
+        name: size for name, size in sizes.items() if name.endswith(".safetensors") and "/" not in name
+    }
+    loaded = {name: size for name, size in weights.items() if name.startswith("model")}
+    return sum((loaded or weights).values())
+
+
+def _sizes(
+    model: str, environ: Mapping[str, str], token: str | None, bound_seconds: float = _ANSWER_SECONDS
+) -> dict[str, int]:
+    """The files of a model on the hub and their sizes; nothing where the hub does not say."""
+    url = f"{_endpoint(environ)}/api/models/{model}?blobs=true"
+    try:
+        described = json.loads(_get(url, token, bound_seconds))
+        return {file["rfilename"]: int(file["size"]) for file in described["siblings"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _may_ask(environ: Mapping[str, str]) -> bool:
+    return environ.get("HF_HUB_OFFLINE", "").lower() not in {"1", "true", "yes", "on"}
+
+
+def _is_downloaded(name: str) -> bool:
+    """What the runtime fetches of a model (`runtime/trainer/policy.py`)."""
+    return name.endswith((".json", ".safetensors", ".txt", ".jinja"))
+
+
+def _endpoint(environ: Mapping[str, str]) -> str:
+    return (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def _get(url: str, token: str | None, bound_seconds: float = _ANSWER_SECONDS) -> bytes:
+    request = urllib.request.Request(url)
+    if token:
+        # Unredirected: the file itself may lie on another host, which is not to have the token.
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=bound_seconds) as answer:
+        return answer.read(_LONGEST_BYTES)
+
+
+def _fetch(model: str, environ: Mapping[str, str], token: str | None) -> bytes:
+    endpoint = _endpoint(environ)
+    try:
+        return _get(f"{endpoint}/{model}/resolve/main/config.json", token)
+    except urllib.error.HTTPError as error:
+        raise _refused(model, endpoint, error.code, token) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise PreflightError(
+            f"the model {model} is not on this computer and cannot be looked up",
+            f"{endpoint}: {reason}",
+            "connect to the network, or --model FOLDER",
+        ) from None
+
+
+def _refused(model: str, endpoint: str, status: int, token: str | None) -> PreflightError:
+    if status in (401, 403):
+        # The hub answers 401 for what does not exist, too, unless it knows who asks.
+        why = "it does not exist, or it is gated and HF_TOKEN is not set"
+        why = "it is gated, and the account of HF_TOKEN has no access" if token else why
+        return PreflightError(f"the model {model} cannot be downloaded", why, f"look at {endpoint}/{model}")
+    if status == 404:
+        why = f"{endpoint} has no such model, or it has no config.json"
+        return PreflightError(f"no model {model}", why, f"look at {endpoint}/{model}")
+    why = f"{endpoint} answered {status}"
+    return PreflightError(f"the model {model} cannot be looked up", why, "try again, or --model FOLDER")

@@ -1,0 +1,192 @@
+"""What a model's folder must hold to be served and trained, by its small files and its files' lengths.
+
+Neighbours: `preflight.py` asks before a run, `doctor.py` for the embedded model. Reads no tensors.
+Also what a run on a model will write: adapters and the optimizer's moments grow with its shape.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import runtime
+from launcher.base.errors import PreflightError
+
+_HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own bound on its header
+# A committed step holds the adapter and AdamW's two moments in float32.
+_BYTES_PER_ADAPTER_WEIGHT = 12
+
+
+class UnusableError(Exception):
+    """Why a folder is not a model that can be served and trained, and what to do about it."""
+
+    def __init__(self, why: str, hint: str | None = None) -> None:
+        super().__init__(why)
+        self.why = why
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What `config.json` says of the linear layers."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    query: int
+    key_value: int
+
+    def checkpoint_bytes(self, lora_rank: int) -> int:
+        """The size of one committed step with LoRA on every linear layer."""
+        attention = [
+            (self.hidden, self.query),
+            (self.query, self.hidden),
+            *[(self.hidden, self.key_value)] * 2,
+        ]
+        pairs = [*attention, *[(self.hidden, self.intermediate)] * 3]
+        weights = self.layers * lora_rank * sum(into + out for into, out in pairs)
+        return weights * _BYTES_PER_ADAPTER_WEIGHT
+
+
+def check(model: str, folder: Path) -> None:
+    """The whole folder. Raises PreflightError."""
+    try:
+        check_config(read_config(folder / "config.json"))
+        for name in _weight_files(folder):
+            if reason := broken_safetensors(folder / name):
+                raise UnusableError(f"{folder / name}: {reason}", "copy or download the model again")
+        _check_tokenizer(folder)
+    except UnusableError as unusable:
+        raise unusable_model(model, unusable, f"ls -l {folder}") from None
+
+
+def unusable_model(model: str, unusable: UnusableError, hint: str) -> PreflightError:
+    """The three lines for a model that cannot be used."""
+    return PreflightError(f"the model {model} cannot be used", unusable.why, unusable.hint or hint)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The model's configuration. Raises UnusableError."""
+    config = _read_object(path)
+    if config is None:
+        raise UnusableError(f"no config.json in {path.parent}")
+    return config
+
+
+def check_config(config: dict[str, Any]) -> None:
+    """The architecture is one that is served and trained. Raises UnusableError."""
+    from runtime.shared.schema import SUPPORTED_MODEL_TYPES
+
+    found = config.get("model_type")
+    if found not in SUPPORTED_MODEL_TYPES:
+        raise UnusableError(
+            f"its architecture {found!r} is not supported; {' and '.join(SUPPORTED_MODEL_TYPES)} are",
+            "launch --model Qwen/Qwen2.5-1.5B-Instruct",
+        )
+
+
+def shape(config: dict[str, Any]) -> ModelShape | None:
+    """The shape, where the configuration tells it."""
+    try:
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        head = int(config.get("head_dim") or hidden // heads)
+        return ModelShape(
+            layers=int(config["num_hidden_layers"]),
+            hidden=hidden,
+            intermediate=int(config["intermediate_size"]),
+            query=heads * head,
+            key_value=int(config.get("num_key_value_heads") or heads) * head,
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _check_tokenizer(folder: Path) -> None:
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    found = next((name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise UnusableError(f"no tokenizer in {folder}")
+    if found.endswith(".json"):
+        _read_object(folder / found)
+    if not _has_chat_template(folder):
+        raise UnusableError(
+            "its tokenizer has no chat template", "launch --model MODEL, an instruct model that has one"
+        )
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None when the file is not there. Raises UnusableError for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise UnusableError(f"{path} is damaged: {error}", "copy or download the model again") from None
+    except OSError as error:
+        raise UnusableError(f"{path}: {error.strerror}") from None
+    if not isinstance(found, dict):
+        raise UnusableError(f"{path} is damaged: no JSON object", "copy or download the model again")
+    return found
+
+
+def _weight_files(folder: Path) -> list[str]:
+    index = folder / "model.safetensors.index.json"
+    described = _read_object(index)
+    if described is not None:
+        weight_map = described.get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise UnusableError(f"{index} is damaged: no weight_map", "copy or download the model again")
+        names = sorted({str(name) for name in weight_map.values()})
+        if any(Path(name).name != name for name in names):
+            raise UnusableError(f"{index} names files outside its folder")
+        return names
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        raise UnusableError(f"no *.safetensors in {folder}; other weight formats are not read")
+    return names
+
+
+def safetensors_shapes(path: Path) -> dict[str, list[int]]:
+    """The shape of each tensor of a file that is not broken, from its header."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
+def broken_safetensors(path: Path) -> str | None:
+    """Why the file cannot be whole, from its header alone; None when its lengths agree."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
+            if length > min(_HEADER_LIMIT, size):
+                return "not a safetensors file, or cut short"
+            header = json.loads(file.read(length))
+            entries = [entry for name, entry in header.items() if name != "__metadata__"]
+            ends = [entry["data_offsets"][1] for entry in entries]
+            if not all(isinstance(entry["shape"], list) for entry in entries):
+                return "its header is damaged"
+    except FileNotFoundError:
+        return "named in the index, but not there"
+    except OSError as error:
+        return error.strerror
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "its header is damaged"
+    whole = 8 + length + max(ends, default=0)
+    return None if size == whole else f"cut short: {size} bytes of {whole}"
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").exists() or (folder / "chat_template.json").exists():
+        return True
+    described = _read_object(folder / "tokenizer_config.json") or {}
+    return bool(described.get("chat_template"))
+
+
+def tiny_folder() -> Path:
+    """The embedded model's folder."""
+    return Path(runtime.__file__).parent / "tiny" / "model"

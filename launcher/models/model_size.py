@@ -1,0 +1,46 @@
+"""How large a model's weights are, as well as that can be known here: for the disk and the GPUs of a plan.
+
+Neighbours: `quote.py` asks for a plan, `hub.py` asks the hub. A plan does without a network: then the name
+may say enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.models import hub, model_folder
+from launcher.values.settings import TINY_MODEL
+
+# "Qwen2.5-7B-Instruct" has 7.6 billion parameters: names round down, by a tenth at most.
+_ROUNDED = 1.1
+_BYTES_PER_PARAMETER = 2
+# "8x7B" is seven billion parameters eight times, less what the experts share.
+_NAMED = re.compile(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.IGNORECASE)
+
+
+def of(model: str, environ: Mapping[str, str], token: str | None = None) -> int | None:
+    """Bytes of the weights of `--model MODEL`: its files' here, the hub's figures, or what its name says.
+
+    None when nothing says it.
+    """
+    folder = model_folder.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
+    if folder.is_dir():
+        return of_folder(folder)
+    return hub.weights_bytes(model, environ, token) or named(model)
+
+
+def named(model: str) -> int | None:
+    """What a name says in parameters: "7B" at two bytes each; None when it says nothing."""
+    found = _NAMED.findall(model.rpartition("/")[2])
+    sizes = [
+        int(times or 1) * float(number) * (1e9 if unit in "bB" else 1e6) for times, number, unit in found
+    ]
+    return round(max(sizes) * _BYTES_PER_PARAMETER * _ROUNDED) if sizes else None
+
+
+def of_folder(folder: Path) -> int | None:
+    """What the weights in a folder take; None where there are none, or no such folder."""
+    files = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
+    return hub.sum_of_weights(files) or None

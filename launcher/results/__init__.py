@@ -1,0 +1,1 @@
+"""A run's results at home: checkpoints, durable copies, journals, what was said."""

@@ -1,0 +1,105 @@
+"""Makes each committed step durable while the run lives, in a thread of its own; at its end, tries again.
+
+Neighbours: `run.py` starts and stops it, `work.py` says when it falls behind its bound; the machine does the
+copying. It takes nothing from the training: it reads files the trainer has finished with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.base import clock
+from launcher.base.errors import LaunchError
+from launcher.base.log import LOGGER
+from launcher.values.machine import Machine, Progress, PullReport, silent
+from launcher.values.standing import Standing
+
+# A look is a few small files; a step takes longer than this.
+_LOOK_EVERY_SECONDS = 0.05
+# A full disk, or a checkpoint that is not whole, is not another one for being looked at again at once.
+_AFTER_TROUBLE_SECONDS = 5.0
+_STOP_SECONDS = 30.0
+# Between two attempts to bring home what was left behind at the end.
+_AGAIN_SECONDS = 10.0
+
+
+class Homeward:
+    """Looks at what `machine` has committed until `stop`; `now()` is where the run stands."""
+
+    def __init__(
+        self, machine: Machine, results: Path, look_every_seconds: float = _LOOK_EVERY_SECONDS
+    ) -> None:
+        self._machine = machine
+        self._results = results
+        self._look_every_seconds = look_every_seconds
+        self._standing = Standing()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="homeward", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No copying after this returns, unless a disk has stood still for very long. A copy that is under
+        way is broken off: the pull that comes next goes on from what came, and at full speed."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+
+    def now(self) -> Standing:
+        """Where the run stood at the last look."""
+        return self._standing
+
+    def _run(self) -> None:
+        pause = self._look_every_seconds
+        while not self._over.wait(pause):
+            pause = self._look_every_seconds
+            before = self._standing
+            try:
+                self._standing = self._machine.secure(self._results, self._over.is_set)
+                if self._standing.trouble and self._standing == before:
+                    pause = max(pause, _AFTER_TROUBLE_SECONDS)
+            except LaunchError as error:
+                self._trouble(f"{error.message} ({error.why})")
+                pause = max(pause, _AFTER_TROUBLE_SECONDS)
+            except Exception as error:  # noqa: BLE001 - if this thread ended, nothing would be durable, unnoticed
+                self._trouble(f"{type(error).__name__}: {error}")
+                pause = max(pause, _AFTER_TROUBLE_SECONDS)
+
+    def _trouble(self, reason: str) -> None:
+        if self._standing.trouble != reason:
+            LOGGER.warning("not durable: %s", reason)
+        self._standing = replace(self._standing, trouble=reason)
+        with contextlib.suppress(Exception):  # a machine that says nothing at all: what was known stays
+            self._standing = replace(self._standing, committed=self._machine.committed())
+
+
+def pull_patiently(
+    machine: Machine,
+    results: Path,
+    seconds: float,
+    given_up: Callable[[], bool],
+    progress: Progress = silent,
+) -> PullReport | None:
+    """Pull again and again, for so long at most, asleep or awake; None when it was in vain."""
+    bound = clock.boot_seconds() + seconds
+
+    def over() -> bool:
+        return clock.boot_seconds() >= bound or given_up()
+
+    while clock.boot_seconds() < bound:
+        again = clock.boot_seconds() + _AGAIN_SECONDS
+        while clock.boot_seconds() < min(again, bound):
+            if given_up():
+                return None
+            time.sleep(_LOOK_EVERY_SECONDS)
+        try:
+            return machine.pull(results, progress, over)
+        except Exception as error:  # noqa: BLE001 - a full disk here is mended like a lost network
+            LOGGER.warning("not pulled: %s", error.why if isinstance(error, LaunchError) else repr(error))
+    return None

@@ -1,0 +1,295 @@
+"""What survives the loss of the machine: whole checkpoints at home, in `results/durable`.
+
+    durable/step-000007/   a checkpoint with all that a resume needs: adapter, optimizer, random state, …
+    durable/pinned.json    those of them that are kept for good; best.json: the one that was named best
+    durable/rewound.json   the least step that a rewind of this run went back to, where there was one
+
+Two words. *Committed*: on the machine's disk. *Durable*: here. `bring` makes the newest committed step and
+the pinned ones durable, `seed` begins a new machine with them: a rewind.
+Neighbours: `checkpoints.py` copies one whole; `home_copy.py` and `machines/local.py` call;
+`background_copy.py` does it while the run lives. Knows nothing of processes or of the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import NotPulled, PreflightError
+from launcher.base.failpoints import passing
+from launcher.results import checkpoints
+from launcher.results.checkpoints import Best, NotWholeError
+from launcher.values.standing import Standing
+from runtime.shared.start_adapter import FILES, START
+
+FOLDER = "durable"
+REWOUND = "rewound.json"
+# What a runtime keeps of steps and samples; of a machine that is seeded anew none of it holds any more.
+JOURNALS = ("metrics.jsonl", "publications.jsonl")
+_SEEDING = ".seeding"
+_STATE_OF_STEPS = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
+
+
+@dataclass
+class Brought:
+    """What one `bring` did; `skipped` names what is not whole, each with its reason."""
+
+    step: int | None = None
+    files: int = 0
+    bytes: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+
+def standing(state_dir: Path, results: Path) -> Standing:
+    """Both steps as the two folders show them now."""
+    return Standing(_newest(state_dir / "checkpoints"), newest_step(results))
+
+
+def none_whole(there: Path, skipped: list[str]) -> NotPulled:
+    """The error for checkpoints that are all broken."""
+    return NotPulled("no checkpoint of the run is whole", "; ".join(skipped), f"ls -lR {there}")
+
+
+def newest_step(results: Path) -> int | None:
+    """The newest durable step."""
+    return _newest(results / FOLDER)
+
+
+def is_current(state_dir: Path, results: Path) -> bool:
+    """Whether the newest committed checkpoint and the pinned ones are durable; reads a few small files."""
+    there, home = state_dir / "checkpoints", results / FOLDER
+    names = checkpoints.names(there)
+    wanted = {*names[:1], *(checkpoints.pinned(there) & set(names))}
+    return (
+        all(_same(there / name, home / name) for name in wanted)
+        and checkpoints.pinned(there) & set(names) <= checkpoints.pinned(home)
+        and _best_among(there, set(names)) in (None, checkpoints.best(home))
+    )
+
+
+def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
+    """Make the newest whole checkpoint and the pinned ones durable. `incoming` is a folder on the same disk.
+
+    What was durable before stays until the new one is whole and in place. Raises NotPulled when there are
+    checkpoints and none is whole, NotWholeError for a link in their place.
+    """
+    there, home = state_dir / "checkpoints", results / FOLDER
+    brought = Brought()
+    if there.is_symlink():
+        raise NotWholeError(f"{there.name} is a symbolic link")
+    names = checkpoints.names(there)
+    if not names:
+        return brought
+    home.mkdir(mode=0o700, exist_ok=True)
+    newest = next((name for name in names if _bring_one(there, home, name, incoming, brought)), None)
+    if newest is None:
+        raise none_whole(there, brought.skipped)
+    kept = {newest}
+    for name in sorted(checkpoints.pinned(there) & set(names)):
+        if name == newest or _bring_one(there, home, name, incoming, brought):
+            kept.add(name)
+    _keep_pins(home, sorted(checkpoints.pinned(there) & kept), incoming)
+    _keep_best(home, _best_among(there, kept), incoming)
+    _remove_older(home, newest, kept, incoming)
+    brought.step = checkpoints.step_of(newest)
+    return brought
+
+
+def seed(results: Path, state_dir: Path) -> int:
+    """Begin a new machine at the last durable step, which is returned; `rewound.json` tells the runtime.
+
+    Before there is any, with the adapter that the run begins with: that is step 0, and a rewind where the run
+    lived before (`lived`). Whatever the folder had of other steps and samples goes. A kill at any instant
+    leaves a machine that has nothing to resume from, or all of it. Raises PreflightError.
+    """
+    home = results / FOLDER
+    newest = checkpoints.newest_whole(home)
+    if newest is None and not (results / START).is_dir():
+        raise PreflightError(
+            "nothing of the run is durable", f"no whole checkpoint in {home}", f"ls -lR {home}"
+        )
+    try:
+        for name in (*_STATE_OF_STEPS, _SEEDING):
+            _remove(state_dir / name)
+        if newest is None:
+            return _seed_start(results, state_dir)
+        _fill(state_dir / _SEEDING, home, newest)
+        for journal in JOURNALS:
+            with contextlib.suppress(FileNotFoundError):
+                checkpoints.copy_file(results, journal, state_dir / journal)
+        state = checkpoints.read_state(state_dir / _SEEDING / newest)
+        step = checkpoints.step_of(newest)
+        _tell_rewound(home, state_dir, step, state.get("client_state"))
+        passing("durable.seeding")
+        (state_dir / _SEEDING).rename(state_dir / "checkpoints")
+        checkpoints.sync(state_dir)
+    except (OSError, NotWholeError) as error:
+        raise PreflightError(
+            f"the run cannot begin again from {home}", str(error), f"df -h {state_dir}"
+        ) from error
+    return step
+
+
+def lived(results: Path) -> None:
+    """Note at home that versions of this run were given out, before any of its steps is durable.
+
+    Raises PreflightError.
+    """
+    home = results / FOLDER
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _reused_after(home, 0)
+    except OSError as error:
+        raise PreflightError(f"cannot write in {home}", str(error), f"df -h {results}") from error
+
+
+def _seed_start(results: Path, state_dir: Path) -> int:
+    """The adapter itself comes last: a machine without it has nothing to begin with."""
+    if (results / FOLDER / REWOUND).exists():
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _tell_rewound(results / FOLDER, state_dir, 0, None)
+    _copy_start(results / START, state_dir / START)
+    return 0
+
+
+def _tell_rewound(home: Path, state_dir: Path, step: int, client_state: Any) -> None:
+    """What the runtime reads when it starts (`runtime/gateway/steps/rewind.py`)."""
+    said = {"to_step": step, "reused_after": _reused_after(home, step), "time": time.time()}
+    _write(state_dir / REWOUND, json.dumps(said | {"client_state": client_state}))
+
+
+def _reused_after(home: Path, step: int) -> int:
+    """The least step of all rewinds so far, kept at home: versions after it were given out before."""
+    with contextlib.suppress(FileNotFoundError):
+        step = min(step, int(json.loads((home / REWOUND).read_text())["reused_after"]))
+    _write(home / REWOUND, json.dumps({"reused_after": step}))
+    return step
+
+
+def keep_start(results: Path, adapter: Path) -> None:
+    """Keep at home the adapter that a run begins with, for `seed`. Raises PreflightError."""
+    results.mkdir(mode=0o700, exist_ok=True)
+    _copy_start(adapter, results / START)
+
+
+def _copy_start(adapter: Path, target: Path) -> None:
+    """Whole or absent: the rename comes last."""
+    aside = target.with_name(f".{target.name}.tmp")
+    try:
+        _remove(aside)
+        aside.mkdir(mode=0o700, parents=True)
+        for name in FILES:
+            shutil.copyfile(adapter / name, aside / name)
+            checkpoints.sync(aside / name)
+        _remove(target)
+        aside.rename(target)
+        checkpoints.sync(target.parent)
+    except OSError as error:
+        raise PreflightError(
+            f"the adapter {adapter} cannot be brought to the run", str(error), f"ls -l {adapter}"
+        ) from error
+
+
+def _fill(there: Path, home: Path, newest: str) -> None:
+    """Copy the newest durable checkpoint and the pinned ones before it that are whole.
+
+    Copies, no links: what is at home must not change with what a machine does to its own.
+    """
+    there.mkdir(mode=0o700)
+    checkpoints.copy(home / newest, there / newest)
+    brought = {newest}
+    pins = checkpoints.pinned(home)
+    for name in pins & set(checkpoints.names(home)) - brought:
+        if checkpoints.step_of(name) > checkpoints.step_of(newest):
+            continue
+        with contextlib.suppress(NotWholeError):
+            checkpoints.copy(home / name, there / name)
+            brought.add(name)
+    _write(there / checkpoints.PINNED, json.dumps(sorted(pins & brought)))
+    if (best := _best_among(home, brought)) is not None:
+        _write(there / checkpoints.BEST, json.dumps(asdict(best)))
+
+
+def _newest(folder: Path) -> int | None:
+    names = checkpoints.names(folder)
+    return checkpoints.step_of(names[0]) if names else None
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two checkpoints have the same manifest, and so the same bytes once both were whole."""
+    try:
+        return (one / checkpoints.MANIFEST).read_bytes() == (other / checkpoints.MANIFEST).read_bytes()
+    except OSError:
+        return False
+
+
+def _bring_one(there: Path, home: Path, name: str, incoming: Path, brought: Brought) -> bool:
+    """Have one checkpoint at home, whole; False, and why in `skipped`, when it is not."""
+    if _same(there / name, home / name):
+        return True
+    aside = incoming / f"durable-{name}"
+    try:
+        manifest, size = checkpoints.copy(there / name, aside, link=True)
+    except NotWholeError as error:  # or the trainer removed it as we looked
+        brought.skipped.append(f"{name}: {error}")
+        return False
+    if (home / name).exists():  # the same step of a run that was rewound and took it again
+        (home / name).rename(incoming / f"durable-{name}-before")
+    aside.rename(home / name)
+    checkpoints.sync(home)
+    brought.files += len(manifest.files) + 1
+    brought.bytes += size + len(manifest.text)
+    return True
+
+
+def _keep_pins(home: Path, pins: list[str], incoming: Path) -> None:
+    if checkpoints.pinned(home) == set(pins):
+        return
+    _write(incoming / checkpoints.PINNED, json.dumps(pins))
+    (incoming / checkpoints.PINNED).replace(home / checkpoints.PINNED)
+    checkpoints.sync(home)
+
+
+def _best_among(folder: Path, names: set[str]) -> Best | None:
+    """The one named best, where it is one of these."""
+    best = checkpoints.best(folder)
+    return best if best is not None and best.checkpoint in names else None
+
+
+def _keep_best(home: Path, best: Best | None, incoming: Path) -> None:
+    if best is None or checkpoints.best(home) == best:
+        return
+    _write(incoming / checkpoints.BEST, json.dumps(asdict(best)))
+    (incoming / checkpoints.BEST).replace(home / checkpoints.BEST)
+    checkpoints.sync(home)
+
+
+def _remove_older(home: Path, newest: str, kept: set[str], incoming: Path) -> None:
+    """Renamed first, so that a half-removed one does not look like a checkpoint."""
+    for name in checkpoints.names(home):
+        if name not in kept and checkpoints.step_of(name) < checkpoints.step_of(newest):
+            (home / name).rename(incoming / f"durable-{name}-old")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """A whole file on disk, or none."""
+    aside = path.with_name(f".{path.name}.tmp")
+    with aside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    checkpoints.sync(path.parent)

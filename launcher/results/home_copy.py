@@ -1,0 +1,193 @@
+"""Brings a run's results home: whole files only, each checked against the checkpoint's own checksums.
+
+    adapter/   the newest whole checkpoint's adapter (PEFT form) with its state.json
+    best/      the same of the checkpoint that an optimizer named its best last; best.json says which one's
+    durable/   whole checkpoints, complete enough to resume from (`durable.py`)
+    metrics.jsonl  publications.jsonl  logs/
+    rollouts/  wandb/      what was said in each step, and wandb's offline runs (`rollout_texts.py`)
+
+Neighbours: `machines/local.py` calls `pull` at the end and `secure` while the run lives. What is there
+already is replaced only by what is whole, so both may be repeated, killed, or run while the trainer commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from launcher.base import locks
+from launcher.base.errors import NotPulled
+from launcher.base.failpoints import passing
+from launcher.results import checkpoints, durable, journals, rollout_texts
+from launcher.results.checkpoints import NotWholeError
+from launcher.values.machine import PullReport
+from launcher.values.standing import Standing
+
+_ADAPTER = "adapter/"
+# Another pull of the same run is waited for so long.
+_PULL_SECONDS = 300.0
+
+
+@dataclass
+class _Tally:
+    files: int = 0
+    bytes: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+    def add(self, size: int) -> None:
+        self.files += 1
+        self.bytes += size
+
+
+def pull(state_dir: Path, into: Path) -> PullReport:
+    """Copy what the run has so far from its folder. Raises NotPulled when that cannot be done in full."""
+    begun = time.monotonic()
+    tally = _Tally()
+    with _receiving(state_dir, into) as incoming:
+        brought = durable.bring(state_dir, into, incoming)
+        tally.files, tally.bytes, tally.skipped = brought.files, brought.bytes, brought.skipped
+        step = _pull_adapters(state_dir / "checkpoints", into, incoming, tally)
+        passing("cli.pulling")
+        for name in durable.JOURNALS:
+            _pull_journal(state_dir, name, into, tally)
+        for brought in (
+            rollout_texts.bring(state_dir, into, incoming),
+            rollout_texts.bring_wandb(state_dir, into, incoming),
+        ):
+            tally.files += brought.files
+            tally.bytes += brought.bytes
+            tally.skipped += brought.skipped
+        _pull_logs(state_dir, into / "logs", incoming, tally)
+    return PullReport(into, tally.files, tally.bytes, time.monotonic() - begun, step, tuple(tally.skipped))
+
+
+def secure(state_dir: Path, into: Path) -> Standing:
+    """Make what is committed durable; where the run stands then. Cheap when there is nothing to do.
+
+    Raises NotPulled when it cannot be done.
+    """
+    if durable.is_current(state_dir, into):
+        return durable.standing(state_dir, into)
+    with _receiving(state_dir, into) as incoming:
+        brought = durable.bring(state_dir, into, incoming)
+        for name in durable.JOURNALS:
+            _pull_journal(state_dir, name, into, _Tally())
+        rollout_texts.bring(state_dir, into, incoming)
+    return replace(durable.standing(state_dir, into), trouble="; ".join(brought.skipped) or None)
+
+
+def secure_weights(state_dir: Path, into: Path) -> None:
+    """Have the newest adapter at home before what else a resume needs of its checkpoint has come.
+
+    Raises NotPulled.
+    """
+    there = state_dir / "checkpoints"
+    with _receiving(state_dir, into) as incoming:
+        _pull_first_whole(there, checkpoints.names(there)[:1], into / "adapter", incoming, _Tally())
+
+
+@contextlib.contextmanager
+def _receiving(state_dir: Path, into: Path) -> Iterator[Path]:
+    """A folder for what is not whole yet, one pull at a time; what a killed one left behind is removed."""
+    try:
+        into.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _only_pull(into), tempfile.TemporaryDirectory(prefix=".incoming-", dir=into) as incoming:
+            yield Path(incoming)
+    except (OSError, NotWholeError) as error:
+        why = str(error)
+        if isinstance(error, OSError):
+            why = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+        raise NotPulled(
+            f"the results could not be brought to {into}",
+            f"{why}; they are still in {state_dir}",
+            f"ls -l {state_dir}",
+        ) from error
+
+
+@contextlib.contextmanager
+def _only_pull(into: Path) -> Iterator[None]:
+    with locks.alone(into, _PULL_SECONDS):
+        for debris in into.glob(".incoming-*"):
+            shutil.rmtree(debris)
+        yield
+
+
+def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally) -> int | None:
+    """The newest whole checkpoint as `adapter`, the one named best as `best`; the step of the first."""
+    names = checkpoints.names(there)
+    step = _pull_first_whole(there, names, into / "adapter", incoming, tally)
+    if names and step is None:
+        raise durable.none_whole(there, tally.skipped)
+    _pull_best(there, names, into / "best", incoming, tally)
+    return step
+
+
+def _pull_best(there: Path, names: list[str], target: Path, incoming: Path, tally: _Tally) -> None:
+    """What is at home already stays where nobody has named another, or that one is not there any more."""
+    best = checkpoints.best(there)
+    if best is None or best.checkpoint not in names:
+        return
+    if _pull_first_whole(there, [best.checkpoint], target, incoming, tally) is None:
+        return
+    aside = incoming / checkpoints.BEST
+    aside.write_text(json.dumps({"checkpoint": best.checkpoint, "of": best.of}) + "\n")
+    tally.add(aside.stat().st_size)
+    aside.replace(target / checkpoints.BEST)
+
+
+def _pull_first_whole(
+    there: Path, names: list[str], target: Path, incoming: Path, tally: _Tally
+) -> int | None:
+    for name in names:
+        aside = incoming / f"{target.name}-{name}"
+        try:
+            manifest, size = checkpoints.copy(there / name, aside, _as_adapter)
+        except NotWholeError as error:  # or the trainer removed it as we looked
+            reason = f"{name}: {error}"
+            if reason not in tally.skipped:
+                tally.skipped.append(reason)
+            continue
+        if target.exists():
+            target.rename(incoming / f"{target.name}-before")
+        aside.rename(target)
+        tally.files += sum(_as_adapter(file) is not None for file in manifest.files)
+        tally.bytes += size
+        return manifest.step
+    return None
+
+
+def _as_adapter(name: str) -> str | None:
+    """What PEFT needs, flat in one folder, and the checkpoint's state."""
+    if name.startswith(_ADAPTER):
+        return name.removeprefix(_ADAPTER)
+    return name if name == checkpoints.STATE else None
+
+
+def _pull_journal(state_dir: Path, name: str, into: Path, tally: _Tally) -> None:
+    """Bring what a file of lines, which may be growing, has beyond what is at home: whole lines only."""
+    try:
+        with checkpoints.opened(state_dir, name) as file:
+            journals.bring(file, into / name)
+    except FileNotFoundError:
+        return
+    except NotWholeError as error:
+        tally.skipped.append(str(error))
+        return
+    tally.add((into / name).stat().st_size)
+
+
+def _pull_logs(state_dir: Path, target: Path, incoming: Path, tally: _Tally) -> None:
+    target.mkdir(mode=0o700, exist_ok=True)
+    for log in sorted((state_dir / "logs").glob("*.log")):
+        try:
+            tally.add(checkpoints.copy_file(state_dir, f"logs/{log.name}", incoming / log.name))
+        except (NotWholeError, FileNotFoundError) as error:
+            tally.skipped.append(f"{log.name}: {error}")
+            continue
+        (incoming / log.name).replace(target / log.name)

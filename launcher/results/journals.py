@@ -1,0 +1,95 @@
+"""Files of lines that only grow, such as `metrics.jsonl`, at home: what is new is added, the rest is left.
+
+Neighbours: `home_copy.py` brings a run's own home by these, `machines/over_ssh/fetching.py` those of a
+machine. Whole lines only; a kill may leave half a line at the end, which the next addition removes. Where
+what is here is not the beginning of what is there (the machine began again at an earlier step), the whole
+file takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+_CHUNK_BYTES = 1 << 20
+
+
+def known(path: Path) -> tuple[int, str]:
+    """How many bytes of whole lines are here, and their sha256."""
+    try:
+        with path.open("rb") as file:
+            count = _whole_lines(file)
+            file.seek(0)
+            return count, _digest(file, count)
+    except FileNotFoundError:
+        return 0, hashlib.sha256().hexdigest()
+
+
+def extend(path: Path, at: int, lines: bytes) -> int:
+    """Have `lines` behind the first `at` bytes of what is here; at 0 they take its place. How many bytes were
+    written. Raises OSError, and what was here before is here then."""
+    if at == 0:
+        return _replace(path, lines)
+    with path.open("r+b", buffering=0) as file:
+        if file.seek(0, os.SEEK_END) > at:
+            file.truncate(at)
+            file.seek(at)
+        if not lines:
+            return 0
+        try:
+            _write(file, lines)
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(at)
+            raise
+    return len(lines)
+
+
+def bring(there: BinaryIO, home: Path) -> int:
+    """Have at home the whole lines that an open file has; how many bytes were written. Raises OSError."""
+    count, sha256 = known(home)
+    same = count > 0 and _digest(there, count) == sha256
+    there.seek(count if same else 0)
+    more = there.read()
+    return extend(home, count if same else 0, more[: more.rfind(b"\n") + 1])
+
+
+def _replace(path: Path, lines: bytes) -> int:
+    if path.exists() and path.read_bytes() == lines:
+        return 0
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_bytes(lines)
+    aside.replace(path)
+    return len(lines)
+
+
+def _write(file: BinaryIO, lines: bytes) -> None:
+    view = memoryview(lines)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _whole_lines(file: BinaryIO) -> int:
+    """Where its last whole line ends."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - _CHUNK_BYTES)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
+
+
+def _digest(file: BinaryIO, count: int) -> str:
+    """Of its next bytes, or as many as there are."""
+    digest = hashlib.sha256()
+    while count and (chunk := file.read(min(count, _CHUNK_BYTES))):
+        digest.update(chunk)
+        count -= len(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,158 @@
+"""Brings home what was said: `results/rollouts`, a file a step, and `results/wandb`, wandb's offline runs.
+
+Neighbours: `home_copy.py` calls, `runtime/gateway/steps/rollout_log.py` writes the files of steps and has
+their form, `runtime/shared/metrics.py` has wandb write its own. Whatever is known or looks like a secret is
+hidden on the way. What is written down on a machine may be damaged, or anybody's: it is read by line, within
+bounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.base import credentials
+from launcher.base.log import REDACTOR
+from launcher.results import checkpoints
+from launcher.results.checkpoints import NotWholeError
+from runtime.shared import redaction
+
+ROLLOUTS = "rollouts"
+WANDB = "wandb"
+# Where the runtime has both: among the logs, which come home with them.
+_LOGS = "logs"
+_STEP = re.compile(r"step-\d{6,12}\.jsonl")
+_OFFLINE = re.compile(r"offline-run-[\w-]{1,100}")
+# Of all steps at home, the oldest go first. Of one of them, of one of wandb's files: a larger one stays away.
+TOTAL_BYTES = 64 * 2**20
+_STEP_BYTES = 4 * 2**20
+_WANDB_BYTES = 64 * 2**20
+
+
+@dataclass
+class Brought:
+    """What came; `skipped` names what did not, each with its reason."""
+
+    files: int = 0
+    bytes: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+
+def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
+    """Every step's file that is new, or was written anew, with its secrets hidden. Raises OSError."""
+    # The guardian, which brings the last ones home, was told of no secret.
+    credentials.hide_environment(os.environ)
+    brought = Brought()
+    there, home = state_dir / _LOGS / ROLLOUTS, results / ROLLOUTS
+    for path in _files(there):
+        if not _STEP.fullmatch(path.name) or _stamp(path) == _stamp(home / path.name):
+            continue
+        with _noting(brought, f"{ROLLOUTS}/{path.name}"):
+            stamp = _stamp(path)
+            lines = _read(state_dir, path, _STEP_BYTES).splitlines()
+            content = b"".join(line for text in lines if (line := _cleaned(text)) is not None)
+            home.mkdir(mode=0o700, exist_ok=True)
+            _put(content, home / path.name, incoming, stamp)
+            brought.files += 1
+            brought.bytes += len(content)
+    _keep_newest(home)
+    return brought
+
+
+def bring_wandb(state_dir: Path, results: Path, incoming: Path) -> Brought:
+    """wandb's offline runs, for `wandb sync`; a file of them with a known secret stays. Raises OSError."""
+    brought = Brought()
+    there = state_dir / _LOGS / WANDB
+    for run in _files(there):
+        if not _OFFLINE.fullmatch(run.name) or run.is_symlink():
+            continue
+        for path in sorted(path for path in run.rglob("*") if not path.is_dir() or path.is_symlink()):
+            place = path.relative_to(there)
+            with _noting(brought, f"{WANDB}/{place}"):
+                content = _read(state_dir, path, _WANDB_BYTES)
+                if REDACTOR.clean(text := content.decode("latin-1")) != text:
+                    raise NotWholeError("it holds a secret")
+                (results / WANDB / place.parent).mkdir(mode=0o700, parents=True, exist_ok=True)
+                _put(content, results / WANDB / place, incoming, _stamp(path))
+                brought.files += 1
+                brought.bytes += len(content)
+    return brought
+
+
+def clean(value: Any) -> Any:
+    """A value of JSON with the secrets in all of its texts hidden."""
+    if isinstance(value, str):
+        return redaction.hide(REDACTOR.clean(value))
+    if isinstance(value, dict):
+        return {clean(name): clean(it) for name, it in value.items()}
+    return [clean(it) for it in value] if isinstance(value, list) else value
+
+
+def _cleaned(line: bytes) -> bytes | None:
+    """A line without its secrets: of a value, not of its escapes. None where it is no JSON object."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    return json.dumps(clean(said), ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+@contextlib.contextmanager
+def _noting(brought: Brought, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:  # removed as we looked: the oldest go
+        return
+    except NotWholeError as error:
+        brought.skipped.append(f"{name}: {error}")
+
+
+def _files(folder: Path) -> list[Path]:
+    """What a folder on the machine holds; nothing behind a link in its place, or in its parent's."""
+    if folder.is_symlink() or folder.parent.is_symlink():
+        return []
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _read(state_dir: Path, path: Path, most_bytes: int) -> bytes:
+    """A file's content. Raises NotWholeError for a link on the way to it, and for what is too large."""
+    with checkpoints.opened(state_dir, str(path.relative_to(state_dir))) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise NotWholeError(f"it is larger than {most_bytes} bytes")
+    return content
+
+
+def _put(content: bytes, target: Path, incoming: Path, stamp: int | None) -> None:
+    """Whole or as it was; with the time of the file that it was made of, by which it is known again."""
+    aside = incoming / f"said-{target.name}"
+    aside.write_bytes(content)
+    if stamp is not None:
+        os.utime(aside, ns=(stamp, stamp))
+    aside.replace(target)
+
+
+def _stamp(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return path.lstat().st_mtime_ns
+    return None
+
+
+def _keep_newest(home: Path) -> None:
+    total = 0
+    named = [path for path in _files(home) if _STEP.fullmatch(path.name)]
+    for path in sorted(named, key=lambda path: (len(path.name), path.name), reverse=True):
+        total += path.stat().st_size
+        if total > TOTAL_BYTES:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The life of one run, from what was typed to its end."""

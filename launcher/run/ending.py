@@ -1,0 +1,327 @@
+"""The end of a run: results home, everything down, proof, record; each step whatever became of the others.
+
+Neighbours: `run.py` begins it when the run's life is over, however that ended; `rented_run.py` keeps a
+machine whose results are not home, `machines/machine_of_record.py` ends it, `summary.py` says how it was.
+Whatever a step raises is that step's own failure: it is said, and in the record as one of its `troubles`.
+What cannot be proven or written here is left to the guardian, which is let go only when both are done.
+Knows nothing of how a run lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from launcher.base import clock
+from launcher.base.errors import LaunchError, NotPulled, TeardownUnverified, failure_of
+from launcher.base.failpoints import passing
+from launcher.base.log import LOGGER
+from launcher.ledger import lives, teardown_lock
+from launcher.ledger.endpoint import RESULTS, drop_token
+from launcher.ledger.records import RecordStore
+from launcher.ledger.teardown_lock import Turn
+from launcher.machines import machine_of_record
+from launcher.results import durable
+from launcher.run import rented_run
+from launcher.run.phase_times import Timings
+from launcher.run.run_parts import Ended, Parts
+from launcher.run.signals import Interrupted, Signals
+from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of
+from launcher.safety import giving_up, take_down
+from launcher.screen.output import Output
+from launcher.values.machine import Machine, Progress, Proof, PullReport, Stopped, silent
+from launcher.values.standing import Standing
+
+T = TypeVar("T")
+
+# What a Ctrl-C does after the first signal, whichever that was.
+AGAIN = " (one more Ctrl-C leaves it to the guardian)"
+_ENDING = f"already ending: results home, everything down{AGAIN}"
+_KEEPING = "waiting for its results (Ctrl-C gives them up)"
+# A record that cannot be written is tried again: another process may hold its lock for a moment.
+_WRITES = 3
+_PAUSE_SECONDS = 0.5
+
+
+class Ending:
+    """The end of one run, in this process."""
+
+    def __init__(
+        self,
+        ended: Ended,
+        parts: Parts,
+        store: RecordStore,
+        output: Output,
+        signals: Signals,
+        timings: Timings,
+    ) -> None:
+        self._ended = ended
+        self._parts = parts
+        self._store = store
+        self._output = output
+        self._signals = signals
+        self._timings = timings
+        self._run_id = ended.record.id
+        self._folder = store.folder(self._run_id)
+        self._results = self._folder / RESULTS
+        self._by_name = giving_up.by_name(store, self._run_id)
+        self._pulled: PullReport | None = None
+        self._unpulled: NotPulled | None = None
+        self._proof: Proof | None = None
+        self._troubles: list[str] = []
+        # Whether the record is still of this launch's life.
+        self._ours = True
+        self._program_code: int | None = None
+
+    def end(self, failure: BaseException | None) -> int:
+        """All of it; `failure` is what ended the run's life, None when that went well. The exit code."""
+        machine = self._parts.machine
+        # By how it lived: what its end comes to changes nothing about the program.
+        self._program_code = program_code_of(failure, self._ended.command)
+        if machine is None:
+            return self._finish(failure, Proof(True, "nothing had been started"))
+        if isinstance(failure, LaunchError):
+            self._warn(f"{failure.message}; ending the run")
+        self._signals.consequence = _ENDING
+        with contextlib.ExitStack() as stack:
+            alone = teardown_lock.alone(self._folder, "launch", self._warn, insist=True)
+            turn = self._try("waiting for its turn", lambda: stack.enter_context(alone))
+            turn = turn or Turn(None, "launch")
+            if (proof := self._proven_by_another()) is None:
+                self._bring_home(machine, turn)
+                # Not caught: it stands for a launch that breaks off here and leaves the rest to its guardian.
+                passing("cli.pulled")
+                turn.doing("down")
+                proof = self._down(machine)
+            self._close_doors()
+            turn.doing("writing it down")
+            return self._finish(failure or self._unpulled, proof)
+
+    # -------------------------------------------------------------- steps
+
+    def _bring_home(self, machine: Machine, turn: Turn) -> None:
+        """The results home, if there is a runtime to have any; why not, when they stay where they are."""
+        turn.doing("results home")
+        if self._parts.homeward is not None:
+            self._try("ending the copies", self._parts.homeward.stop)
+        if self._parts.pulse is not None:
+            self._try("asking the runtime once more", self._parts.pulse.look)
+        if not self._parts.served:
+            return
+        try:
+            stopped = giving_up.after(take_down.TRIES_SECONDS, self._by_name)
+            with self._shown(machine, "pull") as progress:
+                self._pulled = machine.pull(self._results, turn.telling("results home", progress), stopped)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
+            if self._pulled is not None:  # they are at home, it could not be shown
+                self._trouble(f"showing pull failed: {machine_of_record.described(error)}")
+            else:
+                self._unpulled = self._not_pulled(error)
+                self._warn(f"{self._unpulled.message}: {self._unpulled.why}")
+                self._try("keeping the machine", lambda: self._keep(machine, turn))
+        if self._pulled is not None:
+            self._say_what_is_missing(self._pulled)
+
+    def _say_what_is_missing(self, pulled: PullReport) -> None:
+        """Of a machine that is gone the newest never come: that is no good end."""
+        for missing in pulled.missing:
+            self._warn(f"not brought home: {missing}")
+        if pulled.lost is not None and self._parts.homeward is not None:  # it was ready once
+            self._unpulled = NotPulled("the newest results are lost", pulled.lost, None)
+
+    def _keep(self, machine: Machine, turn: Turn) -> None:
+        """Keep a machine whose disk would go with it, as long as that is agreed to."""
+        if self._parts.homeward is None:  # it was never ready: nobody ever asked it for anything
+            return
+        given_up = self._given_up()
+        seconds = rented_run.keep_seconds(machine, self._ended.limits, self._ended.lease_seconds)
+        if seconds <= 0 or given_up():
+            return
+        turn.doing(teardown_lock.KEEPING)
+        self._signals.consequence = _KEEPING
+        keep = (self._warn, machine, self._results, seconds, self._ended.label, given_up)
+        try:
+            self._pulled = rented_run.pull_later(*keep)
+        finally:
+            self._signals.consequence = _ENDING
+        if self._pulled is not None:
+            self._unpulled = None
+
+    def _given_up(self) -> Stopped:
+        """Whether nobody wants to wait for results any more: a Ctrl-C, or `--give-up-results`. A TERM, or a
+        terminal that is closed, gives nothing up."""
+        received = self._signals.received
+        return lambda: self._by_name() or (received is None and self._signals.received == signal.SIGINT)
+
+    def _down(self, machine: Machine) -> Proof:
+        """Down and proof, shown while it lasts; done also where it cannot be shown."""
+        self._try("down", lambda: self._take_down(machine, shown=True))
+        if self._proof is None:
+            self._take_down(machine, shown=False)
+        assert self._proof is not None  # without a screen nothing is left that could raise
+        return self._proof
+
+    def _take_down(self, machine: Machine, shown: bool) -> None:
+        with self._shown(machine, "down") if shown else contextlib.nullcontext():
+            self._close_doors()
+            self._proof = machine_of_record.end(machine, self._trouble)
+
+    def _close_doors(self) -> None:
+        """No renewal, no request and no token after this; harmless when repeated."""
+        if self._parts.pulse is not None:
+            self._try("ending the heartbeat", self._parts.pulse.stop)
+        if self._parts.relay is not None:
+            self._try("closing the door", self._parts.relay.stop)
+        self._try("forgetting the token", lambda: drop_token(self._folder))
+
+    def _proven_by_another(self) -> Proof | None:
+        """The proof of whoever was at it before us."""
+        now = self._try("reading the record", lambda: self._store.load(self._run_id))
+        if now is None:
+            return None
+        if now.launch != self._ended.record.launch:  # we stood still, and it was ended and taken up meanwhile
+            self._ours = False
+            return Proof(True, "another launch has taken it up since")
+        if now.live or now.proof is None:
+            return None
+        self._warn(f"{now.ended_by} has ended it already")
+        if now.unpulled is not None:
+            self._unpulled = NotPulled("the newest results are not at home", now.unpulled, None)
+        return Proof(bool(now.proof["verified"]), str(now.proof["detail"]))
+
+    # -------------------------------------------------------------- what it comes to
+
+    def _finish(self, failure: BaseException | None, proof: Proof) -> int:
+        """Finish the record, let the guardian go, and say how it was."""
+        if not proof.verified:
+            # The guardian is not released: when this process ends it tries again.
+            failure = TeardownUnverified(
+                "not everything is proven to be down", proof.detail, f"launch down {self._ended.label}"
+            )
+        if failure is None and self._signals.received is not None:
+            failure = Interrupted(self._signals.received)
+        passing("cli.downed")  # not caught, as above
+        unwritten = self._write_down(failure, proof)
+        failure = failure or unwritten
+        if self._parts.guardian is not None and proof.verified and unwritten is None:
+            self._try("letting the guardian go", self._parts.guardian.release)
+        code = exit_code_of(failure)
+        self._try("saying how it was", lambda: self._say(failure, proof, code))
+        return code
+
+    def _write_down(self, failure: BaseException | None, proof: Proof) -> LaunchError | None:
+        """The record's last word; why it could not be written, for which the guardian then tries."""
+        error: Exception | None = None
+        for attempt in range(_WRITES if self._ours else 0):
+            time.sleep(_PAUSE_SECONDS if attempt else 0)
+            try:
+                self._store.update(self._run_id, **self._last_word(failure, proof))
+                return None
+            except Exception as refused:  # noqa: BLE001 - whatever it is, the run is over
+                error = refused
+        if error is None:
+            return None
+        self._trouble(f"the record cannot be written: {machine_of_record.described(error)}")
+        return failure_of(error, self._folder / "launch.log")
+
+    def _last_word(self, failure: BaseException | None, proof: Proof) -> dict[str, Any]:
+        said: dict[str, Any] = {
+            "reason": reason_of(failure),
+            "exit_code": self._program_code,
+            "troubles": tuple(self._troubles),
+        }
+        if self._proof is None and self._parts.machine is not None:  # another one's end, and so its record
+            return said
+        return said | {
+            "state": "verified" if proof.verified else "unverified",
+            "ended": time.time(),
+            "ended_by": "launch",
+            "proof": proof.to_dict(),
+            "unpulled": self._why_unpulled(),
+        }
+
+    def _say(self, failure: BaseException | None, proof: Proof, code: int) -> None:
+        if isinstance(failure, LaunchError):
+            self._output.error(failure)
+        self._summary(failure, proof, code).say(self._output)
+
+    def _summary(self, failure: BaseException | None, proof: Proof, code: int) -> Summary:
+        now, limits, pulse = clock.boot_seconds(), self._ended.limits, self._parts.pulse
+        return Summary(
+            run_id=self._run_id,
+            name=self._ended.record.name,
+            seconds=now - limits.begun_at,
+            cost=limits.cost(now) if self._try("asking its price", self._was_rented) else 0.0,
+            status=pulse.now().status if pulse is not None else None,
+            results=self._pulled.into if self._pulled is not None else None,
+            proof=proof,
+            reason=reason_of(failure),
+            exit_code=code,
+            program_exit_code=self._program_code,
+            standing=self._try("asking how far it got", self._standing) or Standing(),
+            cost_before=lives.cost(self._ended.record.earlier_lives, time.time()),
+            unpulled=self._why_unpulled(),
+            troubles=tuple(self._troubles),
+        )
+
+    def _was_rented(self) -> bool:
+        """Whether a machine came up that costs something."""
+        machine = self._parts.machine
+        return machine is not None and machine.price_per_hour is not None
+
+    def _standing(self) -> Standing:
+        """Where the run stands at its end: what is on the machine, what is at home."""
+        if self._parts.machine is None:
+            return Standing()
+        committed = self._parts.machine.committed()
+        if committed is None and self._pulled is not None:  # a rented machine is gone with what it had
+            committed = self._pulled.step
+        return Standing(committed, durable.newest_step(self._results))
+
+    # -------------------------------------------------------------- how
+
+    def _try(self, what: str, act: Callable[[], T]) -> T | None:
+        """What `act` gives; None, and a trouble of this end, when it raises."""
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
+            LOGGER.debug("traceback", exc_info=True)
+            self._trouble(f"{what} failed: {machine_of_record.described(error)}")
+            return None
+
+    def _trouble(self, line: str) -> None:
+        self._troubles.append(line)
+        self._warn(line)
+
+    def _warn(self, line: str) -> None:
+        """A screen that is gone, or a stream that was closed, must not stop a teardown."""
+        with contextlib.suppress(Exception):
+            self._output.warn(line)
+
+    @contextlib.contextmanager
+    def _shown(self, machine: Machine, name: str) -> Iterator[Progress]:
+        """One phase: in the record before it begins, on the screen while it lasts, its time remembered; where
+        one of these cannot be had, the phase itself can. Yields what takes its progress."""
+        noted = {"state": name, "unpulled": self._why_unpulled()}
+        self._try(f"noting {name}", lambda: self._store.update(self._run_id, **noted))
+        usual = self._try(f"asking how long {name} takes", lambda: self._timings.usual(machine.kind, name))
+        begun = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            shown = self._try(f"showing {name}", lambda: stack.enter_context(self._output.phase(name, usual)))
+            yield shown or silent
+        self._timings.add(machine.kind, name, time.monotonic() - begun)
+
+    def _why_unpulled(self) -> str | None:
+        """Why the newest results are not at home, in one line."""
+        return None if self._unpulled is None else self._unpulled.why or self._unpulled.message
+
+    def _not_pulled(self, error: Exception) -> NotPulled:
+        """The failure of a pull that raised this."""
+        if isinstance(error, NotPulled):
+            return error
+        LOGGER.debug("traceback", exc_info=True)
+        hint = f"launch pull {self._ended.label}"
+        return NotPulled("the results could not be brought home", machine_of_record.described(error), hint)

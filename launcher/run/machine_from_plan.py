@@ -1,0 +1,116 @@
+"""The machine a plan asks for: processes on this computer, or a cluster that is rented.
+
+Neighbours: `run.py` asks for it with the fresh record, `plan.py` says which; `machine.py` finds one again.
+Knows nothing of what a machine does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.base.errors import UsageError
+from launcher.base.home import Home
+from launcher.ledger.lease import Limits
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.values.machine import Machine, Progress, silent
+from launcher.values.plan import Plan, Rented
+from launcher.values.settings import TINY_MODEL
+from runtime.fitness import Needs
+
+# For tests only: which build of the runtime a rented machine gets. A machine without GPUs is never taken for
+# one that was meant: where "cuda" is wanted and no driver answers, setting up fails.
+VARIANT_VARIABLE = "SLIPWAY_CLOUD_VARIANT"
+
+
+def machine_for(
+    plan: Plan,
+    record: RunRecord,
+    store: RecordStore,
+    home: Home,
+    secrets: Mapping[str, str] | None = None,
+    warn: Progress = silent,
+    copy_rate: float | None = None,
+) -> Machine:
+    """A new machine. `secrets` are for its runtime alone, not for the program."""
+    if plan.rented is None:
+        return local_machine(record, store, home, secrets)
+    from launcher.machines.cloud import CloudMachine
+    from launcher.safety import rented_leftovers
+
+    rented_leftovers.remember(home, plan.rented.infra)
+    variant = os.environ.get(VARIANT_VARIABLE, "cuda")
+    return CloudMachine(
+        record.id,
+        store.folder(record.id),
+        infra=list(plan.rented.infra),
+        gpus=plan.rented.gpus,
+        idle_minutes=plan.rented.idle_minutes,
+        disk_gb=plan.rented.disk_gb,
+        max_price_per_hour=plan.rented.max_price_per_hour,
+        variant=variant,
+        needs=_needs(plan.rented, variant),
+        model=_own_folder(plan.model),
+        keep=lambda description: store.update(record.id, machine=description),
+        secrets=secrets,
+        alias=record.name,
+        copy_rate=copy_rate,
+        limits=Limits(record.life.begun, plan.deadline_seconds, plan.budget),
+        warn=warn,
+    )
+
+
+def _needs(rented: Rented, variant: str) -> Needs:
+    return Needs(
+        variant,
+        rented.gpus,
+        rented.train_gpus,
+        rented.infer_gpus,
+        rented.model_bytes or 0,
+        rented.dtype,
+    )
+
+
+def _own_folder(model: str) -> Path | None:
+    """The user's own model, which the machine cannot get by itself."""
+    folder = Path(model).expanduser().absolute()
+    return folder if model != TINY_MODEL and folder.is_dir() else None
+
+
+def check_same_kind(plan: Plan, record: RunRecord) -> None:
+    """A run that is taken up goes on where it was. Raises UsageError."""
+    was_rented = record.machine.get("kind") == "cloud"
+    if was_rented == (plan.rented is not None):
+        return
+    label = record.name or record.id
+    was = "rented GPUs" if was_rented else "this computer"
+    raise UsageError(
+        f"{label} cannot be taken up on {plan.where}",
+        f"it was begun on {was}: what it learned is in its results/adapter",
+        f"launch --resume {label}   (without --gpus and --infra)",
+    )
+
+
+def machine_of(record: RunRecord, store: RecordStore, home: Home) -> Machine:
+    """The machine of an earlier life of a run: what it still has is what a resume goes on from."""
+    if record.machine.get("kind") == "cloud":
+        from launcher.machines.cloud import CloudMachine
+
+        return CloudMachine.described(record.machine)
+    return local_machine(record, store, home)
+
+
+def local_machine(
+    record: RunRecord, store: RecordStore, home: Home, secrets: Mapping[str, str] | None = None
+) -> Machine:
+    """The machine of a run on this computer."""
+    from launcher.machines.local import LocalMachine
+
+    return LocalMachine(
+        record.id,
+        store.folder(record.id) / "machine",
+        home.environments,
+        keep=lambda description: store.update(record.id, machine=description),
+        secrets=secrets,
+    )

@@ -1,0 +1,166 @@
+"""Keeps a run alive and knows how it is: renews the lease and asks for the status, in a thread of its own.
+
+Neighbours: `run.py` starts it when the endpoint answers and reads `now()`; it asks through the relay, so what
+it measures is what a program would meet. Knows nothing of what the answers mean for the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import httpx
+
+from launcher.base import clock
+from launcher.base.errors import JobFailed
+from launcher.base.log import LOGGER
+from launcher.ledger.lease import Lease
+from runtime.shared.schema import RuntimeStatus
+
+_ASK_EVERY_SECONDS = 1.0
+# Long enough for a busy gateway, short enough that a frozen one is seen.
+_ANSWER_SECONDS = 5.0
+# The first answer is waited for longer and longer: whoever takes twice as long each time is slow, not gone.
+_LONGEST_ANSWER_SECONDS = 60.0
+_AGAIN_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What is known now. `silent_since`: `time.monotonic()` since when nothing answers; None while it does.
+    The lease is on the clock that counts the laptop's sleep."""
+
+    lease: Lease
+    status: RuntimeStatus | None = None
+    round_trip_seconds: float | None = None
+    silent_since: float | None = None
+    silence: str | None = None
+
+
+class Pulse:
+    """Asks `root`, the relay's address without `/v1`, until `stop`. `hint`: what to do if nobody answers."""
+
+    def __init__(
+        self,
+        root: str,
+        token: str,
+        lease_seconds: float,
+        hint: str | None = None,
+    ) -> None:
+        self._hint = hint
+        self._beat = Beat(Lease(lease_seconds, clock.boot_seconds()))
+        # trust_env: a proxy configured for the outside world must not see 127.0.0.1. verify: there is no TLS
+        # on this computer, and loading certificates for none takes 0.1 s.
+        self._http = httpx.Client(
+            base_url=root,
+            headers={"authorization": f"Bearer {token}"},
+            timeout=self._usual_seconds(lease_seconds),
+            trust_env=False,
+            verify=False,
+        )
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    @staticmethod
+    def _usual_seconds(lease_seconds: float) -> float:
+        return min(_ANSWER_SECONDS, lease_seconds / 4)
+
+    def start(
+        self,
+        patience_seconds: float,
+        ended: Callable[[], str | None] = lambda: None,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Renew and ask until there is an answer, so that what follows starts from a known state.
+
+        `ended`: why the runtime is gone, None while it runs. Raises JobFailed when it is, when it refuses us,
+        or when it has said nothing for so long.
+        """
+        bound = time.monotonic() + patience_seconds
+        wait_seconds = self._usual_seconds(self._beat.lease.seconds)
+        while not self._first(wait_seconds):
+            why = self._beat.silence or ""
+            progress(f"no answer yet ({why})")
+            if reason := ended():
+                raise JobFailed("the runtime has ended by itself", reason, self._hint)
+            left = bound - time.monotonic()
+            if left <= 0:
+                what = f"the runtime has not answered for {patience_seconds:.0f} s"
+                raise JobFailed(what, why, self._hint)
+            wait_seconds = min(2 * wait_seconds, _LONGEST_ANSWER_SECONDS, max(left, _AGAIN_SECONDS))
+            time.sleep(min(_AGAIN_SECONDS, left))
+        self._thread.start()
+
+    def _first(self, wait_seconds: float) -> bool:
+        """Whether there is an answer within so long. Raises JobFailed for one that no waiting mends."""
+        try:
+            self._renew(wait_seconds)
+            self._ask(wait_seconds)
+        except httpx.HTTPStatusError as error:
+            if error.response.is_client_error:
+                raise JobFailed("the runtime refuses its own launch", str(error), self._hint) from error
+            self._silent(error)
+        except (httpx.HTTPError, ValueError) as error:
+            self._silent(error)
+        else:
+            return True
+        return False
+
+    def stop(self) -> None:
+        """No renewal after this returns."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(_ANSWER_SECONDS + 1)
+        self._http.close()
+
+    def look(self) -> None:
+        """Ask once more now, so that an end is told as it was; what is known stays where nobody answers."""
+        if self._beat.silent_since is None:
+            with contextlib.suppress(httpx.HTTPError, ValueError):
+                self._ask()
+
+    def now(self) -> Beat:
+        """The newest beat."""
+        return self._beat
+
+    def _run(self) -> None:
+        while not self._over.wait(_ASK_EVERY_SECONDS):
+            try:
+                if self._beat.lease.due(clock.boot_seconds()):
+                    self._renew()
+                self._ask()
+            except Exception as error:  # noqa: BLE001 - if this thread ended, the lease would, unnoticed
+                self._silent(error)
+
+    def _renew(self, wait_seconds: float | None = None) -> None:
+        self._http.put("/slipway/lease", timeout=self._timeout(wait_seconds)).raise_for_status()
+        self._beat = replace(self._beat, lease=self._beat.lease.renewed(clock.boot_seconds()))
+
+    def _ask(self, wait_seconds: float | None = None) -> None:
+        begun = time.monotonic()
+        answer = self._http.get("/slipway/status", timeout=self._timeout(wait_seconds)).raise_for_status()
+        took = time.monotonic() - begun
+        status = RuntimeStatus.model_validate_json(answer.content)
+        if self._beat.silent_since is not None:
+            LOGGER.info("the runtime answers again after %.1f s", begun - self._beat.silent_since)
+        self._beat = replace(
+            self._beat, status=status, round_trip_seconds=took, silent_since=None, silence=None
+        )
+
+    def _timeout(self, seconds: float | None) -> httpx.Timeout:
+        return self._http.timeout if seconds is None else httpx.Timeout(seconds)
+
+    def _silent(self, error: Exception) -> None:
+        since = self._beat.silent_since
+        if since is None:
+            since = time.monotonic()
+            LOGGER.warning("the runtime does not answer: %r", error)
+        self._beat = replace(
+            self._beat,
+            round_trip_seconds=None,
+            silent_since=since,
+            silence=f"{type(error).__name__}: {error}",
+        )

@@ -1,0 +1,90 @@
+"""What a run does because its machine is rented: it says price and door, and keeps it for unpulled results.
+
+Neighbours: `run.py` calls these at their moments, `background_copy.py` does the pulling. Knows nothing of
+SkyPilot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.base import clock
+from launcher.base.errors import PreflightError
+from launcher.base.units import format_duration, format_money
+from launcher.ledger.lease import Limits
+from launcher.machines.over_ssh import ssh_config
+from launcher.results.background_copy import pull_patiently
+from launcher.screen import consent
+from launcher.screen.output import Output
+from launcher.values.machine import Machine, Progress, PullReport
+from launcher.values.plan import Plan, Rented
+
+_SSH_LINE = "ssh_include"
+# Of the memory of a GPU that engine and trainer share, the engine's part.
+SHARED_FRACTION = 0.45
+
+
+def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
+    """Ask once whether plain `ssh` may find rented machines; before anything is rented, for the answer may
+    take its time."""
+    if plan.rented is None or yes or consent.remembered(runs.parent, _SSH_LINE) is not None:
+        return
+    if not ssh_config.included(runs) and consent.can_ask(output):
+        output.note(
+            "launch ssh RUN always works. For plain ssh and scp, ~/.ssh/config needs one Include line,"
+        )
+        agreed = consent.agreed(output, "which goes with the last run. Add it, now and for later runs?")
+        consent.remember(runs.parent, _SSH_LINE, agreed)
+
+
+def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Path, yes: bool) -> float:
+    """Say where it is, what it costs an hour and how it is entered; that price.
+
+    `yes`: --yes, which also lets plain `ssh` find it where nobody has ever said no to that.
+    """
+    price = machine.price_per_hour or 0.0
+    if price > plan.dearest_per_hour:
+        most = format_money(plan.dearest_per_hour)
+        output.warn(f"it costs {format_money(price)}/h, the plan said {most}/h at most")
+    standing = machine.describe()["standing"]
+    answered = consent.remembered(runs.parent, _SSH_LINE)
+    try:
+        if (yes if answered is None else answered) and ssh_config.include(runs):
+            output.event("ssh", "one Include line is in ~/.ssh/config until the last run is down")
+    except PreflightError as error:  # a convenience, and the machine is paid for by now
+        output.warn(f"plain ssh will not find it: {error.message} ({error.why})")
+    cost = f"{format_money(price)}/h" if price else "no price"
+    where = f"{standing['where']} · {standing['instance_type']} · {cost}"
+    output.event("rented", f"{where} · launch ssh {label}", where=standing["where"], price_per_hour=price)
+    return price
+
+
+def keep_seconds(machine: Machine, limits: Limits, lease_seconds: float) -> float:
+    """How long a machine is kept while its results are not home: for the lease, never past deadline or
+    budget, and not at all where its disk stays."""
+    left = limits.left(clock.boot_seconds())
+    seconds = lease_seconds if left is None else min(lease_seconds, left)
+    return max(0.0, seconds) if machine.ephemeral else 0.0
+
+
+def pull_later(
+    warn: Progress, machine: Machine, results: Path, seconds: float, label: str, given_up: Callable[[], bool]
+) -> PullReport | None:
+    """Keep the machine for so long at most and try again and again. None when the results did not come, or
+    nobody wants to wait for them."""
+    price = f"{format_money(machine.price_per_hour)}/h" if machine.price_per_hour else "no price"
+    warn(
+        f"the machine is kept for {format_duration(seconds)} at most while its results are not home, "
+        f"{price}; Ctrl-C here or launch down {label} --give-up-results gives them up"
+    )
+    return pull_patiently(machine, results, seconds, given_up)
+
+
+def runtime_overrides(gpus: Rented) -> dict[str, Any]:
+    """What the runtime is told of its GPUs, unless the user says otherwise."""
+    told: dict[str, Any] = {"dtype": gpus.dtype}
+    told |= {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
+    # vLLM takes nine tenths of a GPU where nobody says otherwise, and the trainer needs the other half.
+    return told | ({"engine.memory_fraction": SHARED_FRACTION} if gpus.shared else {})

@@ -1,0 +1,312 @@
+"""The life of one run: plan → arm → push → setup → serve → connect → work → pull → down → verified.
+
+Neighbours: `values/machine.py` is where it happens, `safety/` covers every way it may end, `relay.py` is the
+program's door, `pulse.py` the heartbeat, `work.py` the work, `ending.py` what follows.
+Knows nothing of flags, of how a machine does what it is asked, or of how things look on the terminal.
+
+The record is on disk and the guardian alive before anything else starts. Whatever happens after that,
+`ending.py` has the last word: results home, everything down, proof. If this process is killed, the guardian
+does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.asking.request import Request
+from launcher.base import clock, log, patience
+from launcher.base.errors import JobFailed, LaunchError, LimitReached, PreflightError, failure_of
+from launcher.base.failpoints import passing
+from launcher.base.home import Home
+from launcher.ledger.endpoint import RESULTS, Endpoint, drop_token, keep_token
+from launcher.ledger.lease import Limits
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.machines.waiting_for_runtime import start_seconds
+from launcher.results import durable
+from launcher.run import machine_from_plan, rented_run, resume
+from launcher.run.ending import AGAIN, Ending
+from launcher.run.phase_times import Timings
+from launcher.run.run_parts import Ended, Parts
+from launcher.run.signals import Interrupted, Signals
+from launcher.safety import guardian, minder, program_log
+from launcher.screen.output import Output
+from launcher.values.machine import Machine
+from launcher.values.settings import TINY_MODEL
+
+if TYPE_CHECKING:
+    from launcher.run.work import Watched
+    from runtime.shared.schema import RuntimeConfig
+
+# Each of these may take longer than a run may, and none looks at the clock; the work does by itself.
+_ON_THE_WAY_UP = ("arm", "push", "setup", "serve", "connect")
+
+
+class Run:
+    """One run. `machine` makes its machine from the fresh record."""
+
+    def __init__(
+        self,
+        request: Request,
+        home: Home,
+        output: Output,
+        machine: Callable[[RunRecord, RecordStore, Home], Machine] = machine_from_plan.local_machine,
+    ) -> None:
+        self._request = request
+        self._home = home
+        self._output = output
+        self._make_machine = machine
+        self._store = RecordStore(home)
+        self._timings = Timings(home.timings)
+        self._begun_at = clock.boot_seconds()
+        self._parts = Parts()
+
+    def execute(self) -> int:
+        """Live it from beginning to end; the exit code. Raises LaunchError when nothing was started."""
+        settings, plan = self._request.settings, self._request.plan
+        with Signals(self._output.say_at_once) as self._signals:
+            self._record = self._write_ahead()
+            self._label = settings.name or self._record.id
+            self._folder = self._store.folder(self._record.id)
+            self._limits = Limits(self._begun_at, plan.deadline_seconds, plan.budget, plan.price_per_hour)
+            return self._end(self._live())
+
+    def _end(self, failure: BaseException | None) -> int:
+        command, lease_seconds = self._request.command, self._request.settings.lease_seconds
+        ended = Ended(self._record, self._label, command, lease_seconds, self._limits)
+        ending = Ending(ended, self._parts, self._store, self._output, self._signals, self._timings)
+        return ending.end(failure)
+
+    def _write_ahead(self) -> RunRecord:
+        """The record, on disk before anything it will have to answer for."""
+        settings = self._request.settings
+        resumed, command = self._request.resumed, self._request.command
+        details = {"plan": self._request.plan.to_dict(), "openai_env": settings.openai_env}
+        details |= resume.details(settings, self._request.model_path, self._request.folder)
+        try:
+            if resumed is not None:
+                drop_token(self._store.folder(resumed.record.id))
+                return self._store.reopen(resumed.record.id, command=command, details=details)
+            return self._store.create(name=settings.name, command=command, details=details)
+        except OSError as error:
+            hint = "LAUNCH_HOME=/a/folder/of/yours launch …"
+            raise PreflightError(f"cannot write under {self._store.runs}", error.strerror, hint) from error
+
+    # -------------------------------------------------------------- beginning
+
+    def _live(self) -> BaseException | None:
+        """Everything until the work is over; what ended it, None when all went well."""
+        try:
+            with self._signals.raising():
+                log.open_log(self._folder / "launch.log")
+                passing("cli.recorded")
+                machine = self._arm()
+                token, socket = self._serve(machine)
+                self._work(machine, self._connect(machine, token, socket))
+        except (Interrupted, LaunchError) as ended:
+            return self._as_limit(ended)
+        except Exception as bug:  # noqa: BLE001 - whatever it is, everything must still come down
+            self._output.traceback(show=False)
+            return failure_of(bug, self._folder / "launch.log")
+        return None
+
+    def _arm(self) -> Machine:
+        """Record and guardian first, then the place itself and the runtime's environment."""
+        plan, resumed = self._request.plan, self._request.resumed
+        taken_up = f" · {resumed.describe()}" if resumed else ""
+        self._output.event(
+            "run",
+            f"{self._label} · {plan.describe_cost() if plan.rented else plan.describe()}{taken_up}",
+            run_id=self._record.id,
+            name=self._record.name,
+            plan=plan.to_dict(),
+            folder=str(self._folder),
+            log=str(self._folder / "launch.log"),
+            resumed_after=resumed.step if resumed else None,
+            rewound=resumed.rewinds if resumed else False,
+        )
+        machine = self._parts.machine = self._make_machine(self._record, self._store, self._home)
+        self._update(machine=machine.describe())
+        watch = self._parts.guardian = guardian.start(self._store.path(self._record.id))
+        self._update(guardian=watch.process)
+        passing("cli.guarded")
+        self._signals.consequence = f"taking everything down{AGAIN}"
+        with self._phase("arm") as progress:
+            machine.arm(progress)
+            if resumed is not None and resumed.rewinds:
+                if resumed.step == 0 and resumed.record.may_have_results:
+                    durable.lived(self._folder / RESULTS)
+                machine.seed(self._folder / RESULTS)
+            elif resumed is None and (adapter := self._request.settings.adapter) is not None:
+                progress(f"beginning with the adapter {adapter.folder}")
+                durable.keep_start(self._folder / RESULTS, adapter.folder)
+                machine.seed(self._folder / RESULTS)
+        if plan.rented is not None:
+            yes = self._request.settings.yes
+            price = rented_run.announce(self._output, machine, plan, self._label, self._store.runs, yes)
+            # What it really costs counts, from the beginning of the run.
+            self._limits = replace(self._limits, price_per_hour=price)
+        passing("cli.armed")
+        with self._phase("push"):
+            machine.push()
+        with self._phase("setup") as progress:
+            machine.setup(progress)
+        return machine
+
+    def _serve(self, machine: Machine) -> tuple[str, Path]:
+        """The runtime runs and is ready: its token and its socket here."""
+        token = secrets.token_urlsafe(32)
+        log.REDACTOR.hide([token])
+        self._signals.consequence = f"bringing the logs home, taking everything down{AGAIN}"
+        with self._phase("serve") as progress:
+            self._parts.served = True
+            socket = machine.serve(self._runtime_config(machine), token, progress)
+        passing("cli.served")
+        return token, socket
+
+    def _connect(self, machine: Machine, token: str, socket: Path) -> Endpoint:
+        """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
+        from launcher.door.relay import Relay
+        from launcher.results.background_copy import Homeward
+        from launcher.run.pulse import Pulse
+
+        settings, patience_seconds = self._request.settings, self._patience_seconds
+        hint = f"launch logs {self._label} --which supervisor"
+        with self._phase("connect") as progress:
+            relay = self._parts.relay = Relay(socket, settings.port, patience_seconds, token)
+            root = f"http://127.0.0.1:{relay.start()}"
+            pulse = self._parts.pulse = Pulse(root, token, settings.lease_seconds, hint)
+            pulse.start(patience_seconds, machine.ended, progress)
+            keep_token(self._folder, token)
+            self._update(url=root)
+        results = self._folder / RESULTS
+        results.mkdir(mode=0o700, exist_ok=True)
+        homeward = self._parts.homeward = Homeward(machine, results)
+        homeward.start()
+        return Endpoint(root, token, self._record.id, results, patience_seconds, settings.openai_env)
+
+    # -------------------------------------------------------------- work
+
+    def _work(self, machine: Machine, endpoint: Endpoint) -> None:
+        from launcher.run.work import Work
+
+        command = self._request.command
+        self._enter("work")
+        self._say_ready(endpoint)
+        program = None
+        try:
+            if command:
+                after_step = self._request.resumed.step if self._request.resumed else 0
+                environ = endpoint.environ(os.environ, after_step)
+                grace = self._request.settings.grace_seconds
+                kept = self._folder / program_log.FILE if self._request.settings.keep_output else None
+                program = minder.start(command, environ, self._request.folder, grace, kept)
+                self._update(minder=program.process)
+            passing("cli.started")
+            ending = "ending the program, " if command else ""
+            self._signals.consequence = f"{ending}results home, everything down{AGAIN}"
+            Work(self._watched(machine), program, shlex.join(command), self._output).do()
+        finally:
+            if program is not None and program.poll() is None:
+                program.terminate()
+
+    def _watched(self, machine: Machine) -> Watched:
+        from launcher.run.work import Watched
+
+        assert self._parts.pulse is not None  # _connect made both
+        assert self._parts.homeward is not None
+        return Watched(
+            self._label,
+            self._begun_at,
+            self._limits,
+            self._request.plan.budget,
+            self._parts.pulse,
+            machine.ended,
+            self._parts.homeward.now,
+            self._patience_seconds,
+            self._request.settings.grace_seconds,
+        )
+
+    def _say_ready(self, endpoint: Endpoint) -> None:
+        lines = [f"ready: {endpoint.base_url} · model {endpoint.variables()['LAUNCH_MODEL']}"]
+        if not self._request.command:
+            lines.append(f'  in another terminal: eval "$(launch env {self._label})"')
+            lines.append("  Ctrl-C here brings the results home and takes everything down")
+        self._output.event(
+            "ready",
+            "\n".join(lines),
+            base_url=endpoint.base_url,
+            model=endpoint.variables()["LAUNCH_MODEL"],
+            run_dir=str(endpoint.run_dir),
+        )
+
+    # -------------------------------------------------------------- small things
+
+    @property
+    def _patience_seconds(self) -> float:
+        plan = self._request.plan
+        return patience.seconds(plan.lease_seconds, plan.rented is not None)
+
+    def _runtime_config(self, machine: Machine) -> RuntimeConfig:
+        from launcher.asking import runtime_config
+        from runtime.shared.peft_form import portable_name
+
+        settings, gpus = self._request.settings, self._request.plan.rented
+        model_path, overrides = self._request.model_path, settings.runtime
+        if gpus is not None and machine.device == "cuda":
+            overrides = rented_run.runtime_overrides(gpus) | overrides
+        return runtime_config.build(
+            overrides,
+            run_id=self._record.id,
+            model_path=model_path,
+            model_name=TINY_MODEL if settings.model == TINY_MODEL else portable_name(model_path),
+            device=machine.device,
+            state_dir=machine.state_dir,
+            socket_dir=machine.socket_dir,
+            lease_seconds=settings.lease_seconds,
+            deadline_seconds=self._limits.left(clock.boot_seconds()),
+            start_seconds=start_seconds(model_path, gpus.model_bytes if gpus is not None else None),
+            wandb_mode=settings.wandb,
+        )
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[Callable[[str], None]]:
+        """One phase: in the record before it begins, on the screen while it lasts, its time remembered."""
+        self._enter(name)
+        machine = self._parts.machine
+        assert machine is not None  # every phase is one of a machine
+        begun = time.monotonic()
+        with self._output.phase(name, self._timings.usual(machine.kind, name)) as progress:
+            yield progress
+        self._timings.add(machine.kind, name, time.monotonic() - begun)
+
+    def _enter(self, state: str) -> None:
+        now = clock.boot_seconds()
+        if reached := self._limits.reached(now):
+            raise LimitReached(reached, f"before {state}", "launch --max TIME --budget DOLLARS …")
+        self._signals.alarm(self._limits.left(now) if state in _ON_THE_WAY_UP else None)
+        self._update(state=state)
+
+    def _update(self, **changes: Any) -> None:
+        self._record = self._store.update(self._record.id, **changes)
+
+    def _as_limit(self, ended: BaseException) -> BaseException:
+        """A runtime that the keeper ended at the deadline looks like a failure; it is the deadline. On the
+        way up it is the alarm."""
+        reached = self._limits.reached(clock.boot_seconds())
+        if isinstance(ended, Interrupted) and ended.number == signal.SIGALRM:
+            why = f"the run had got as far as {self._record.state}"
+            return LimitReached(
+                reached or "the deadline is reached", why, "launch --max TIME --budget DOLLARS …"
+            )
+        if reached and isinstance(ended, JobFailed) and ended.job_exit_code is None:
+            return LimitReached(reached, ended.message, "launch --max TIME --budget DOLLARS …")
+        return ended

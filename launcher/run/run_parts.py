@@ -1,0 +1,45 @@
+"""What a run has come to have by the time it ends, and whose end that is.
+
+Neighbours: `run.py` fills these in as it lives, `ending.py` ends them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.ledger.lease import Limits
+from launcher.ledger.records import RunRecord
+from launcher.safety.guardian import Guardian
+from launcher.values.machine import Machine
+
+if TYPE_CHECKING:
+    from launcher.door.relay import Relay
+    from launcher.results.background_copy import Homeward
+    from launcher.run.pulse import Pulse
+
+
+@dataclass
+class Parts:
+    """What a run has come to have when its life is over; None for what it has not.
+
+    `served`: its runtime was started, and so may have results.
+    """
+
+    machine: Machine | None = None
+    guardian: Guardian | None = None
+    relay: Relay | None = None
+    pulse: Pulse | None = None
+    homeward: Homeward | None = None
+    served: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Whose end it is. `limits` are on the clock that counts sleep."""
+
+    record: RunRecord
+    label: str
+    command: tuple[str, ...]
+    lease_seconds: float
+    limits: Limits

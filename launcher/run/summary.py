@@ -1,0 +1,111 @@
+"""How a run was: its exit code, the last lines of `launch`, and the last object of `--json`.
+
+Neighbours: `run.py` fills it in, `output.py` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.base.errors import EXIT_OK, JobFailed, LaunchError
+from launcher.base.units import format_duration, format_money
+from launcher.run.signals import Interrupted
+from launcher.screen.output import Output
+from launcher.values.machine import Proof
+from launcher.values.standing import Standing
+
+if TYPE_CHECKING:
+    from runtime.shared.schema import RuntimeStatus
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`status` is the last the runtime said; `program_exit_code` is None where the program was ended.
+
+    `cost` is this life's, `cost_before` that of the run's earlier ones. `unpulled`: why the newest results
+    are not at home; `troubles`: what else went wrong at the end.
+    """
+
+    run_id: str
+    name: str | None
+    seconds: float
+    cost: float
+    status: RuntimeStatus | None
+    results: Path | None
+    proof: Proof
+    reason: str | None
+    exit_code: int
+    program_exit_code: int | None
+    standing: Standing
+    cost_before: float = 0.0
+    unpulled: str | None = None
+    troubles: tuple[str, ...] = ()
+
+    def say(self, output: Output) -> None:
+        """Print it."""
+        output.event(
+            "end",
+            self.text(),
+            run_id=self.run_id,
+            name=self.name,
+            reason=self.reason,
+            exit_code=self.exit_code,
+            program_exit_code=self.program_exit_code,
+            seconds=round(self.seconds, 3),
+            cost=self.cost,
+            cost_of_all_lives=self.cost + self.cost_before,
+            step=self.status.step if self.status else None,
+            version=self.status.version if self.status else None,
+            results=str(self.results) if self.results else None,
+            down=self.proof.to_dict(),
+            unpulled=self.unpulled,
+            troubles=list(self.troubles),
+            **self.standing.to_dict(),
+        )
+
+    def text(self) -> str:
+        """The lines for people."""
+        label = self.name or self.run_id
+        lines = [f"{label} ended after {format_duration(self.seconds)}, {self._money()}"]
+        if self.status is not None:
+            reward = self.status.last_metrics.get("reward")
+            last = "" if reward is None else f", reward {reward:.3g}"
+            lines.append(f"  steps    {self.status.step}, policy version {self.status.version}{last}")
+        if self.results is not None:
+            lines.append(f"  results  {self.results}")
+        if self.unpulled is not None:
+            lines.append(f"  results  the newest are NOT at home: {self.unpulled}")
+        steps = (self.standing.committed, self.standing.durable)
+        if self.exit_code != EXIT_OK and steps != (None, None):
+            lines.append(f"  resume   launch --resume {label}")
+        verdict = "verified" if self.proof.verified else "NOT VERIFIED"
+        return "\n".join([*lines, f"  down: {verdict} ({self.proof.detail})"])
+
+    def _money(self) -> str:
+        cost = format_money(self.cost)
+        if not self.cost_before:
+            return cost
+        return f"{cost} ({format_money(self.cost + self.cost_before)} with its earlier lives)"
+
+
+def exit_code_of(failure: BaseException | None) -> int:
+    """The exit code of a run that ended so; None: all went well."""
+    if isinstance(failure, LaunchError | Interrupted):
+        return failure.exit_code
+    return EXIT_OK
+
+
+def reason_of(failure: BaseException | None) -> str | None:
+    """Why it ended, in one line, where it did not end by itself."""
+    if isinstance(failure, Interrupted):
+        return f"interrupted by {failure}"
+    return failure.message if isinstance(failure, LaunchError) else None
+
+
+def program_code_of(failure: BaseException | None, command: tuple[str, ...]) -> int | None:
+    """The program's own exit code; None where it did not come to its end."""
+    if isinstance(failure, JobFailed):
+        return failure.job_exit_code
+    return 0 if failure is None and command else None

@@ -1,0 +1,198 @@
+"""What happens between connect and pull: the program runs, or the endpoint is held, and the run is watched.
+
+Neighbours: `run.py` calls `do` and acts on how it ends; `safety/minder.py` holds the user's program,
+`pulse.py` knows how the runtime is. Knows nothing of how to take anything down.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launcher.base import clock
+from launcher.base.errors import JobFailed, LimitReached
+from launcher.ledger.lease import Limits
+from launcher.run.pulse import Beat, Pulse
+from launcher.run.signals import Interrupted
+from launcher.safety.minder import GRACE_SECONDS, Command
+from launcher.screen.output import Live, Output
+from launcher.values.standing import Standing
+
+_LOOK_EVERY_SECONDS = 0.25
+_DRAW_EVERY_SECONDS = 1.0
+# A program that got the same Ctrl-C as we did has its grace to end by itself; when the signal did not come
+# from the terminal it may have missed it, and is told after a moment.
+_MISSED_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the loop looks at. `ended` asks the machine why the runtime is gone, `standing` how far it got;
+    `grace_seconds` is the program's time to save what it has when the run is interrupted;
+    `patience_seconds` is how long the runtime may be silent (`patience.py`).
+
+    `begun_at` and the limits are on the clock that counts the laptop's sleep (`base/clock.py`).
+    """
+
+    label: str
+    begun_at: float
+    limits: Limits
+    budget: float | None
+    pulse: Pulse
+    ended: Callable[[], str | None]
+    standing: Callable[[], Standing]
+    patience_seconds: float
+    grace_seconds: float = GRACE_SECONDS
+
+
+class Work:
+    """One program, or None to hold the endpoint until a signal. `text` is the program's command line."""
+
+    def __init__(self, watched: Watched, program: Command | None, text: str, output: Output) -> None:
+        self._watched = watched
+        self._program = program
+        self._text = text
+        self._output = output
+        self._late = False
+        self._detail: str | None = None
+
+    def do(self) -> None:
+        """Until the program has ended, whatever the reason.
+
+        Raises JobFailed when it or the runtime failed, LimitReached, Interrupted.
+        """
+        try:
+            with self._output.shared_terminal(self._program is not None):
+                self._watch()
+        except Interrupted as interrupted:
+            if self._program is not None and interrupted.number == signal.SIGINT:
+                self._let_end(self._program)
+            raise
+        finally:
+            if self._program is not None and self._program.poll() is None:
+                self._program.terminate()
+
+    def _watch(self) -> None:
+        drawn_at = 0.0
+        while True:
+            now = clock.boot_seconds()
+            beat = self._watched.pulse.now()
+            if now - drawn_at >= _DRAW_EVERY_SECONDS:
+                self._output.live(self._live(beat, now))
+                drawn_at = now
+            code = self._wait()
+            if code is not None:
+                self._check_program(code)
+                return
+            self._check_limits(now)
+            self._check_runtime(beat)
+            self._say_detail(beat)
+            self._check_durable(self._watched.standing())
+
+    def _wait(self) -> int | None:
+        """A little while; the program's exit code if it has ended."""
+        if self._program is None:
+            time.sleep(_LOOK_EVERY_SECONDS)
+            return None
+        return self._program.wait(_LOOK_EVERY_SECONDS)
+
+    def _check_program(self, code: int) -> None:
+        if code == 0 or self._program is None:
+            return
+        raise JobFailed(
+            f"the program ended with exit code {code}{_by_signal(code)}",
+            self._text,
+            f"launch logs {self._watched.label}",
+            job_exit_code=code,
+        )
+
+    def _check_limits(self, now: float) -> None:
+        if reached := self._watched.limits.reached(now):
+            raise LimitReached(
+                reached, "the run is ended here, its results are kept", "launch --max TIME --budget DOLLARS …"
+            )
+
+    def _check_runtime(self, beat: Beat) -> None:
+        label = self._watched.label
+        if beat.status is not None and beat.status.phase == "failed":
+            failed = next((child for child in beat.status.children if child.state == "failed"), None)
+            which = failed.name if failed else "supervisor"
+            why = (failed.detail if failed else None) or beat.status.detail
+            raise JobFailed("the runtime failed", why, f"launch logs {label} --which {which}")
+        if beat.silent_since is None:
+            return
+        hint = f"launch logs {label} --which supervisor"
+        if reason := self._watched.ended():
+            raise JobFailed("the runtime has ended by itself", reason, hint)
+        if time.monotonic() - beat.silent_since > self._watched.patience_seconds:
+            raise JobFailed("the runtime does not answer any more", beat.silence, hint)
+
+    def _say_detail(self, beat: Beat) -> None:
+        """Say once what keeps the runtime from serving its newest step, and when it is over."""
+        if beat.status is None:
+            return
+        detail = beat.status.detail if beat.status.phase == "degraded" else None
+        if detail and detail != self._detail:
+            self._output.warn(detail)
+        if self._detail and not detail:
+            self._output.event("served", "the newest step is served again", version=beat.status.version)
+        self._detail = detail
+
+    def _check_durable(self, standing: Standing) -> None:
+        """Say once when more steps than the bound would be lost with the machine, and when it is over."""
+        late = standing.behind > standing.bound_steps
+        if late and not self._late:
+            why = f": {standing.trouble}" if standing.trouble else ""
+            self._output.warn(f"durability falls behind: {standing.describe()}{why}")
+        if self._late and not late:
+            self._output.event("durable", f"durable again: {standing.describe()}", **standing.to_dict())
+        self._late = late
+
+    def _live(self, beat: Beat, now: float) -> Live:
+        status = beat.status
+        silent = None if beat.silent_since is None else time.monotonic() - beat.silent_since
+        degraded = status is not None and status.phase == "degraded"
+        trouble = "a part of the runtime is restarting" if degraded else None
+        if trouble and self._detail:
+            trouble = "the newest step is not served"
+        return Live(
+            name=self._watched.label,
+            up_seconds=now - self._watched.begun_at,
+            cost=self._watched.limits.cost(now),
+            budget=self._watched.budget,
+            step=status.step if status else None,
+            reward=reward_of(status.last_metrics) if status else None,
+            tunnel_ms=None if beat.round_trip_seconds is None else beat.round_trip_seconds * 1000,
+            lease_left_seconds=beat.lease.left(now),
+            trouble=trouble if silent is None else f"no answer for {silent:.0f} s",
+        )
+
+    def _let_end(self, program: Command) -> None:
+        """After an interruption: the program may save what it has."""
+        if not _in_foreground() and program.wait(_MISSED_SECONDS) is None:
+            program.interrupt()
+        program.wait(self._watched.grace_seconds)
+
+
+def _by_signal(code: int) -> str:
+    try:
+        return f" ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return ""
+
+
+def _in_foreground() -> bool:
+    """Whether our terminal sends its Ctrl-C to us, and so to the program, which is in our group."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
+
+
+def reward_of(metrics: dict[str, float]) -> float | None:
+    """The mean reward of the newest step."""
+    return metrics.get("reward")

@@ -1,0 +1,1 @@
+"""What is shown to a person, and what a person is asked."""

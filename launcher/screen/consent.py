@@ -1,0 +1,56 @@
+"""Asking a person before money is spent or something is removed.
+
+Neighbours: `quote.py` asks before GPUs are rented, `verbs.py` before `gc` removes, `rented_run.py` once and
+for all whether plain ssh may find runs. Without a terminal nobody is ever asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from launcher.screen.output import Output
+
+_ANSWERS = "answers.json"
+
+
+def somebody_is_here() -> bool:
+    """Whether a question would be seen and could be answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def can_ask(output: Output) -> bool:
+    """With `--json` a program is reading, which answers no questions."""
+    return not output.as_json and somebody_is_here()
+
+
+def agreed(output: Output, question: str) -> bool:
+    """The answer; no without one."""
+    output.note(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def remembered(data: Path, question: str) -> bool | None:
+    """What was answered to `question` before; None when it was never asked. `data` is the home's folder."""
+    try:
+        answer = json.loads((data / _ANSWERS).read_text()).get(question)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return answer if isinstance(answer, bool) else None
+
+
+def remember(data: Path, question: str, answer: bool) -> None:
+    """Not to be asked again. Where it cannot be written, it will be."""
+    with contextlib.suppress(OSError):
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = data / _ANSWERS
+        try:
+            answers = json.loads(path.read_text())
+        except (OSError, ValueError):
+            answers = {}
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.write_text(json.dumps({**answers, question: answer}, indent=1) + "\n")
+        aside.replace(path)

@@ -1,0 +1,22 @@
+"""An adapter that a run begins with, as its folder says what it is.
+
+Neighbours: `models/adapter_folder.py` reads one, `settings.py` carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """`base` is what `--model` takes: a hub name, `tiny`, an absolute folder. `said`: adapter_config.json."""
+
+    folder: Path
+    base: str
+    rank: int
+    alpha: float
+    said: Mapping[str, Any]

@@ -1,0 +1,1 @@
+"""The gateway's process: the only door of the runtime."""

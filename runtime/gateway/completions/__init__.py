@@ -1,0 +1,1 @@
+"""One completion request, from the door to an engine and back."""

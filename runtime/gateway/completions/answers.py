@@ -1,0 +1,219 @@
+"""Reads the engine's answers: takes the sampled tokens out, and gives the client what it asked for.
+
+Neighbours: proxy.py feeds it; the samples go to samples.py. Pure: no sockets. One class per form an answer
+comes in (whole, streamed); both fill the same `Choice`s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from runtime.gateway.completions.admission import Asked
+from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.samples import content
+from runtime.gateway.samples.journal import Sample
+from runtime.gateway.samples.samples import unscorable
+
+# What we asked for beyond the client, and what vLLM adds empty.
+_IDS = ("prompt_token_ids", "token_ids")
+_EMPTY = (
+    "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics", "routed_experts",
+)  # fmt: skip
+
+
+@dataclass
+class Choice:
+    """One completion while it is collected."""
+
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    finish_reason: str | None = None
+    text: str = ""
+    called_tools: bool = False
+
+    def take(self, asked: Asked, choice: dict[str, Any]) -> None:
+        """Add what one (part of a) choice carries."""
+        self.prompt_ids += choice.get("prompt_token_ids") or ()
+        self.completion_ids += choice.get("token_ids") or ()
+        self.logprobs += _logprobs(asked, choice)
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if asked.tags.rollout is None:  # only what has no tag is ever asked for by its text
+            message = choice.get("message") or choice.get("delta") or {}
+            self.text += message.get("content") or ""
+            self.called_tools |= bool(message.get("tool_calls"))
+
+
+def _logprobs(asked: Asked, choice: dict[str, Any]) -> list[float | None]:
+    given = choice.get("logprobs")
+    if not given:
+        return []
+    if asked.kind == "chat":
+        return [token.get("logprob") for token in given.get("content") or ()]
+    return list(given.get("token_logprobs") or ())
+
+
+def samples(
+    asked: Asked, choices: dict[int, Choice], engine: EngineFacts = UNKNOWN
+) -> tuple[list[list[int]], list[Sample]]:
+    """Prompts (each once) and samples of a finished answer, in the order of the choices."""
+    prompts: list[list[int]] = []
+    found: list[Sample] = []
+    for index, choice in sorted(choices.items()):
+        if not prompts or prompts[-1] != choice.prompt_ids:
+            prompts.append(choice.prompt_ids)
+        why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
+        if why_not is None:
+            why_not = _unfit_prompt(choice.prompt_ids, engine)
+        found.append(
+            Sample(
+                id=f"{asked.id}:{index}",
+                prompt=len(prompts) - 1,
+                completion_ids=choice.completion_ids,
+                logprobs=choice.logprobs,
+                finish_reason=_finish_reason(asked, choice, engine),
+                unscorable=why_not,
+                content=_content(asked, choice),
+            )
+        )
+    return prompts, found
+
+
+def _unfit_prompt(prompt_ids: list[int], engine: EngineFacts) -> str | None:
+    """Why a prompt must not be learned from; None when it may.
+
+    A template that writes the first token and a tokenizer that adds it give two: the policy would learn to
+    answer prompts it never meets elsewhere (C3).
+    """
+    if not prompt_ids:
+        return "prompt ids missing"
+    doubled = engine.first_token is not None and prompt_ids[:2] == [engine.first_token] * 2
+    return "doubled BOS" if doubled else None
+
+
+def _finish_reason(asked: Asked, choice: Choice, engine: EngineFacts) -> str | None:
+    """How it ended. vLLM says "tool_calls" of an answer that made a call and was then cut off,
+    too; one that ended by itself at the very limit is taken for cut off.
+    """
+    if choice.finish_reason != "tool_calls":
+        return choice.finish_reason
+    limit = asked.body.get("max_completion_tokens") or asked.body.get("max_tokens") or math.inf
+    if engine.context_length is not None:
+        limit = min(limit, engine.context_length - len(choice.prompt_ids))
+    return "length" if len(choice.completion_ids) >= limit else choice.finish_reason
+
+
+def _content(asked: Asked, choice: Choice) -> str | None:
+    """The name by content of what has no tag; calls of tools are more than the text a client could name."""
+    if asked.kind != "chat" or asked.tags.rollout is not None or choice.called_tools:
+        return None
+    return content.key(asked.body["messages"], choice.text)
+
+
+def _strip(asked: Asked, body: dict[str, Any], model: str) -> None:
+    """Leave the client what it asked for, under the versioned name."""
+    body["model"] = model
+    choices = body.get("choices") or ()
+    for part in (body, *choices):
+        if not asked.wants_ids:
+            for name in _IDS:
+                part.pop(name, None)
+        for name in _EMPTY:
+            if name in part and part[name] is None:
+                del part[name]
+    if not asked.wants_logprobs:
+        for choice in choices:
+            if "logprobs" in choice:
+                choice["logprobs"] = None
+
+
+def _copy(body: dict[str, Any], copies: int) -> None:
+    """Give each (part of a) choice so many times, and count its tokens as often: in place."""
+    if copies == 1:
+        return
+    body["choices"] = [
+        choice | {"index": choice["index"] * copies + copy}
+        for choice in body.get("choices") or ()
+        for copy in range(copies)
+    ]
+    if usage := body.get("usage"):
+        usage["completion_tokens"] = copies * (usage.get("completion_tokens") or 0)
+        usage["total_tokens"] = (usage.get("prompt_tokens") or 0) + usage["completion_tokens"]
+
+
+class Whole:
+    """A whole (not streamed) answer."""
+
+    def __init__(self, asked: Asked, model: str, answer: bytes) -> None:
+        """Raises ApiError(502) when the engine's 200 holds no answer."""
+        try:
+            body = msgspec.json.decode(answer)
+            given = body["choices"]
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise ApiError(502, "the engine's answer is not a completion") from error
+        if not given:
+            raise ApiError(502, "the engine's answer holds no choice")
+        _copy(body, asked.copies)
+        self.choices: dict[int, Choice] = {}
+        for choice in body["choices"]:
+            collected = self.choices[choice["index"]] = Choice(list(body.get("prompt_token_ids") or ()))
+            collected.take(asked, choice)
+            if asked.kind == "chat":
+                _never_null(choice["message"])
+        _strip(asked, body, model)
+        self.body = msgspec.json.encode(body)
+
+
+def _never_null(message: dict[str, Any]) -> None:
+    """A message with nothing in it says so with an empty text: null reads as "no answer"."""
+    if message.get("content") is None and not message.get("tool_calls"):
+        message["content"] = ""
+
+
+class Streamed:
+    """A streamed answer (server-sent events), event by event."""
+
+    def __init__(self, asked: Asked, model: str) -> None:
+        self._asked = asked
+        self._model = model
+        self._rest = b""
+        self._prompt_ids: list[int] = []
+        self.choices: dict[int, Choice] = {}
+        self.done = False
+        self.error: bytes | None = None
+
+    @property
+    def has_finished(self) -> bool:
+        """Every choice so far has its finish reason: nothing is to come, or another choice."""
+        return bool(self.choices) and all(choice.finish_reason for choice in self.choices.values())
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The events, as the client gets them, that end in this piece of the engine's stream."""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: "):
+                yield self._event(event[6:])
+
+    def _event(self, payload: bytes) -> bytes:
+        if payload.strip() == b"[DONE]":
+            self.done = True
+            return b"data: [DONE]\n\n"
+        body = msgspec.json.decode(payload)
+        if "error" in body:
+            self.error = payload
+            return b""
+        _copy(body, self._asked.copies)
+        self._prompt_ids = body.get("prompt_token_ids") or self._prompt_ids
+        for choice in body.get("choices") or ():
+            collected = self.choices.get(choice["index"])
+            if collected is None:
+                collected = self.choices[choice["index"]] = Choice(list(self._prompt_ids))
+            collected.take(self._asked, choice)
+        _strip(self._asked, body, self._model)
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"

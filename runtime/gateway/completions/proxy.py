@@ -1,0 +1,314 @@
+"""The hot path: one completion request, from the door to an engine and back, recorded on the way.
+
+Neighbours: admission.py reads the request, fleet.py chooses the engine, answers.py reads what comes back,
+samples.py records it, flights.py hands it to whoever waits. An engine that dies under a request is asked
+again when it is back; what was sampled once is never sampled twice under one request id.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+
+from runtime.gateway.completions import admission
+from runtime.gateway.completions.admission import Asked, Kind
+from runtime.gateway.completions.answers import Choice, Streamed, Whole, samples
+from runtime.gateway.completions.flights import GRACE_SECONDS, Flight, Flights, Headers
+from runtime.gateway.engines.fleet import Engine, Fleet
+from runtime.gateway.http import openai_errors
+from runtime.gateway.http.openai_errors import ApiError, not_ready
+from runtime.gateway.requests import support
+from runtime.gateway.samples.journal import Exchange
+from runtime.gateway.samples.samples import SampleStore, Stored
+from runtime.gateway.versions.versions import Served, Versions
+from runtime.shared import failpoints
+from runtime.shared.schema import IGNORED_HEADER, VERSION_HEADER
+
+log = logging.getLogger(__name__)
+
+# An engine that died twice under the same request is not asked a third time: the request may be why.
+MOST_DEATHS = 2
+# One that failed at a request and lives on is asked once more.
+MOST_FAILURES = 2
+
+
+class FieldCheck(Protocol):
+    """request_fields.py: the body with what this device cannot take refused or dropped."""
+
+    def __call__(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]: ...
+
+
+class EngineGoneError(Exception):
+    """The engine died, or has forgotten the version, before it answered."""
+
+
+class EngineFailedError(Exception):
+    """The engine failed at this one request and lives on; the text is its own."""
+
+
+class Completions:
+    """Answers `/v1/chat/completions` and `/v1/completions` (an ASGI application per kind: `door`)."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        versions: Versions,
+        store: SampleStore,
+        check: FieldCheck,
+        unheeded: Callable[[Kind, dict[str, Any]], tuple[str, ...]],
+    ) -> None:
+        """`unheeded`: the fields of a request that have no effect here; its answer names them."""
+        self._fleet = fleet
+        self._versions = versions
+        self._store = store
+        self._check = check
+        self._unheeded = unheeded
+        self.flights = Flights()
+
+    def door(self, kind: Kind) -> Door:
+        """The ASGI endpoint of one kind of completion."""
+        return Door(self, kind)
+
+    async def serve(self, kind: Kind, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """One connection's request. Errors are answered here: nothing below the gateway words them."""
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            path_rollout = scope.get("path_params", {}).get("rollout")
+            content = await admission.read_body(receive)
+            asked = admission.admit(kind, headers, path_rollout, content)
+            flight = self._flight(asked)
+        except ApiError as error:
+            await error.send(send)
+            return
+        grace_seconds = GRACE_SECONDS if flight.replayable else 0.0
+        if ignored := (*asked.ignored, *self._unheeded(kind, asked.body)):
+            send = _naming(ignored, send)
+        await flight.deliver(receive, send, grace_seconds)
+        if flight.recorded and not (flight.received or flight.awaited or asked.receipt_follows):
+            self._lose(asked)
+
+    def _flight(self, asked: Asked) -> Flight:
+        """A new flight, the one already on its way under this id, or the stored answer."""
+        seen = self.flights.find(asked.id) or self._store.stored(asked.id)
+        if seen is not None and seen.digest != asked.digest:
+            raise ApiError(
+                409, f"request id {asked.id} was used for another request", code="request_id_reused"
+            )
+        if isinstance(seen, Flight):
+            return seen
+        if isinstance(seen, Stored):
+            return self._replay(asked)
+        served = self._versions.resolve(asked.model)
+        flight = self.flights.start(
+            asked.id, asked.digest, lambda flight: self._answer(asked, served, flight)
+        )
+        flight.replayable = asked.named and not asked.streamed
+        # Held from this very moment, whatever becomes of the task.
+        self._versions.acquire(served.version)
+        assert flight.task is not None
+        flight.task.add_done_callback(lambda _: self._versions.release(served.version))
+        return flight
+
+    def _replay(self, asked: Asked) -> Flight:
+        """The stored answer of a request id, as a flight that has already landed."""
+        flight = _landed(self._store.answer(asked.id))
+        flight.received = self._store.is_received(asked.id)  # by an earlier connection
+        try:
+            if not asked.receipt_follows:
+                self._store.receive(asked.id)
+        except OSError as error:
+            raise _not_recorded(error) from error
+        return flight
+
+    def _lose(self, asked: Asked) -> None:
+        """Its client went before it had the whole answer (C52)."""
+        try:
+            self._store.lose(asked.id)
+        except OSError as error:
+            log.error("request %s: nobody received its answer, which is not recorded: %s", asked.id, error)
+
+    async def _answer(self, asked: Asked, served: Served, flight: Flight) -> None:
+        content = asked.for_engine(served.engine_model, self._check)
+        deaths = failures = 0
+        while True:
+            engine = await self._fleet.pick(served.version)
+            engine.in_flight += 1
+            try:
+                await self._ask(engine, asked, served, content, flight)
+                return
+            except EngineGoneError as error:
+                self._fleet.lost(engine)
+                deaths += 1
+                if flight.begun or deaths >= MOST_DEATHS:
+                    raise not_ready(f"the engine died while answering: {error}") from error
+            except EngineFailedError as error:
+                failures += 1
+                if flight.begun or failures >= MOST_FAILURES or support.grammar(asked.body):
+                    raise _at_fault(asked, error) from error
+            finally:
+                engine.in_flight -= 1
+
+    async def _ask(
+        self, engine: Engine, asked: Asked, served: Served, content: bytes, flight: Flight
+    ) -> None:
+        """One attempt. Raises EngineGoneError when another may be made."""
+        try:
+            async with engine.client.post(admission.ENGINE_PATHS[asked.kind], content) as response:
+                if response.status != 200:
+                    raise await _refusal(engine, response, served)
+                if asked.streamed:
+                    await self._stream(response, asked, served, flight, engine)
+                else:
+                    whole = Whole(asked, served.name, await response.read())
+                    self._record(asked, served, whole.choices, flight, msgspec.Raw(whole.body), engine)
+                    flight.begin(200, _headers(b"application/json", served, len(whole.body)))
+                    flight.write(whole.body)
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise EngineGoneError(type(error).__name__) from error
+
+    async def _stream(
+        self,
+        response: aiohttp.ClientResponse,
+        asked: Asked,
+        served: Served,
+        flight: Flight,
+        engine: Engine,
+    ) -> None:
+        """What ends the last choice is held back and sent with the end of the events, when it is recorded: a
+        program that leaves at a finish reason has the whole answer, and is a sample.
+        """
+        stream = Streamed(asked, served.name)
+        text: list[bytes] = []
+        held: list[bytes] = []
+        head = _headers(b"text/event-stream; charset=utf-8", served)
+        async for piece in response.content.iter_any():
+            for event in stream.feed(piece):
+                if stream.error is not None:
+                    raise EngineFailedError(openai_errors.from_engine(500, stream.error).message)
+                text.append(event)
+                held.append(event)
+                if stream.done:
+                    break
+                if not stream.has_finished:
+                    _hand_out(held, head, flight)
+        if not stream.done:
+            raise EngineGoneError("the stream ended early")
+        whole = msgspec.json.encode(b"".join(text).decode())
+        self._record(asked, served, stream.choices, flight, msgspec.Raw(whole), engine)
+        _hand_out(held, head, flight)
+
+    def _record(
+        self,
+        asked: Asked,
+        served: Served,
+        choices: dict[int, Choice],
+        flight: Flight,
+        answer: msgspec.Raw,
+        engine: Engine,
+    ) -> None:
+        """Before the client has the answer: what it has is always recorded."""
+        prompts, found = samples(asked, choices, engine.client.facts)
+        exchange = Exchange(
+            request=asked.id,
+            digest=asked.digest,
+            created=time.time(),
+            tags=asked.tags,
+            model=served.name,
+            version=served.version,
+            temperature=support.temperature(asked.body),
+            settings=asked.settings,
+            prompts=prompts,
+            samples=found,
+            streamed=asked.streamed,
+            answer=answer,
+            delivered=flight.awaited and not asked.receipt_follows,
+        )
+        try:
+            failpoints.passing("gateway.recording")
+            self._store.record(exchange)
+        except OSError as error:  # a full disk: what is not recorded is not handed out
+            raise _not_recorded(error) from error
+        flight.recorded = True
+        failpoints.passing("gateway.recorded")
+
+
+class Door:
+    """ASGI endpoint of one kind of completion."""
+
+    def __init__(self, completions: Completions, kind: Kind) -> None:
+        self._completions = completions
+        self._kind: Kind = kind
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await self._completions.serve(self._kind, scope, receive, send)
+
+
+async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Served) -> Exception:
+    """What an engine's error answer means: gone (ask again), or the client's own mistake (passed on)."""
+    body = await response.read()
+    if response.status == 404:
+        return EngineGoneError(f"it does not have {served.engine_model}")
+    if response.status >= 500 and not await engine.client.health():
+        return EngineGoneError("its core is dead")
+    said = openai_errors.from_engine(response.status, body)
+    return said if response.status < 500 else EngineFailedError(said.message)
+
+
+def _at_fault(asked: Asked, error: EngineFailedError) -> ApiError:
+    """A request that a living engine cannot answer, however often it is asked."""
+    if name := support.grammar(asked.body):
+        why = f"{name!r}: its grammar does not compile, or leaves the engine no token to go on with"
+        return ApiError(400, why, param=name, code="grammar_failed")
+    return ApiError(400, f"the engine fails at this request, and lives on: {error}", code="request_failed")
+
+
+def _naming(ignored: tuple[str, ...], send: Any) -> Any:
+    """`send`, with the ignored fields among the headers of the answer."""
+
+    async def naming(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            header = (IGNORED_HEADER.encode(), ", ".join(ignored).encode())
+            message = message | {"headers": [*message["headers"], header]}
+        await send(message)
+
+    return naming
+
+
+def _headers(content_type: bytes, served: Served, length: int | None = None) -> Headers:
+    headers = [(b"content-type", content_type), (VERSION_HEADER.encode(), str(served.version).encode())]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    return headers
+
+
+def _hand_out(held: list[bytes], head: Headers, flight: Flight) -> None:
+    """Give the flight what is held, in one piece."""
+    if not flight.begun:
+        flight.begin(200, head)
+    flight.write(b"".join(held))
+    held.clear()
+
+
+def _not_recorded(error: OSError) -> ApiError:
+    return not_ready(f"the answer could not be recorded: {error.strerror or error}")
+
+
+def _landed(exchange: Exchange) -> Flight:
+    """A flight that has already landed."""
+    flight = Flight(exchange.digest)
+    flight.recorded = True
+    served = Served(exchange.version, exchange.model, "")
+    answer = bytes(exchange.answer)
+    if exchange.streamed:
+        flight.begin(200, _headers(b"text/event-stream; charset=utf-8", served))
+        answer = msgspec.json.decode(answer, type=str).encode()
+    else:
+        flight.begin(200, _headers(b"application/json", served, len(answer)))
+    flight.write(answer)
+    flight.end()
+    return flight

@@ -1,0 +1,152 @@
+"""The engines as the gateway sees them: which are up, which has the least to do, what a restarted one lacks.
+
+Neighbours: engine_client.py talks to one engine; publication.py stages adapters; the supervisor restarts
+engines, this only notices. An engine is used when it is healthy and has the versions that are in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.publication import PublicationError
+from runtime.gateway.http.openai_errors import ApiError, not_ready
+from runtime.shared.child_status import Machine
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+_RESTAGE_PAUSE_SECONDS = 5.0
+# How long a request waits for an engine that died to come back: longer than a restart takes.
+WAIT_SECONDS = 120.0
+
+
+@dataclass(eq=False)
+class Engine:
+    """One engine. `process` is its pid by the supervisor's word: another pid is another, empty engine."""
+
+    name: str
+    client: EngineClient
+    ready: bool = False
+    process: int | None = None
+    in_flight: int = 0
+
+
+# Has a version on these engines, and says whether that took any time (recall.py).
+Recall = Callable[[int, list[EngineClient]], Awaitable[bool]]
+
+
+class Fleet:
+    """All engines. `restage` puts back what a fresh engine lacks, `recall` a version that is named."""
+
+    def __init__(
+        self,
+        clients: list[EngineClient],
+        machine: Machine,
+        restage: Callable[[EngineClient], Awaitable[None]],
+        recall: Recall,
+    ) -> None:
+        self.engines = [Engine(f"engine-{index}", client) for index, client in enumerate(clients)]
+        self._machine = machine
+        self._restage = restage
+        self._recall = recall
+        self._changed = asyncio.Event()
+        self.was_ready = False
+
+    @property
+    def all_ready(self) -> bool:
+        return all(engine.ready for engine in self.engines)
+
+    async def watch(self) -> None:
+        """Look after every engine, for ever."""
+        await asyncio.gather(*(self._watch(engine) for engine in self.engines))
+
+    async def pick(self, version: int = 0) -> Engine:
+        """The ready engine with the least in flight, once the engines have the version.
+
+        Waits, bounded, when all are away. Raises ApiError.
+        """
+        end = time.monotonic() + WAIT_SECONDS
+        while True:
+            ready = [engine for engine in self.engines if engine.ready]
+            if ready and not await self._fetch(version, ready):
+                return min(ready, key=lambda engine: engine.in_flight)
+            if time.monotonic() > end:
+                raise not_ready(f"no engine came back within {WAIT_SECONDS:.0f} s")
+            if not ready:
+                await self._until_one_is_back()
+
+    async def _until_one_is_back(self) -> None:
+        """Or until it is time to look again. Raises ApiError where none can be hoped for."""
+        self._refuse_when_hopeless()
+        self._changed.clear()
+        with_time_out = asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+        await asyncio.gather(with_time_out, return_exceptions=True)
+
+    async def _fetch(self, version: int, ready: list[Engine]) -> bool:
+        """Whether the version was not there: it may be now, and the engines are to be looked at again."""
+        try:
+            return await self._recall(version, [engine.client for engine in ready])
+        except PublicationError as error:
+            if await self.lose_the_dead():  # which says nothing about the version
+                return True
+            message = f"it was loaded again and is not proven to be what it was: {error}"
+            log.error("a version that is named: %s", message)
+            raise ApiError(503, message, param="model", code="version_not_proven") from error
+
+    async def until_all_ready(self, bound_seconds: float) -> bool:
+        """Whether every engine is ready within the bound; not waited for when one has failed for good."""
+        end = time.monotonic() + bound_seconds
+        while not self.all_ready:
+            failed = any(self._machine.child(one.name).get("state") == "failed" for one in self.engines)
+            if failed or time.monotonic() > end:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def lose_the_dead(self) -> bool:
+        """Look at every engine now; whether one was not well."""
+        well = await asyncio.gather(*(engine.client.health() for engine in self.engines))
+        for engine, is_well in zip(self.engines, well, strict=True):
+            if not is_well:
+                self.lost(engine)
+        return not all(well)
+
+    def lost(self, engine: Engine) -> None:
+        """A connection to it broke: nobody else is sent there until it has been looked at."""
+        if engine.ready:
+            log.warning("%s: connection lost", engine.name)
+        engine.ready = False
+
+    def _refuse_when_hopeless(self) -> None:
+        phase = self._machine.supervisor().get("phase", "starting")
+        states = [self._machine.child(engine.name) for engine in self.engines]
+        if states and all(state.get("state") == "failed" for state in states):
+            raise ApiError(503, f"the engine failed: {states[0].get('detail')}", code="engine_failed")
+        if not self.was_ready:
+            raise not_ready(f"the runtime is {phase}: the engines are loading")
+
+    async def _watch(self, engine: Engine) -> None:
+        while True:
+            process = self._machine.child(engine.name).get("pid")
+            if engine.ready and process != engine.process:
+                self.lost(engine)
+            if not engine.ready and await engine.client.health():
+                await self._bring_back(engine, process)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _bring_back(self, engine: Engine, process: int | None) -> None:
+        try:
+            await self._restage(engine.client)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the engine stays out and is tried again
+            log.warning("%s: not restaged: %s", engine.name, error)
+            await asyncio.sleep(_RESTAGE_PAUSE_SECONDS)
+            return
+        log.info("%s: ready", engine.name)
+        engine.process = process
+        engine.ready = self.was_ready = True
+        self._changed.set()

@@ -1,0 +1,243 @@
+"""A publication is proven: staged on every engine, compared tensor by tensor, scored against the trainer.
+
+Neighbours: promotion.py calls `publish` with a committed checkpoint and moves the alias only when it returns;
+engine_client.py talks to each engine. Knows nothing of requests, steps or HTTP. The probe is what the trainer
+wrote beside the adapter: sequences it trained on, with its own logprobs for the new policy and for the base.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+import numpy as np
+
+from runtime.gateway.engines.engine_client import AdapterReport, EngineClient, EngineError
+from runtime.gateway.engines.logprob_probe import Errors, Probe, ProbeError, Scores
+
+T = TypeVar("T")
+
+# fp32: the largest difference of a served logprob from the trainer's; 5e-5 was measured with a large adapter.
+MAX_ERROR_FP32 = 1e-3
+# bf16: engine and trainer round in different places. Means of 0.012 (small adapter) to 0.054 (one that moves
+# logprobs by several units) were measured, single tokens up to 0.26.
+MEAN_ERROR_BF16 = 0.1
+# The same token with its prefix from the cache and without: another order of summing and, in bf16, rounding.
+MAX_ERROR_CACHED = {"float32": 1e-3, "bfloat16": 0.5}
+# The engine's effect of the adapter, projected on the trainer's, must be it within this share.
+_EFFECT_SHARE = 0.5
+
+
+class PublicationError(Exception):
+    """The checkpoint is not served; what was served before still is. The text says what failed, and where."""
+
+
+class Published(Protocol):
+    """What is needed of a checkpoint (shared/checkpoint.py)."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def adapter(self) -> Path: ...
+    @property
+    def adapter_sha256(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The proof. Errors are served minus trained logprobs over the probe's sampled tokens, all engines.
+
+    `cached_error`: how far a logprob is off when the prefix cache is read.
+    `effect`: how far the adapter moves the probe's logprobs from the base, at most, by the trainer's word;
+    `effect_share`: how much of that the engines show (1 is all of it), None where it drowns in rounding.
+    """
+
+    version: int
+    name: str
+    engines: int
+    modules: int
+    sha256: str
+    probe_tokens: int
+    max_error: float
+    mean_error: float
+    cached_error: float
+    effect: float
+    effect_share: float | None
+    stage_seconds: float
+    verify_seconds: float
+    probe_seconds: float
+
+
+class Publisher:
+    """Brings adapters to all engines. The gateway's event loop is its only user."""
+
+    def __init__(
+        self,
+        engines: list[EngineClient],
+        served_name: str,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
+        self._engines = engines
+        self._served_name = served_name
+        self._dtype = dtype
+        # A name stands for one set of weights for ever: the engines' prefix caches know it by name (C33).
+        self._weights: dict[str, str] = {}
+
+    def name(self, version: int) -> str:
+        """`policy@v12`."""
+        return f"{self._served_name}@v{version}"
+
+    async def publish(self, checkpoint: Published) -> Publication:
+        """Stage, compare and score on every engine. Raises PublicationError, with nothing left staged."""
+        return await self._bring(self._engines, checkpoint)
+
+    async def restage(self, engine: EngineClient, checkpoint: Published) -> Publication:
+        """Bring a served version back to an engine that started anew. Raises PublicationError."""
+        return await self._bring([engine], checkpoint)
+
+    async def recall(self, engines: list[EngineClient], checkpoint: Published) -> Publication:
+        """Bring a version that was unloaded back to these engines, proven anew. Raises PublicationError."""
+        return await self._bring(engines, checkpoint)
+
+    async def unload(self, version: int) -> None:
+        """Forget a version on every engine, whatever they say to it."""
+        await self._unload(self._engines, self.name(version))
+
+    async def retire(self, may_unload: Callable[[int], bool]) -> list[int]:
+        """Unload the versions nobody needs, on every engine; the versions that went.
+
+        `may_unload` says so for a version without awaiting, and if it does, from then on lets no request have
+        it: between its word and the unload nothing may start (C35).
+        """
+        names = {name for loaded in await _all(self._engines, EngineClient.adapters) for name in loaded}
+        versions = {version: name for name in names if (version := self._version(name)) is not None}
+        gone = [version for version in sorted(versions) if may_unload(version)]
+        for version in gone:
+            await self._unload(self._engines, versions[version])
+        return gone
+
+    async def _bring(self, engines: list[EngineClient], checkpoint: Published) -> Publication:
+        name = self.name(checkpoint.version)
+        self._refuse_reuse(name, checkpoint)
+        staged: list[EngineClient] = []
+        try:
+            return await self._prove(engines, name, checkpoint, staged)
+        except (PublicationError, EngineError, ProbeError) as error:
+            await self._unload(staged, name)
+            raise PublicationError(f"{name}: {error}") from error
+
+    def _refuse_reuse(self, name: str, checkpoint: Published) -> None:
+        if checkpoint.version < 1:
+            raise PublicationError(f"{name}: version 0 is the base model, which is always served")
+        known = self._weights.setdefault(name, checkpoint.adapter_sha256)
+        if known != checkpoint.adapter_sha256:
+            raise PublicationError(f"{name} was used for other weights: a name is never used again")
+
+    async def _prove(
+        self, engines: list[EngineClient], name: str, checkpoint: Published, staged: list[EngineClient]
+    ) -> Publication:
+        started = time.monotonic()
+        await _all(engines, lambda engine: _load(engine, name, checkpoint.adapter, staged))
+        loaded = time.monotonic()
+        reports = await _all(engines, lambda engine: engine.verify_adapter(name, checkpoint.adapter))
+        for engine, report in zip(engines, reports, strict=True):
+            _judge_report(engine.name, report, checkpoint.adapter_sha256)
+        verified = time.monotonic()
+        probe = Probe.read(checkpoint.folder / "probe.safetensors", await engines[0].context_length())
+        scores = await _all(engines, lambda engine: probe.score(engine, name))
+        errors = [
+            self._judge_scores(engine.name, probe, one) for engine, one in zip(engines, scores, strict=True)
+        ]
+        return Publication(
+            version=checkpoint.version,
+            name=name,
+            engines=len(engines),
+            modules=reports[0].modules,
+            sha256=reports[0].sha256,
+            probe_tokens=len(probe.policy),
+            max_error=max(error.largest for error in errors),
+            mean_error=max(error.mean for error in errors),
+            cached_error=max(error.cached for error in errors),
+            effect=probe.effect,
+            effect_share=errors[0].effect_share,
+            stage_seconds=round(loaded - started, 4),
+            verify_seconds=round(verified - loaded, 4),
+            probe_seconds=round(time.monotonic() - verified, 4),
+        )
+
+    def _judge_scores(self, engine: str, probe: Probe, scores: Scores) -> Errors:
+        errors = probe.errors(scores)
+        if not np.isfinite(scores.served).all():
+            raise PublicationError(f"{engine}: a served logprob is not finite")
+        if not errors.cached <= MAX_ERROR_CACHED[self._dtype]:
+            raise PublicationError(
+                f"{engine}: a logprob is {errors.cached:.2g} off when the prefix cache is read: it holds "
+                "other weights' keys and values under this name"
+            )
+        if self._dtype == "float32" and errors.largest > MAX_ERROR_FP32:
+            raise PublicationError(
+                f"{engine}: served and trained logprobs differ by {errors.largest:.2g} "
+                f"(at most {MAX_ERROR_FP32})"
+            )
+        if errors.mean > MEAN_ERROR_BF16:
+            raise PublicationError(
+                f"{engine}: served and trained logprobs differ by {errors.mean:.2g} on average "
+                f"(at most {MEAN_ERROR_BF16})"
+            )
+        if errors.effect_share is not None and abs(errors.effect_share - 1) > _EFFECT_SHARE:
+            raise PublicationError(
+                f"{engine}: it shows {errors.effect_share:.2f} of what the adapter does to the policy"
+            )
+        return errors
+
+    async def _unload(self, engines: list[EngineClient], name: str) -> None:
+        """Forget `name` everywhere; an engine that never had it, or is gone, needs nothing."""
+        await asyncio.gather(*(engine.unload_adapter(name) for engine in engines), return_exceptions=True)
+
+    def _version(self, name: str) -> int | None:
+        alias, _, number = name.rpartition("@v")
+        return int(number) if alias == self._served_name and number.isdigit() else None
+
+
+async def _load(engine: EngineClient, name: str, adapter: Path, staged: list[EngineClient]) -> None:
+    """Load it, and note the engine as one to take it from again.
+
+    Where the name is loaded already (a gateway died after staging it) the comparison decides what it is.
+    """
+    staged.append(engine)
+    try:
+        await engine.load_adapter(name, adapter)
+    except EngineError as error:
+        if error.status != 400 or name not in await engine.adapters():
+            raise
+        staged.remove(engine)
+
+
+def _judge_report(engine: str, report: AdapterReport, sha256: str) -> None:
+    if not report.modules:
+        raise PublicationError(f"{engine}: {'; '.join(report.mismatched[:3]) or 'it holds no module of it'}")
+    if report.sha256 != sha256:
+        raise PublicationError(f"{engine}: the adapter file is not the one the trainer committed")
+    if not report.exact:
+        what = "; ".join(report.mismatched[:3]) or "no tensor differs"
+        raise PublicationError(
+            f"{engine}: holds {report.modules} of {report.expected} modules, "
+            f"{len(report.mismatched)} tensors differ from the file: {what}"
+        )
+
+
+async def _all(engines: Iterable[EngineClient], ask: Callable[[EngineClient], Awaitable[T]]) -> list[T]:
+    """Ask every engine at once; raises the first failure, when all have answered."""
+    answers = await asyncio.gather(*(ask(engine) for engine in engines), return_exceptions=True)
+    whole: list[T] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        whole.append(answer)
+    return whole

@@ -1,0 +1,286 @@
+"""The only door of the runtime: an allow-listed OpenAI API and the training routes, on a Unix socket.
+
+    python -m runtime.gateway.gateway --config STATE/runtime.json      (the token on the first line of stdin)
+
+Neighbours: the supervisor starts it; everything behind a route is in a file of its own (proxy.py, routes.py).
+This file builds the application, says what is listed, and runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from runtime.gateway.completions.admission import Kind
+from runtime.gateway.completions.proxy import Completions
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.engines.publication import Publisher
+from runtime.gateway.http.auth import BearerAuth
+from runtime.gateway.http.bodies import WholeBodies
+from runtime.gateway.http.openai_errors import ApiError, not_served
+from runtime.gateway.readiness import Readiness
+from runtime.gateway.requests import request_fields
+from runtime.gateway.requests.answer_limit import limit_answer
+from runtime.gateway.routes import slipway_routes
+from runtime.gateway.samples.receipts import receipt_routes
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.from_text import TextMembers
+from runtime.gateway.steps.queue import StepQueue
+from runtime.gateway.steps.rewind import Rewind
+from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
+from runtime.gateway.versions.promotion import Promotion
+from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
+from runtime.shared.checkpoint import CheckpointStore
+from runtime.shared.child_status import Machine
+from runtime.shared.given_token import read_token
+from runtime.shared.schema import RuntimeConfig
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 3
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything behind the routes, wired together."""
+
+    clients: list[EngineClient]
+    fleet: Fleet
+    completions: Completions
+    samples: SampleStore
+    versions: Versions
+    steps: StepQueue
+    readiness: Readiness
+    state_dir: Path
+
+
+def build_parts(config: RuntimeConfig) -> Parts:
+    """Wire the gateway's parts. Reads what earlier processes left on disk; connects to nothing yet."""
+    state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
+    machine = Machine(state_dir, config.lease_seconds)
+    clients = [EngineClient(socket_dir / f"engine-{index}.sock") for index in range(config.engines)]
+    checkpoints = CheckpointStore(state_dir / "checkpoints")
+    rewind = Rewind.read(state_dir)
+    # One adapter's place stays free: the next version is staged while the present ones are served.
+    versions = Versions(
+        state_dir / "serving.json",
+        config.served_name,
+        keep=config.engine.max_loras - 1,
+        kept=lambda: kept_versions(checkpoints),
+        weights=lambda version: weights_of(checkpoints, version),
+        reused_after=rewind.reused_after if rewind else None,
+    )
+    samples = SampleStore(state_dir / "samples")
+    publisher = Publisher(clients, config.served_name, config.dtype)
+    promotion = Promotion(clients, machine, publisher, versions, checkpoints, state_dir)
+    fleet = promotion.fleet
+
+    def check(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        # vLLM refuses a limit past its context, however short the prompt is.
+        contexts = (config.engine.max_model_len, *(client.facts.context_length for client in clients))
+        bounds = (config.engine.answer_tokens, *contexts)
+        limit_answer(kind, body, min(bound for bound in bounds if bound is not None))
+        try:
+            return request_fields.check(kind, body, config.device)
+        except request_fields.BadField as error:
+            raise ApiError(400, error.message, param=error.param) from error
+
+    def unheeded(kind: Kind, body: dict[str, Any]) -> tuple[str, ...]:
+        return request_fields.unheeded(kind, body, config.device)
+
+    def trainer_failure() -> str | None:
+        said = machine.child("trainer")
+        return f"the trainer failed: {said.get('detail')}" if said.get("state") == "failed" else None
+
+    steps = StepQueue(
+        state_dir,
+        samples,
+        checkpoints,
+        promotion.publish,
+        trainer_failure=trainer_failure,
+        max_lag=config.max_staleness,
+        resolve=TextMembers(samples, fleet, versions).resolve,
+        said=Said(
+            state_dir,
+            lambda: tokenizer_of(config.model_path),
+            Bounds(completions=config.completions_per_step),
+        ),
+    )
+    return Parts(
+        clients=clients,
+        fleet=fleet,
+        completions=Completions(fleet, versions, samples, check, unheeded),
+        samples=samples,
+        versions=versions,
+        steps=steps,
+        readiness=Readiness(config, machine, fleet, versions, samples),
+        state_dir=state_dir,
+    )
+
+
+def build_app(parts: Parts) -> FastAPI:
+    """The application without its lock: tests walk its routes; `main` puts BearerAuth around it."""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        background = [asyncio.create_task(_or_die(work())) for work in (parts.fleet.watch, parts.steps.run)]
+        yield
+        await parts.completions.flights.close()
+        for task in background:
+            task.cancel()
+        for client in parts.clients:
+            await client.close()
+
+    app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.router.routes += _openai_routes(parts)
+    metrics = parts.state_dir / "metrics.jsonl"
+    app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
+    app.include_router(receipt_routes(parts.samples))
+    app.add_middleware(WholeBodies)
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    app.add_exception_handler(Exception, _answer_failure)
+    return app
+
+
+def _openai_routes(parts: Parts) -> list[Route]:
+    async def health(request: Request) -> Response:
+        return Response(b'{"ok":true}', media_type="application/json")
+
+    async def models(request: Request) -> Response:
+        return JSONResponse(parts.versions.models())
+
+    async def model(request: Request) -> Response:
+        return JSONResponse(parts.versions.model(request.path_params["model"]))
+
+    routes = [Route("/healthz", health, methods=["GET"])]
+    for prefix in ("/v1", "/rollouts/{rollout}/v1"):
+        routes += [
+            Route(f"{prefix}/models", models, methods=["GET"]),
+            Route(f"{prefix}/models/{{model:path}}", model, methods=["GET"]),
+            Route(f"{prefix}/chat/completions", parts.completions.door("chat"), methods=["POST"]),
+            Route(f"{prefix}/completions", parts.completions.door("completion"), methods=["POST"]),
+        ]
+    return routes
+
+
+async def _or_die(work: Any) -> None:
+    """Run a loop that must not end. If it does, so does the process: the supervisor starts it anew."""
+    try:
+        await work
+    except Exception:  # whatever broke it: half a gateway would look well
+        log.exception("a loop of the gateway ended")
+        os._exit(1)
+
+
+def _served(app: FastAPI) -> list[str]:
+    """The routes of OpenAI's that there are, as a client would write them."""
+    return [
+        f"{method} {route.path}"
+        for route in app.routes
+        if isinstance(route, Route) and route.path.startswith("/v1/")
+        for method in sorted(route.methods or ())
+        if method != "HEAD"
+    ]
+
+
+def _response(error: ApiError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return Response(error.body(), error.status, headers)
+
+
+async def _answer_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _response(error)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code in (404, 405):
+        served = _served(request.app)
+        return _response(not_served(error.status_code, request.method, request.url.path, served))
+    return _response(ApiError(error.status_code, str(error.detail)))
+
+
+async def _answer_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return _response(ApiError(400, f"{where}: {first['msg']}", param=where or None))
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _response(ApiError(500, f"the gateway failed: {type(error).__name__}"))
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening Unix socket only this user may open, put in place of a dead gateway's in one step."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(fresh))
+    fresh.chmod(0o600)
+    listener.listen(1024)
+    os.rename(fresh, path)
+    return listener
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="runtime.gateway.gateway")
+    parser.add_argument("--config", required=True, help="state_dir/runtime.json")
+    config_path = Path(parser.parse_args(arguments).config)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    token = read_token()
+    if not token:
+        log.error("no token on the first line of stdin")
+        return 2
+    config = RuntimeConfig.model_validate_json(config_path.read_text())
+    parts = build_parts(config)
+    if why := parts.steps.start_failure:
+        log.error("the run cannot begin with its adapter: %s", why)
+        return 2
+    app = BearerAuth(build_app(parts), token)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+    )
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(server.serve([bind(Path(config.socket_dir) / "gateway.sock")]))
+    return 0
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What every route shares: the token, bodies, errors as OpenAI words them."""

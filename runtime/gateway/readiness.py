@@ -1,0 +1,61 @@
+"""Where the runtime stands: one phase out of what the supervisor, the engines and the steps say.
+
+Neighbours: routes.py answers with it; gateway.py tells it when the served version is in place.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.queue import StepQueue
+from runtime.gateway.versions.versions import Versions
+from runtime.shared.child_status import Machine
+from runtime.shared.schema import RuntimeConfig, RuntimeStatus
+
+Phase = Literal["starting", "ready", "degraded", "failed", "stopping"]
+
+
+class Readiness:
+    """Reads; decides nothing."""
+
+    def __init__(
+        self, config: RuntimeConfig, machine: Machine, fleet: Fleet, versions: Versions, samples: SampleStore
+    ) -> None:
+        self._config = config
+        self.machine = machine
+        self._fleet = fleet
+        self._versions = versions
+        self._samples = samples
+
+    def phase(self, trouble: str | None, starting: bool = False) -> Phase:
+        """The supervisor's word, unless the gateway knows better: an engine may be up and still lack the
+        served version, and a publication may have failed. `starting`: the run's first version is to come."""
+        said = cast(Phase, self.machine.supervisor().get("phase", "ready"))
+        if said in ("failed", "stopping"):
+            return said
+        if not self._fleet.all_ready:
+            return "degraded" if self._fleet.was_ready and not starting else "starting"
+        if starting:
+            return "starting"
+        return "degraded" if said == "ready" and (trouble or self.machine.silence()) else said
+
+    def status(self, steps: StepQueue) -> RuntimeStatus:
+        """The body of `GET /slipway/status`."""
+        words = (self.machine.silence(), self.machine.supervisor().get("detail"), steps.trouble)
+        return RuntimeStatus(
+            run_id=self._config.run_id,
+            phase=self.phase(steps.trouble, steps.starting),
+            model=self._config.model_path,
+            served_name=self._config.served_name,
+            version=self._versions.current,
+            step=self._versions.step,
+            steps_queued=steps.queued,
+            children=self.machine.children(),
+            lease_left_seconds=self.machine.lease_left_seconds(),
+            client_state=steps.client_state,
+            last_metrics=steps.last_metrics,
+            samples=self._samples.count,
+            detail="; ".join(word for word in words if word) or None,
+        )

@@ -1,0 +1,267 @@
+"""Which fields of an OpenAI request may reach an engine: a table, and the pure functions that apply it.
+
+Neighbours: the gateway calls `check` before it forwards; tools.py says what becomes of tools; support.py
+which of the fields that pass make a sample unfit for training. Knows nothing of HTTP, samples or vLLM. Each
+line was tried against a running vLLM 0.32 on CPU (tests/runtime/test_engine_fields.py tries them again). An
+unknown field is refused, since vLLM ignores it without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from runtime.gateway.requests import tools
+
+Action = Literal["pass", "drop", "refuse"]
+Kind = Literal["chat", "completion"]
+Body = dict[str, Any]
+
+_MOST_CHOICES = 128  # OpenAI's bound; vLLM's own is 16,384
+_LEAST_TEMPERATURE = 0.01  # vLLM raises a smaller one to this without saying so
+_INT64 = 2**63
+# Deeper than any tool's schema; Python's own JSON reader in vLLM ends at about 1,000 with a 500.
+_DEEPEST = 64
+
+
+_TOO_DEEP = f"nested more than {_DEEPEST} deep"
+
+
+class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
+    """A field the engines must not see: 400. `param` is its name, `message` says why."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of one field. `neutral`: values that ask for nothing, dropped where others are refused."""
+
+    action: Action
+    reason: str = ""
+    neutral: tuple[Any, ...] = ()
+    # None: on every device.
+    device: Literal["cpu", "cuda"] | None = None
+
+
+_PASS = Rule("pass")
+_NO_EFFECT = Rule("drop", "for OpenAI's servers; means nothing here")
+_IGNORED_BY_ENGINE = "vLLM 0.32 ignores it without a word: use structured_outputs or response_format"
+_INTERNAL = "moves data between engines; not for clients"
+_NO_MEDIA = Rule("refuse", "the policy reads text only")
+_NO_ECHO = Rule(
+    "refuse",
+    "an answer is what was sampled: put your prompt in front of it yourself; prompt_logprobs has its "
+    "logprobs, return_token_ids its ids",
+    neutral=(False,),
+)
+
+SAMPLING: dict[str, Rule] = {
+    "model": _PASS,
+    "max_tokens": _PASS,
+    "temperature": _PASS,
+    "n": _PASS,
+    "stop": _PASS,
+    "stop_token_ids": _PASS,
+    "include_stop_str_in_output": _PASS,
+    "stream": _PASS,
+    "stream_options": _PASS,
+    "stream_interval": _PASS,
+    "top_p": _PASS,
+    "top_k": _PASS,
+    "min_p": _PASS,
+    "presence_penalty": _PASS,
+    "frequency_penalty": _PASS,
+    "repetition_penalty": _PASS,
+    "repetition_detection": _PASS,
+    "logit_bias": _PASS,
+    "allowed_token_ids": _PASS,
+    "bad_words": _PASS,
+    "min_tokens": _PASS,
+    "ignore_eos": _PASS,
+    "response_format": _PASS,
+    "structured_outputs": _PASS,
+    "logprobs": _PASS,
+    "prompt_logprobs": _PASS,
+    "logprob_token_ids": _PASS,
+    "return_token_ids": _PASS,
+    "return_tokens_as_token_ids": _PASS,
+    "skip_special_tokens": _PASS,
+    "spaces_between_special_tokens": _PASS,
+    "add_special_tokens": _PASS,
+    "truncate_prompt_tokens": _PASS,
+    "truncation_side": _PASS,
+    "cache_salt": _PASS,
+    "seed": Rule(
+        "drop",
+        "kills vLLM 0.32's CPU engine as soon as a seeded prompt is prefilled in two chunks "
+        "('CPU Generator does not use offset'), and every request with it",
+        device="cpu",
+    ),
+    "user": _NO_EFFECT,
+    "metadata": _NO_EFFECT,
+    "store": _NO_EFFECT,
+    "service_tier": _NO_EFFECT,
+    "safety_identifier": _NO_EFFECT,
+    "prompt_cache_key": _NO_EFFECT,
+    "prompt_cache_retention": _NO_EFFECT,
+    "priority": Rule("drop", "the engines take requests in order of arrival"),
+    "request_id": Rule("drop", "the gateway names requests"),
+    "session_id": Rule("drop", "rollouts are named by header or path"),
+    "return_token_offsets": Rule("drop", "answered by vLLM's render routes only"),
+    # As many as `n` are all there are to choose from: then it asks for nothing (_asks_for_nothing).
+    "best_of": Rule("refuse", "vLLM 0.32 ignores it without a word: ask for n, with logprobs, and choose"),
+    "use_beam_search": Rule("refuse", "beams are not samples of the policy", neutral=(False,)),
+    "length_penalty": Rule("refuse", "belongs to beam search", neutral=(1, 1.0)),
+    "watermarking": Rule("refuse", "changes what is sampled", neutral=(False,)),
+    "thinking_token_budget": Rule("refuse", "needs a reasoning parser, which the engines do not run"),
+    "logits_processors": Rule("refuse", "would run a client's code in the engine", neutral=([],)),
+    "guided_json": Rule("refuse", _IGNORED_BY_ENGINE),
+    "guided_regex": Rule("refuse", _IGNORED_BY_ENGINE),
+    "guided_choice": Rule("refuse", _IGNORED_BY_ENGINE),
+    "guided_grammar": Rule("refuse", _IGNORED_BY_ENGINE),
+    "prompt_embeds": Rule("refuse", "what is trained on is token ids"),
+    "kv_transfer_params": Rule("refuse", _INTERNAL),
+    "ec_transfer_params": Rule("refuse", _INTERNAL),
+    "vllm_xargs": Rule("refuse", _INTERNAL + "; some values make vLLM fail with a 500", neutral=({},)),
+    "routed_experts_prompt_start": Rule("refuse", _INTERNAL, neutral=(0,)),
+    "mm_payload": _NO_MEDIA,
+    "return_mm_kwargs": _NO_MEDIA,
+}
+
+CHAT: dict[str, Rule] = SAMPLING | {
+    "messages": _PASS,
+    "max_completion_tokens": _PASS,
+    "top_logprobs": _PASS,
+    "tools": _PASS,
+    "tool_choice": _PASS,
+    "parallel_tool_calls": _PASS,
+    "add_generation_prompt": _PASS,
+    "continue_final_message": _PASS,
+    "chat_template_kwargs": _PASS,
+    "documents": _PASS,
+    "reasoning_effort": _PASS,
+    "include_reasoning": Rule(
+        "drop",
+        "no reasoning is told apart here, and vLLM would hide the ids and logprobs of the whole answer",
+    ),
+    "return_prompt_text": _PASS,
+    "echo": _NO_ECHO,
+    "chat_template": Rule("refuse", "the model's own template is what is trained"),
+    "media_io_kwargs": _NO_MEDIA,
+    "mm_processor_kwargs": _NO_MEDIA,
+    "audio": _NO_MEDIA,
+    "modalities": Rule("refuse", "the policy reads and writes text only", neutral=(["text"],)),
+    "prediction": Rule("drop", "a hint for speed; the engines take none"),
+    "verbosity": _NO_EFFECT,
+    "web_search_options": Rule("refuse", "the engines reach nothing outside"),
+    "functions": Rule("refuse", "vLLM 0.32 ignores it without a word: use tools", neutral=([],)),
+    "function_call": Rule(
+        "refuse", "vLLM 0.32 ignores it without a word: use tool_choice", neutral=("none",)
+    ),
+}
+
+COMPLETION: dict[str, Rule] = SAMPLING | {
+    "prompt": _PASS,
+    "echo": _NO_ECHO,
+    "suffix": Rule("refuse", "needs a model trained to fill in the middle", neutral=("",)),
+}
+
+
+def check(kind: Kind, body: Body, device: str) -> Body:
+    """The body as an engine may see it. Pure. Raises BadField."""
+    rules = CHAT if kind == "chat" else COMPLETION
+    kept: Body = {}
+    for name, value in body.items():
+        rule = rules.get(name)
+        if value is None:  # an SDK's way to send nothing, whatever the field
+            continue
+        if rule is None:
+            raise BadField(name, f"{name[:80]!r} is not a field of this route")
+        if rule.device not in (None, device):
+            rule = _PASS
+        if rule.action == "drop" or value in rule.neutral or _asks_for_nothing(name, body):
+            continue
+        if rule.action == "refuse":
+            raise BadField(name, f"{name!r} is not served: {rule.reason}")
+        _check_content(name, value)
+        kept[name] = value
+    _check_values(kept)
+    return _held_tools(kept)
+
+
+def _asks_for_nothing(name: str, body: Body) -> bool:
+    """A value that is what would happen anyway, by what else is asked for."""
+    return name == "best_of" and body["best_of"] in (1, body.get("n"))
+
+
+def _held_tools(body: Body) -> Body:
+    try:
+        return tools.held(body)
+    except tools.NotAnObjectError as error:
+        raise BadField("tools", str(error)) from error
+
+
+def unheeded(kind: Kind, body: Body, device: str) -> tuple[str, ...]:
+    """Fields that would have an effect on another device and have none on this one."""
+    rules = CHAT if kind == "chat" else COMPLETION
+    dropped = {name for name, rule in rules.items() if rule.action == "drop" and rule.device == device}
+    return tuple(name for name in body if name in dropped and body[name] is not None)
+
+
+def _check_values(body: Body) -> None:
+    temperature = body.get("temperature", 1.0)
+    if not isinstance(temperature, int | float) or isinstance(temperature, bool):
+        raise BadField("temperature", "temperature is a number from 0 to 2")
+    if 0 < temperature < _LEAST_TEMPERATURE:
+        raise BadField("temperature", f"temperature is 0 or at least {_LEAST_TEMPERATURE}")
+    choices = body.get("n", 1)
+    if not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
+        raise BadField("n", f"n is a whole number from 1 to {_MOST_CHOICES}")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if body.get(name) == 0:  # of a prompt that fills the context vLLM says just this: then it means that
+            raise BadField(name, f"{name} is at least 1")
+    if not isinstance(body.get("structured_outputs", {}), dict):
+        # vLLM's own check of it asks for a key before it asks for the type, and answers 500.
+        raise BadField("structured_outputs", "structured_outputs is an object")
+    _check_calls(body.get("messages", []))
+    if "allowed_token_ids" in body and ("structured_outputs" in body or "response_format" in body):
+        # Where they contradict one another vLLM answers 500.
+        raise BadField("allowed_token_ids", "allowed_token_ids does not go with a structured answer")
+
+
+def _check_calls(messages: Any) -> None:
+    """The arguments of an earlier tool call are JSON in a text. vLLM reads it, with a 500 if it cannot."""
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            text = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(text, str):
+                try:
+                    _check_content("messages", msgspec.json.decode(text))
+                except msgspec.DecodeError:
+                    continue  # its own refusal names the place
+                except RecursionError as error:
+                    raise BadField("messages", _TOO_DEEP) from error
+
+
+def _check_content(name: str, value: Any, depth: int = 0) -> None:
+    """No NaN, no infinity, no integer past 64 bits, no nesting without end: some of them end in a 500."""
+    if depth > _DEEPEST:
+        raise BadField(name, _TOO_DEEP)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadField(name, f"{name!r} holds a number that is not finite")
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        raise BadField(name, f"{name!r} holds a number past 64 bits")
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            _check_content(name, item, depth + 1)

@@ -1,0 +1,1 @@
+"""What was sampled, and where it is written down."""

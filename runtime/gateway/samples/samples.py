@@ -1,0 +1,214 @@
+"""What was sampled, by rollout and by request: the index over the journal.
+
+An answer nobody received is no sample, nor is one that its client asked for again (C6, C52).
+Neighbours: proxy.py records every answered request here, receipts.py says what was received; steps take their
+samples from here by rollout; a request id seen before gets its stored answer. Kept in memory: names and
+places, not tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.gateway.requests import support
+from runtime.gateway.samples.journal import Claim, Doubt, Exchange, Head, Journal, Loss, Place, Sample, Tags
+
+# Request ids remembered for a retry; beyond this the oldest are forgotten (the samples are not).
+REMEMBERED_REQUESTS = 1 << 16
+# Samples without a tag that a group may still name by their content: most programs never will.
+REMEMBERED_UNTAGGED = 1 << 16
+# What vLLM writes in place of -inf, and where it has no logprob at all.
+NO_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRef:
+    """A sample's name and what decides whether it can be trained on; its tokens are read when needed."""
+
+    id: str
+    tags: Tags
+    version: int
+    unscorable: str | None
+    request: str
+    place: Place
+    position: int
+    # The client gave the text of it; see journal.Sample.
+    retokenised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A remembered request."""
+
+    digest: str
+    place: Place
+
+
+class SampleStore:
+    """All samples of the run. Not thread-safe: the gateway's event loop is its only user."""
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder)
+        self._by_rollout: defaultdict[str, list[SampleRef]] = defaultdict(list)
+        self._by_content: defaultdict[str, list[SampleRef]] = defaultdict(list)
+        # Sample id → its name by content and itself; the samples of a rollout are found by that.
+        self._untagged: OrderedDict[str, tuple[str, SampleRef]] = OrderedDict()
+        self._requests: OrderedDict[str, Stored] = OrderedDict()
+        self._unreceived: set[str] = set()
+        # Digest of a request → those with it whose connections broke after their answers.
+        self._doubtful: defaultdict[str, set[str]] = defaultdict(set)
+        self.count = 0
+        for place, head in self._journal.heads():
+            self._read(place, head)
+
+    def record(self, exchange: Exchange) -> None:
+        """Append an answered request. Once this returns, the kill of any process loses nothing of it."""
+        self._index(self._journal.append(exchange), exchange)
+
+    def of_rollout(self, rollout: str) -> list[SampleRef]:
+        """Every sample of a rollout that reached its client, in the order of the answers."""
+        return self._received(self._by_rollout.get(rollout, []))
+
+    def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]:
+        """What was sampled for a rollout, and nobody is known to have received."""
+        return [ref for ref in self._by_rollout.get(rollout, []) if ref.request in self._unreceived]
+
+    def knows(self, rollout: str) -> bool:
+        """Whether anything was ever sampled for a rollout, received or not."""
+        return rollout in self._by_rollout
+
+    def of_content(self, content: str) -> list[SampleRef]:
+        """Every sample of an untagged request with this name by content, in the order of the answers."""
+        return self._received(self._by_content.get(content, []))
+
+    def of_sample(self, sample: str) -> list[SampleRef]:
+        """The sample of an untagged request with this id, or none."""
+        found = self._untagged.get(sample)
+        return [] if found is None else self._received([found[1]])
+
+    def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
+        """The tokens behind a name."""
+        exchange = self._journal.read(ref.place)
+        return exchange, exchange.samples[ref.position]
+
+    def stored(self, request: str) -> Stored | None:
+        """What is remembered of a request id."""
+        return self._requests.get(request)
+
+    def answer(self, request: str) -> Exchange:
+        """The stored exchange of a request id."""
+        return self._journal.read(self._requests[request].place)
+
+    def is_received(self, request: str) -> bool:
+        """Whether the answer of a recorded request is taken for received."""
+        return request not in self._unreceived
+
+    def receive(self, request: str) -> None:
+        """The answer reached its client. Raises OSError where the disk takes no more, as do the next two.
+
+        Receipts come again, in their order, when the word that they were taken is lost: then one that is
+        known already still settles what is doubtful of its call.
+        """
+        stored = self._requests.get(request)
+        if request in self._unreceived or (stored and stored.digest in self._doubtful):
+            self._journal.append(Claim(request))
+            self._claim(request)
+
+    def doubt(self, request: str) -> None:
+        """Its client's connection broke after the answer: the same call, asked again, replaces it."""
+        if request in self._requests and request not in self._unreceived:
+            self._journal.append(Doubt(request))
+            self._doubt(request)
+
+    def lose(self, request: str) -> None:
+        """The answer was taken for received, and was not."""
+        if request in self._requests and request not in self._unreceived:
+            self._journal.append(Loss(request))
+            self._unreceived.add(request)
+
+    def _read(self, place: Place, head: Head) -> None:
+        """Take up one line of an earlier process."""
+        if head.claim is not None:
+            self._claim(head.claim)
+        elif head.doubt is not None:
+            self._doubt(head.doubt)
+        elif head.loss is not None:
+            self._unreceived.add(head.loss)
+        else:
+            self._index(place, head)
+
+    def _index(self, place: Place, line: Exchange | Head) -> None:
+        self._requests[line.request] = Stored(line.digest, place)
+        if len(self._requests) > REMEMBERED_REQUESTS:
+            self._requests.popitem(last=False)
+        if line.delivered:
+            self._replace_doubtful(line.request)
+        else:
+            self._unreceived.add(line.request)
+        self.count += len(line.samples)
+        for position, sample in enumerate(line.samples):
+            ref = SampleRef(
+                sample.id,
+                line.tags,
+                line.version,
+                sample.unscorable,
+                line.request,
+                place,
+                position,
+                sample.retokenised,
+            )
+            if line.tags.rollout is not None:
+                self._by_rollout[line.tags.rollout].append(ref)
+            elif sample.content is not None:
+                self._index_untagged(sample.content, ref)
+
+    def _index_untagged(self, content: str, ref: SampleRef) -> None:
+        self._by_content[content].append(ref)
+        self._untagged[ref.id] = (content, ref)
+        if len(self._untagged) > REMEMBERED_UNTAGGED:
+            _, (oldest, forgotten) = self._untagged.popitem(last=False)
+            self._by_content[oldest].remove(forgotten)
+            if not self._by_content[oldest]:
+                del self._by_content[oldest]
+
+    def _received(self, refs: list[SampleRef]) -> list[SampleRef]:
+        return [ref for ref in refs if ref.request not in self._unreceived]
+
+    def _claim(self, request: str) -> None:
+        self._unreceived.discard(request)
+        self._replace_doubtful(request)
+
+    def _doubt(self, request: str) -> None:
+        if request in self._requests:
+            self._doubtful[self._requests[request].digest].add(request)
+
+    def _replace_doubtful(self, request: str) -> None:
+        """This answer was received: earlier ones to the same call, whose connections broke, were not."""
+        if request in self._requests:
+            doubtful = self._doubtful.pop(self._requests[request].digest, set())
+            self._unreceived |= doubtful - {request}
+
+
+def unscorable(
+    settings: Mapping[str, Any], completion_ids: list[int], logprobs: list[float | None]
+) -> str | None:
+    """Why a completion can never be trained on; None when it can (C9, C10)."""
+    if setting := support.cut_by(settings):
+        return setting
+    if not completion_ids:
+        return "empty completion"
+    if len(logprobs) != len(completion_ids):
+        return "logprobs missing"
+    if not all(is_logprob(value) for value in logprobs):
+        return "logprob not finite"
+    return None
+
+
+def is_logprob(value: float | None) -> bool:
+    """A number the sampled token can really have had."""
+    return value is not None and math.isfinite(value) and value > NO_LOGPROB

@@ -1,0 +1,1 @@
+"""Training steps: taken in, their samples chosen, recorded, queued for the trainer."""

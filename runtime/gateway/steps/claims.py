@@ -1,0 +1,66 @@
+"""Which step has which sample, and which samples of a step are left to train: no two steps train one.
+
+Neighbours: queue.py asks, when a step is taken in and again when it is taken out; selection.py sorts;
+step_records.py has on disk what a step has. Knows nothing of the trainer or of what a step came to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.selection import Selection, Snapshot, select
+from runtime.gateway.steps.step_records import Step, StepFolder
+from runtime.shared.schema import Group
+
+
+class Claims:
+    """The gateway's event loop is its only user."""
+
+    def __init__(self, samples: SampleStore, folder: StepFolder, max_lag: int) -> None:
+        self._samples = samples
+        self._folder = folder
+        self._max_lag = max_lag
+        # Sample id → the step that has it; given free when the step fails.
+        self._owners: dict[str, int] = {}
+        # Steps by which a sample's age is counted.
+        self.committed: set[int] = set()
+        # Held while samples are sorted, so that no two steps find the same ones free.
+        self.sorting = asyncio.Lock()
+
+    def has(self, sample: str) -> bool:
+        """Whether a step has the sample."""
+        return sample in self._owners
+
+    async def select(self, groups: list[Group], number: int | None) -> Selection:
+        """In a thread: it reads every token, and the gateway answers meanwhile. `sorting` is held.
+
+        `number`: the step whose samples are its own; None for one that has none yet.
+        """
+        owners, committed = dict(self._owners), frozenset(self.committed)
+        return await asyncio.to_thread(
+            select,
+            groups,
+            Snapshot.of(groups, self._samples),
+            taken=lambda sample: owners.get(sample, number) != number,
+            lag=lambda version: sum(one > version for one in committed),
+            max_lag=self._max_lag,
+        )
+
+    def remember(self, step: Step) -> None:
+        """The step has what it was taken in with, unless it failed."""
+        if step.state != "failed":
+            self._owners.update(dict.fromkeys(step.samples, step.id))
+
+    def add(self, step: Step, samples: list[str]) -> None:
+        """Note, before it is trained, what came to a step since it was taken in. Raises OSError."""
+        if late := [sample for sample in samples if self._owners.get(sample) != step.id]:
+            step.samples = list(dict.fromkeys([*step.samples, *late]))  # a full disk is asked again
+            self._folder.queue(step)
+            self._owners.update(dict.fromkeys(late, step.id))
+
+    def give_back(self, step: Step) -> None:
+        """The step trains nothing: its samples are free."""
+        for sample in step.samples:
+            if self._owners.get(sample) == step.id:
+                del self._owners[sample]

@@ -1,0 +1,145 @@
+"""Members of a group given as text, by clients that cannot tag: which sample each of them is about.
+
+A member's messages and completion are looked up among the answers that were served without a tag, the newest
+first, each sample for one member. What was never served here is trained from its text all the same, as far as
+that can be exact: the engine renders and tokenises it, and its logprobs under the served version stand in for
+those of whoever sampled it. Such a sample is marked `retokenised`, and counted.
+Neighbours: queue.py asks once, where a step is taken in; content.py names exchanges; the samples made here go
+into the journal like any other, so that the step finds them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+
+import msgspec
+
+from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.samples import content
+from runtime.gateway.samples.journal import Exchange, Sample, Tags
+from runtime.gateway.samples.samples import SampleRef, SampleStore, unscorable
+from runtime.gateway.versions.versions import Versions
+from runtime.shared.schema import Group, Member
+
+# Texts the engine works on at a time, beside the rollouts.
+_AT_ONCE = 8
+# Nobody said at which temperature a text was sampled.
+_TEMPERATURE = 1.0
+
+Taken = Callable[[str], bool]
+
+
+class NotRenderedError(Exception):
+    """A text that has no exact ids as an answer in the model's chat template; the message is the reason."""
+
+
+class TextMembers:
+    """Makes members given by content into members given by sample."""
+
+    def __init__(self, store: SampleStore, fleet: Fleet, versions: Versions) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._versions = versions
+        self._places = asyncio.Semaphore(_AT_ONCE)
+
+    async def resolve(self, groups: list[Group], taken: Taken) -> list[Group]:
+        """The same groups, their members naming rollouts or samples; a member that cannot has its failure."""
+        if not any(member.messages is not None for group in groups for member in group.members):
+            return groups
+        given: set[str] = set()
+        members = [member for group in groups for member in group.members]
+        # What was served is given out before anything is made of text.
+        matched = [self._match(member, given, taken) for member in members]
+        resolved = iter(await asyncio.gather(*map(self._resolved, members, matched)))
+        return [
+            group.model_copy(update={"members": [next(resolved) for _ in group.members]}) for group in groups
+        ]
+
+    def _match(self, member: Member, given: set[str], taken: Taken) -> SampleRef | None:
+        if member.messages is None or member.completion is None:
+            return None
+        served = self._store.of_content(content.key(member.messages, member.completion))
+        for ref in reversed(served):
+            if ref.tags.purpose == "train" and ref.id not in given and not taken(ref.id):
+                given.add(ref.id)
+                return ref
+        # All spoken for, or for evaluation only: the selection says so. A copy is not another sample.
+        return served[-1] if served else None
+
+    async def _resolved(self, member: Member, ref: SampleRef | None) -> Member:
+        if member.messages is None or member.completion is None:
+            return member
+        if ref is None and member.reward is not None:
+            try:
+                async with self._places:
+                    ref = await self._from_text(member.messages, member.completion)
+            except (NotRenderedError, EngineError, ApiError) as error:
+                return member.model_copy(update={"reward": None, "failure": f"text not trainable: {error}"})
+        if ref is None:
+            return member
+        return member.model_copy(update={"messages": None, "completion": None, "sample": ref.id})
+
+    async def _from_text(self, messages: list[dict[str, object]], answer: str) -> SampleRef:
+        served = self._versions.newest
+        self._versions.acquire(served.version)
+        try:
+            engine = await self._fleet.pick()
+            prompt_ids, completion_ids = await render(engine.client, messages, answer)
+            scored = await engine.client.score(served.engine_model, prompt_ids + completion_ids)
+        finally:
+            self._versions.release(served.version)
+        logprobs: list[float | None] = [*scored[len(prompt_ids) :]]
+        request, name = f"text-{uuid.uuid4().hex}", content.key(messages, answer)
+        sample = Sample(
+            id=f"{request}:0",
+            prompt=0,
+            completion_ids=completion_ids,
+            logprobs=logprobs,
+            finish_reason="stop",
+            unscorable=unscorable({}, completion_ids, logprobs),
+            content=name,
+            retokenised=True,
+        )
+        self._store.record(
+            Exchange(
+                request=request,
+                digest="",
+                created=time.time(),
+                tags=Tags(),
+                model=served.name,
+                version=served.version,
+                temperature=_TEMPERATURE,
+                settings={},
+                prompts=[prompt_ids],
+                samples=[sample],
+                streamed=False,
+                answer=msgspec.Raw(b"null"),
+                delivered=True,
+            )
+        )
+        return self._store.of_sample(sample.id)[0]
+
+
+async def render(
+    client: EngineClient, messages: list[dict[str, object]], answer: str
+) -> tuple[list[int], list[int]]:
+    """The ids of a question in the engine's own rendering, and of its answer with what ends an answer there.
+
+    Raises EngineError, and NotRenderedError where the template would show the answer otherwise than as its
+    own text, right after the prompt it is an answer to.
+    """
+    prompt = await client.tokenize(messages)
+    said = {"role": "assistant", "content": answer}
+    whole = await client.tokenize([*messages, said], add_generation_prompt=False)
+    bare = await client.tokenize(answer)
+    end = len(prompt) + len(bare)
+    if not bare or whole[: len(prompt)] != prompt or whole[len(prompt) : end] != bare:
+        raise NotRenderedError("the chat template does not show it as it is")
+    if len(whole) == end:
+        raise NotRenderedError("the chat template does not end an answer")
+    return prompt, whole[len(prompt) : end + 1]

@@ -1,0 +1,388 @@
+"""The queue of training steps: taken in once per key, given to the trainer one at a time, published.
+
+Neighbours: the gateway's routes submit and wait; claims.py says which samples a step has, selection.py builds
+the batch, step_records.py has it on disk first; the trainer takes `steps/NNNNNN/` and commits
+`checkpoints/step-NNNNNN/`; `publish` (the gateway's) serves that. Knows nothing of HTTP, engines or tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from runtime.gateway.http.step_errors import (
+    ClientStateTooLargeError,
+    KeyReusedError,
+    NothingToTrainError,
+    NotPublishedError,
+    QueueFullError,
+    UnknownCheckpointError,
+    UnknownStepError,
+)
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.claims import Claims
+from runtime.gateway.steps.rewind import Rewind
+from runtime.gateway.steps.rollout_log import Said
+from runtime.gateway.steps.selection import build
+from runtime.gateway.steps.step_records import Step, StepFolder
+from runtime.shared import failpoints
+from runtime.shared.batch import SCHEMA, empty_batch
+from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
+from runtime.shared.metrics import line_of
+from runtime.shared.schema import (
+    CLIENT_STATE_MAX_BYTES,
+    CheckpointInfo,
+    Group,
+    StepCounts,
+    StepRequest,
+    StepStatus,
+)
+from runtime.shared.start_adapter import KEY, START, StartError
+
+log = logging.getLogger(__name__)
+
+MOST_QUEUED = 8
+RETRY_SECONDS = 30.0
+DISK_SECONDS = 2.0  # a disk that takes nothing is tried again this often
+_LOOK_SECONDS = 0.02
+
+Publish = Callable[[Checkpoint], Awaitable[dict[str, Any]]]
+# Makes members given by content into members given by sample; the second argument: whether a step has it.
+Resolve = Callable[[list[Group], Callable[[str], bool]], Awaitable[list[Group]]]
+
+
+class StepQueue:
+    """All steps of the run. The gateway's event loop is its only user."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        samples: SampleStore,
+        checkpoints: CheckpointStore,
+        publish: Publish,
+        *,
+        trainer_failure: Callable[[], str | None],
+        max_lag: int,
+        resolve: Resolve | None = None,
+        said: Said | None = None,
+    ) -> None:
+        self.checkpoints = checkpoints
+        self._samples = samples
+        self._folder = StepFolder(state_dir / "steps")
+        self._publish = publish
+        self._resolve = resolve
+        self._said = said
+        self._trainer_failure = trainer_failure
+        self._rewind = Rewind.read(state_dir)
+        self._steps: dict[int, Step] = {}
+        self._by_key: dict[str, Step] = {}
+        self._claims = Claims(samples, self._folder, max_lag)
+        self._wake = asyncio.Event()
+        self.client_state: dict[str, Any] | None = None
+        self.last_metrics: dict[str, float] = {}
+        # Of the newest committed step, as metrics.jsonl has it or is about to.
+        self.last_line: dict[str, Any] | None = None
+        self.trouble: str | None = None
+        self._recover()
+        # Whether what the run begins with is still to be served; nothing is asked of the policy until then.
+        self.starting = (state_dir / START).is_dir() and self._begin()
+
+    @property
+    def queued(self) -> int:
+        """Steps not yet ended."""
+        return sum(not step.ended.is_set() for step in self._steps.values())
+
+    def list(self) -> list[StepStatus]:
+        """Every step, oldest first."""
+        return [step.status for _, step in sorted(self._steps.items())]
+
+    async def submit(self, request: StepRequest) -> StepStatus:
+        """Take a step in, once per key. Raises a StepError."""
+        _check_size(request.client_state)
+        digest = _digest(request.model_dump(mode="json", exclude={"key"}))
+        if known := self._known(request.key, digest):
+            return known.status
+        if self._rewind is not None:
+            self._rewind.check(
+                request.groups,
+                self._samples.knows,
+                gone_on=self._next_id() > self._rewind.to_step + 1,
+            )
+        groups = list(request.groups)
+        if self._resolve is not None:
+            groups = await self._resolve(groups, self._claims.has)
+            if known := self._known(request.key, digest):  # taken in while texts were looked up
+                return known.status
+        async with self._claims.sorting:
+            if known := self._known(request.key, digest):  # taken in while another step was sorted
+                return known.status
+            selection = await self._claims.select(groups, None)
+            if not selection.samples:
+                raise NothingToTrainError(selection.counts)
+            step = Step(
+                self._next_id(), request.key, digest, "train", groups, request.client_state,
+                counts=selection.counts, samples=selection.ids,
+            )  # fmt: skip
+            return self._take_in(step)
+
+    async def restore(self, name: str, key: str, client_state: dict[str, Any] | None = None) -> StepStatus:
+        """Take in a step that goes back to a kept checkpoint.
+
+        Raises a StepError.
+        """
+        _check_size(client_state)
+        digest = _digest({"restore": name, "client_state": client_state})
+        if known := self._known(key, digest):
+            return known.status
+        kept = await self._checkpoint(name)
+        if known := self._known(key, digest):  # taken in while we looked
+            return known.status
+        state = kept.client_state if client_state is None else client_state
+        step = Step(self._next_id(), key, digest, "restore", source=name, client_state=state)
+        return self._take_in(step)
+
+    async def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
+        """Keep a checkpoint, as the best of some work where that is named.
+
+        Raises UnknownCheckpointError, OSError.
+        """
+        await self._checkpoint(name)
+        try:
+            return await asyncio.to_thread(self.checkpoints.pin, name, best_of)
+        except CheckpointError as error:  # not whole, or pruned meanwhile
+            raise UnknownCheckpointError(str(error)) from error
+
+    async def wait(self, number: int, seconds: float) -> StepStatus:
+        """The step once it has ended, or the wait has. Raises UnknownStepError, RewoundError."""
+        step = self._steps.get(number)
+        if step is None and self._rewind is not None and number > self._rewind.to_step:
+            raise self._rewind.error(f"step {number} is")
+        if step is None:
+            raise UnknownStepError(f"there is no step {number}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(step.ended.wait(), seconds)
+        return step.status
+
+    async def run(self) -> None:
+        """Drive the steps to their ends, in order, for ever. Raises StartError."""
+        await self._catch_up()
+        while True:
+            if why := self.start_failure:
+                raise StartError(why)
+            step = self._next()
+            if step is None:
+                await self._idle()
+                continue
+            try:
+                await self._drive_or_fail(step)
+            except OSError as error:  # a full disk above all: nothing of the step is lost by waiting
+                log.warning("step %d waits: %s", step.id, error)
+                self.trouble = f"step {step.id} waits: {error}"
+                await asyncio.sleep(DISK_SECONDS)
+
+    def _next(self) -> Step | None:
+        return next((step for _, step in sorted(self._steps.items()) if not step.ended.is_set()), None)
+
+    async def _idle(self) -> None:
+        """Until there is a step; meanwhile what is committed but not served is tried again."""
+        self._wake.clear()
+        try:
+            await asyncio.wait_for(self._wake.wait(), None if self.trouble is None else RETRY_SECONDS)
+        except TimeoutError:
+            await self._catch_up()
+
+    @property
+    def start_failure(self) -> str | None:
+        """Why the trainer cannot take the adapter that the run begins with."""
+        first = self._by_key.get(KEY)
+        return first.error if self.starting and first is not None and not first.committed else None
+
+    def _begin(self) -> bool:
+        """Take in the run's first step, once; whether anything is still to come before the run has begun."""
+        first = self._by_key.get(KEY)
+        if first is None and not (self._steps or self._claims.committed):
+            first = Step(1, KEY, _digest({"restore": START}), "restore", source=START)
+            self._take_in(first)
+        return (
+            max(self._claims.committed, default=0) <= 1 and first is not None and first.state != "published"
+        )
+
+    # ------------------------------------------------------------------ one step
+
+    async def _drive_or_fail(self, step: Step) -> None:
+        """One step must not cost the others theirs. Raises OSError."""
+        try:
+            await self._drive(step)
+        except OSError:
+            raise
+        except Exception as error:
+            log.error("step %d", step.id, exc_info=error)
+            self._fail(step, f"{type(error).__name__}: {error}")
+
+    async def _drive(self, step: Step) -> None:
+        if step.state == "queued" and not await self._take_out(step):
+            return
+        if step.state == "training":
+            await self._until_committed(step)
+        if step.state == "committed":
+            checkpoint = await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id))
+            failpoints.passing("gateway.committed")
+            await self._publish_step(step, checkpoint)
+        elif step.state in ("published", "failed"):  # its end could not be written
+            self._end(step)
+
+    async def _take_out(self, step: Step) -> bool:
+        """Write the batch for the trainer; staleness is judged here, with what has been committed since."""
+        meta = {
+            "schema": SCHEMA, "kind": step.kind, "step": step.id, "key": step.key,
+            "request_sha256": step.digest, "from": step.source, "client_state": step.client_state,
+        }  # fmt: skip
+        failpoints.passing("gateway.giving")
+        if step.kind == "restore":
+            await asyncio.to_thread(self._folder.give, step.id, empty_batch(meta))
+        else:
+            async with self._claims.sorting:
+                selection = await self._claims.select(step.groups, step.id)
+                self._claims.add(step, selection.ids)
+            if not selection.samples:
+                self._fail(step, str(NothingToTrainError(selection.counts)), counts=selection.counts)
+                return False
+            batch = await asyncio.to_thread(build, selection, self._samples, meta)
+            step.counts = StepCounts.model_validate(batch.meta["counts"])
+            if self._said is not None:
+                await asyncio.to_thread(self._said.write, step.id, selection, self._samples)
+            await asyncio.to_thread(self._folder.give, step.id, batch)
+        failpoints.passing("gateway.given")
+        step.state = "training"
+        return True
+
+    async def _until_committed(self, step: Step) -> None:
+        while True:
+            if (self.checkpoints.root / checkpoint_name(step.id)).exists():
+                self._commit(step, await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id)))
+                return
+            error = self._folder.failure(step.id) or self._trainer_failure()
+            if error is not None:
+                self._fail(step, error)
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _commit(self, step: Step, checkpoint: Checkpoint) -> None:
+        step.state, step.committed = "committed", True
+        self._claims.committed.add(step.id)
+        self._learn(checkpoint)
+        step.metrics = self.last_metrics
+        step.counts = StepCounts.model_validate(checkpoint.state["counts"])
+
+    def _learn(self, checkpoint: Checkpoint) -> None:
+        self.client_state = checkpoint.state.get("client_state")
+        self.last_line = line_of(checkpoint.manifest, checkpoint.state)
+        # A number that is not finite has no place in JSON; metrics.jsonl keeps it.
+        metrics = checkpoint.state.get("metrics", {})
+        self.last_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    async def _publish_step(self, step: Step, checkpoint: Checkpoint) -> None:
+        try:
+            step.publication = await self._publish(checkpoint)
+        except NotPublishedError as error:
+            self._fail(step, str(error))
+            return
+        self.trouble, self.starting = None, False
+        step.state = "published"
+        self._end(step)
+
+    def _fail(self, step: Step, error: str, counts: StepCounts | None = None) -> None:
+        log.error("step %d failed: %s", step.id, error)
+        if step.committed:
+            error = f"committed, but not published: {error}"
+            self.trouble = f"step {step.id} is {error}"
+        else:
+            self._claims.give_back(step)
+            self._folder.withdraw(step.id, error)
+        step.counts = counts or step.counts
+        step.state, step.error = "failed", error
+        self._end(step)
+
+    def _end(self, step: Step) -> None:
+        failpoints.passing("gateway.ending")
+        self._folder.write_outcome(step)
+        step.groups = []
+        step.ended.set()
+
+    # ------------------------------------------------------------------ taking in
+
+    def _known(self, key: str, digest: str) -> Step | None:
+        step = self._by_key.get(key)
+        if step is not None and step.digest != digest:
+            raise KeyReusedError(f"key {key!r} belongs to step {step.id}, which had another body")
+        if step is None and self.queued >= MOST_QUEUED:
+            raise QueueFullError(f"{MOST_QUEUED} steps are waiting already")
+        return step
+
+    def _take_in(self, step: Step) -> StepStatus:
+        self._folder.queue(step)
+        failpoints.passing("gateway.queued")
+        self._remember(step)
+        self._wake.set()
+        return step.status
+
+    async def _checkpoint(self, name: str) -> CheckpointInfo:
+        kept = await asyncio.to_thread(self.checkpoints.list)
+        found = next((info for info in kept if info.name == name), None)
+        if found is None:
+            raise UnknownCheckpointError(
+                f"there is no checkpoint {name!r}; kept: {[info.name for info in kept]}"
+            )
+        return found
+
+    def _next_id(self) -> int:
+        return max((*self._steps, *self._claims.committed), default=0) + 1
+
+    def _remember(self, step: Step) -> None:
+        self._steps[step.id] = step
+        self._by_key[step.key] = step
+        self._claims.remember(step)
+
+    # ------------------------------------------------------------------ after a restart
+
+    def _recover(self) -> None:
+        """Take up what is on disk. The queue's own files are an index: what they lack, the batches given to
+        the trainer and the checkpoints it committed still say."""
+        kept = {checkpoint.step: checkpoint.state for checkpoint in self.checkpoints.readable()}
+        for step in self._folder.read_all(kept):
+            self._remember(step)
+            if step.committed:
+                self._claims.committed.add(step.id)
+        self._claims.committed.update(number for number in kept if number > 0)
+
+    async def _catch_up(self) -> None:
+        """Serve the newest committed state: a crash may have come between commit and publication (C40)."""
+        newest = await asyncio.to_thread(self.checkpoints.newest)
+        if newest is None:
+            return
+        self._learn(newest)
+        step = self._steps.get(newest.step)
+        if step is not None and (step.state == "published" or not step.ended.is_set()):
+            return  # served already, or the queue is about to publish it
+        try:
+            await self._publish(newest)
+        except NotPublishedError as error:
+            self.trouble = f"step {newest.step} is committed, but not published: {error}"
+            return
+        self.trouble, self.starting = None, False
+
+
+def _check_size(client_state: dict[str, Any] | None) -> None:
+    if (size := len(json.dumps(client_state))) > CLIENT_STATE_MAX_BYTES:
+        raise ClientStateTooLargeError(f"client_state has {size} bytes, at most {CLIENT_STATE_MAX_BYTES}")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,68 @@
+"""A run that lost its machine and went on from its last durable step: what it no longer knows.
+
+    rewound.json    {"to_step": 7, "reused_after": 7, "time": unix seconds, "client_state": {…} | null}
+
+The launcher writes the file into the new machine's state folder before the gateway starts. Neighbours:
+queue.py asks before it counts a rollout as "no sample". Knows nothing of HTTP or of how a machine is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from runtime.gateway.http.step_errors import RewoundError
+from runtime.shared import files
+from runtime.shared.schema import Group
+
+FILE = "rewound.json"
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """The run is back at `to_step`; the program's state there was `client_state`.
+
+    `reused_after`: the least step that any loss of a machine went back to. Versions after it are counted
+    again, so that a number alone does not say which weights they are.
+    """
+
+    to_step: int
+    client_state: dict[str, Any] | None
+    reused_after: int
+
+    @classmethod
+    def read(cls, state_dir: Path) -> Self | None:
+        """What the folder says; None for a run that never lost a machine."""
+        said = files.read_json(state_dir / FILE)
+        if said is None:
+            return None
+        to_step = int(said["to_step"])
+        return cls(to_step, said.get("client_state"), min(to_step, said.get("reused_after", to_step)))
+
+    def check(self, groups: Iterable[Group], is_known: Callable[[str], bool], *, gone_on: bool) -> None:
+        """Raise RewoundError for rewards of rollouts that were lost with the machine.
+
+        `gone_on`: steps were taken in since. Then a step is refused only if all its rewards are of unknown
+        rollouts: a program that has gone back may still reward a rollout that never got an answer, and must
+        not be sent back for ever.
+        """
+        rewarded = {
+            member.rollout
+            for group in groups
+            for member in group.members
+            if member.reward is not None and member.rollout
+        }
+        lost = {rollout for rollout in rewarded if not is_known(rollout)}
+        if lost and (lost == rewarded or not gone_on):
+            raise self.error(f"{len(lost)} of its {len(rewarded)} rollouts are")
+
+    def error(self, what: str) -> RewoundError:
+        """`what` was lost."""
+        return RewoundError(
+            f"{what} not known here: the machine was lost, and the run went back to step {self.to_step}; "
+            "roll out again from its client_state",
+            self.to_step,
+            self.client_state,
+        )

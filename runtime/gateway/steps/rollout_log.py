@@ -1,0 +1,184 @@
+"""What was said in a step, for people to read: `logs/rollouts/step-000007.jsonl`, a line a completion.
+
+    {"step": 7, "group", "rollout", "predictor", "call", "reward", "failure", "dropped", "version",
+     "temperature", "finish_reason", "prompt_tokens", "tokens", "prompt", "prompt_cut", "completion",
+     "completion_cut"}
+
+`prompt` and `completion` are the engine's own ids as text, special tokens included; `…_cut`: the prompt's
+beginning, the completion's end is left out. `dropped` is why the gateway trains nothing of it; what the
+trainer leaves out besides is counted in `metrics.jsonl`. A member without a sample is a line without text.
+Bounded, and without what looks like a secret. Neighbours: queue.py has it written before a batch is handed
+over, selection.py says what was named; the launcher brings the files home. Nothing is trained from them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.gateway.steps.selection import Named, Selection, Source
+from runtime.shared import redaction
+
+log = logging.getLogger(__name__)
+
+FOLDER = Path("logs") / "rollouts"
+# Of a program's own words.
+_PROGRAM_CHARACTERS = 400
+# A key of so many characters that a cut went through has lost the form by which it would be hidden.
+_WORD_CHARACTERS = 400
+# A private key in lines of its own, the longest in use.
+_KEY_CHARACTERS = 8_000
+_BLANK = re.compile(r"\s")
+_END_OF_KEY = re.compile(r"-----END [A-Z ]{0,30}PRIVATE KEY-----")
+
+Decode = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is kept of a step, and of the run: whole lines, the oldest steps go first."""
+
+    completions: int = 64
+    prompt_characters: int = 4_000
+    completion_characters: int = 8_000
+    step_bytes: int = 512 * 2**10
+    total_bytes: int = 64 * 2**20
+
+
+def tokenizer_of(model_path: str) -> Decode | None:
+    """What makes text of a model's ids; None where the model has no `tokenizer.json` on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+    from tokenizers import Tokenizer
+
+    found: Any = Path(model_path) / "tokenizer.json"
+    if not Path(model_path).is_dir():
+        found = try_to_load_from_cache(model_path, "tokenizer.json")
+    if not isinstance(found, str | Path) or not Path(found).is_file():
+        return None
+    tokenizer = Tokenizer.from_file(str(found))
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class Said:
+    """The files of one run. `find_decode` is asked until it gives one: the model may still be downloaded."""
+
+    def __init__(
+        self, state_dir: Path, find_decode: Callable[[], Decode | None], bounds: Bounds | None = None
+    ) -> None:
+        self._folder = state_dir / FOLDER
+        self._find_decode = find_decode
+        self._decode: Decode | None = None
+        self._bounds = bounds or Bounds()
+
+    def write(self, step: int, selection: Selection, store: Source) -> None:
+        """One step's file, whole or absent. What goes wrong is logged: no step fails by it."""
+        if not self._bounds.completions:
+            return
+        try:
+            self._decode = self._decode or self._find_decode()
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in self._folder.glob(".step-*"):  # by a process that was killed
+                left.unlink(missing_ok=True)
+            partial = self._folder / f".step-{step:06d}.{os.getpid()}"
+            partial.write_bytes(b"".join(self._lines(step, selection, store)))
+            partial.replace(self._folder / f"step-{step:06d}.jsonl")
+            keep_newest(self._folder, self._bounds.total_bytes)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step itself is whole without it
+            log.warning("what was said in step %d is not written: %s: %s", step, type(error).__name__, error)
+
+    def _lines(self, step: int, selection: Selection, store: Source) -> Iterator[bytes]:
+        size = 0
+        for named in _chosen(selection, self._bounds.completions):
+            described = {"step": step, "group": selection.groups[named.group].id, **self._line(named, store)}
+            line = json.dumps(described, ensure_ascii=False).encode(errors="replace") + b"\n"
+            size += len(line)
+            if size > self._bounds.step_bytes:
+                return
+            yield line
+
+    def _line(self, named: Named, store: Source) -> dict[str, Any]:
+        member, ref = named.member, named.ref
+        said = {
+            "rollout": member.rollout or None,
+            "predictor": _words(member.predictor),
+            "call": member.call,
+            "reward": member.reward,
+            "failure": _words(member.failure),
+            "dropped": named.dropped,
+        }
+        if ref is None:
+            return said
+        exchange, sample = store.load(ref)
+        asked, answered = exchange.prompts[sample.prompt], sample.completion_ids
+        # Of a prompt the end says most: the newest turn. Of more ids than letters are kept, none is read.
+        most, most_said = self._bounds.prompt_characters, self._bounds.completion_characters
+        prompt, completion = self._text(asked[-most:]), self._text(answered[:most_said])
+        if prompt is not None and len(asked) > most:
+            prompt = _without_first_word(prompt)
+        if completion is not None and len(answered) > most_said:
+            completion = _without_last_word(completion)
+        return said | {
+            "rollout": ref.tags.rollout,
+            "predictor": ref.tags.predictor,
+            "call": ref.tags.call,
+            "version": ref.version,
+            "temperature": exchange.temperature,
+            "finish_reason": sample.finish_reason,
+            "prompt_tokens": len(asked),
+            "tokens": len(answered),
+            "prompt": None if prompt is None else prompt[-most:],
+            "prompt_cut": len(asked) > most or len(prompt or "") > most,
+            "completion": None if completion is None else completion[:most_said],
+            "completion_cut": len(answered) > most_said or len(completion or "") > most_said,
+        }
+
+    def _text(self, ids: list[int]) -> str | None:
+        """Hidden before it is cut: half of a key would not look like one."""
+        return None if self._decode is None else redaction.hide(self._decode(ids))
+
+
+def _words(text: str | None) -> str | None:
+    """What a program said, or called something, hidden and then cut."""
+    return None if text is None else redaction.hide(text)[:_PROGRAM_CHARACTERS]
+
+
+def _without_first_word(text: str) -> str:
+    """A text that began before, without what may be the end of a key."""
+    end = _END_OF_KEY.search(text, 0, _KEY_CHARACTERS)  # of a whole one nothing is left
+    text = text[end.end() :] if end else text
+    blank = _BLANK.search(text, 0, _WORD_CHARACTERS)
+    return text[blank.end() if blank else _WORD_CHARACTERS :]
+
+
+def _without_last_word(text: str) -> str:
+    """A text that goes on, without what may be the beginning of a key."""
+    last = text[-_WORD_CHARACTERS:]
+    ends = [blank.start() for blank in _BLANK.finditer(last)]
+    return text[: len(text) - len(last) + (ends[-1] if ends else 0)]
+
+
+def keep_newest(folder: Path, most_bytes: int) -> None:
+    """Remove the files of the oldest steps until the others take no more than that."""
+    total = 0
+    found = sorted(folder.glob("step-*.jsonl"), key=lambda path: (len(path.name), path.name), reverse=True)
+    for path in found:
+        total += path.stat().st_size
+        if total > most_bytes:
+            path.unlink(missing_ok=True)
+
+
+def _chosen(selection: Selection, most: int) -> Sequence[Named]:
+    """Whole groups, whose members can be compared, of every predictor in turn, and so many lines at most."""
+    turn: Counter[str | None] = Counter()
+    order: dict[int, int] = {}
+    for index, group in enumerate(selection.groups):
+        turn[group.predictor] += 1
+        order[index] = turn[group.predictor]
+    return sorted(selection.named, key=lambda named: (order[named.group], named.group))[:most]

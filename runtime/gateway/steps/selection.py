@@ -1,0 +1,337 @@
+"""Which samples a step trains, and what becomes of the rest: everything named is trained or counted.
+
+Neighbours: queue.py asks when a step is taken in and again when it is taken out; samples come from the
+gateway's store; turns.py says which of them are one sequence; the result is a `Batch`. Computes no advantage
+and tokenises nothing (C1). All but a Snapshot reads tokens, a minute's work of long rollouts: in a thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.gateway.samples.journal import Exchange, Sample
+from runtime.gateway.samples.samples import SampleRef, SampleStore
+from runtime.gateway.samples.turns import Turn, join, load_turn
+from runtime.shared import redaction
+from runtime.shared.batch import Batch
+from runtime.shared.schema import Group, Member, StepCounts
+
+# A reason becomes a key in counts, metrics and terminals.
+_REASON_CHARACTERS = 80
+
+
+@dataclass(frozen=True)
+class Named:
+    """A sample that a member names, or a member that names none; why nothing of it is trained, if so."""
+
+    # Index into the selection's groups.
+    group: int
+    member: Member
+    ref: SampleRef | None
+    dropped: str | None
+
+
+@dataclass
+class Selection:
+    """The sequences to train, each with the member that rewards it, and the counts of everything named."""
+
+    groups: list[Group] = field(default_factory=list)
+    # (index into groups, the member), for members with at least one sample to train.
+    members: list[tuple[int, Member]] = field(default_factory=list)
+    # (the samples that are its turns, index into members).
+    sequences: list[tuple[list[SampleRef], int]] = field(default_factory=list)
+    counts: StepCounts = field(default_factory=StepCounts)
+    named: list[Named] = field(default_factory=list)
+
+    @property
+    def samples(self) -> list[tuple[SampleRef, int]]:
+        """Every sample to train, with the index of its member."""
+        return [(ref, member) for turns, member in self.sequences for ref in turns]
+
+    @property
+    def ids(self) -> list[str]:
+        return [ref.id for ref, _ in self.samples]
+
+
+class Source(Protocol):
+    """Where names of samples, and the tokens behind them, come from: a SampleStore, or a Snapshot of it."""
+
+    def of_rollout(self, rollout: str) -> list[SampleRef]: ...
+    def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]: ...
+    def of_sample(self, sample: str) -> list[SampleRef]: ...
+    def load(self, ref: SampleRef) -> tuple[Exchange, Sample]: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a store knew of some groups at one moment. Only tokens are read later, as any thread may."""
+
+    store: SampleStore
+    rollouts: dict[str, list[SampleRef]]
+    unreceived: dict[str, list[SampleRef]]
+    samples: dict[str, list[SampleRef]]
+
+    @classmethod
+    def of(cls, groups: Iterable[Group], store: SampleStore) -> Snapshot:
+        """Look up every name that the groups' members have."""
+        members = [member for group in groups for member in group.members]
+        samples = {member.sample: store.of_sample(member.sample) for member in members if member.sample}
+        rollouts = {one.rollout for one in members}
+        received = {rollout: store.of_rollout(rollout) for rollout in rollouts}
+        unreceived = {rollout: store.unreceived_of_rollout(rollout) for rollout in rollouts}
+        return cls(store, received, unreceived, samples)
+
+    def of_rollout(self, rollout: str) -> list[SampleRef]:
+        """As SampleStore's."""
+        return self.rollouts[rollout]
+
+    def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]:
+        """As SampleStore's."""
+        return self.unreceived[rollout]
+
+    def of_sample(self, sample: str) -> list[SampleRef]:
+        """As SampleStore's."""
+        return self.samples[sample]
+
+    def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
+        """As SampleStore's."""
+        return self.store.load(ref)
+
+
+def select(
+    groups: Iterable[Group],
+    store: Source,
+    *,
+    taken: Callable[[str], bool],
+    lag: Callable[[int], int],
+    max_lag: int,
+) -> Selection:
+    """Sort every sample the groups name into trained or dropped, with the reason.
+
+    `taken(sample id)`: another step has it. `lag(version)`: steps committed since that version; a sequence is
+    as old as its oldest turn (C39).
+    """
+    sorting = _Sorting(store, taken, lag, max_lag)
+    for group in groups:
+        sorting.result.groups.append(group)
+        for member in group.members:
+            sorting.take(group, member)
+    return sorting.counted()
+
+
+@dataclass
+class _Sorting:
+    """One selection while it is made."""
+
+    store: Source
+    taken: Callable[[str], bool]
+    lag: Callable[[int], int]
+    max_lag: int
+    result: Selection = field(default_factory=Selection)
+    dropped: Counter[str] = field(default_factory=Counter)
+    named: set[str] = field(default_factory=set)
+    members = found = sealed = unreceived = 0
+    # Of the member at hand: sample id → why it is dropped.
+    why: dict[str, str] = field(default_factory=dict)
+
+    def take(self, group: Group, member: Member) -> None:
+        """Sort one member's samples."""
+        refs = _refs(group, member, self.store)
+        self.members += 1
+        self.found += len(refs)
+        unreceived = _unreceived(group, member, self.store)
+        self.unreceived += unreceived
+        missing = "answer not received" if unreceived else "no sample"
+        refused = _refused(member) or (None if refs else missing)
+        index = len(self.result.groups) - 1
+        if refused is not None:
+            self.dropped[refused] += max(1, len(refs))
+            self.result.named += [Named(index, member, ref, refused) for ref in refs or [None]]
+            return
+        self.why = {}
+        sequences = [turns for turns in self._sequences(refs) if self._is_fresh(turns)]
+        self.result.named += [Named(index, member, ref, self.why.get(ref.id)) for ref in refs]
+        if sequences:
+            self.result.members.append((index, member))
+            rewarded = len(self.result.members) - 1
+            self.result.sequences += [(turns, rewarded) for turns in sequences]
+
+    def counted(self) -> Selection:
+        """The selection, with its counts."""
+        trained = self.result.samples
+        self.result.counts = StepCounts(
+            groups=len(self.result.groups),
+            members=self.members,
+            samples=self.found,
+            trained=len(trained),
+            retokenised=sum(ref.retokenised for ref, _ in trained),
+            turns_joined=len(trained) - len(self.result.sequences),
+            sealed=self.sealed,
+            groups_without_variance=_groups_without_variance(self.result),
+            unreceived=self.unreceived,
+            dropped=dict(self.dropped),
+        )
+        return self.result
+
+    def _sequences(self, refs: list[SampleRef]) -> Iterator[list[SampleRef]]:
+        """What of a member can be trained at all, as sequences of turns."""
+        for part in _by_predictor([ref for ref in refs if self._is_usable(ref)]):
+            sequences, sealed = join(part, self.store.load)
+            self.sealed += sealed
+            yield from sequences
+
+    def _is_usable(self, ref: SampleRef) -> bool:
+        reason = self._why_not(ref)
+        self.named.add(ref.id)
+        if reason is not None:
+            self.dropped[reason] += 1
+            self.why[ref.id] = reason
+        return reason is None
+
+    def _why_not(self, ref: SampleRef) -> str | None:
+        if ref.tags.purpose != "train":
+            return "evaluation"  # C48
+        if ref.id in self.named:
+            return "named twice"
+        if self.taken(ref.id):
+            return "already trained"
+        return ref.unscorable
+
+    def _is_fresh(self, turns: list[SampleRef]) -> bool:
+        fresh = self.lag(min(ref.version for ref in turns)) <= self.max_lag
+        if not fresh:
+            self.dropped["stale"] += len(turns)
+            self.why |= dict.fromkeys((ref.id for ref in turns), "stale")
+        return fresh
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One sequence of the batch: arrays over its tokens, and what is said of it."""
+
+    tokens: NDArray[np.int32]
+    sampled: NDArray[np.uint8]
+    logprobs: NDArray[np.float32]
+    temperature: float
+    version: int
+    cut_off: bool
+    described: dict[str, Any]
+
+
+def build(selection: Selection, store: Source, meta: dict[str, Any]) -> Batch:
+    """The batch of a selection: the engine's own ids and logprobs, copied. `meta` is added to its JSON."""
+    rows = [_row([load_turn(ref, store.load) for ref in turns]) for turns, _ in selection.sequences]
+    sampled = np.concatenate([row.sampled for row in rows])
+    counts = selection.counts.model_copy(update={"sampled_tokens": int(sampled.sum())})
+    return Batch(
+        tokens=np.concatenate([row.tokens for row in rows]),
+        sampled=sampled,
+        logprobs=np.concatenate([row.logprobs for row in rows]),
+        offsets=np.cumsum([0, *(len(row.tokens) for row in rows)], dtype=np.int64),
+        temperature=np.asarray([row.temperature for row in rows], np.float32),
+        version=np.asarray([row.version for row in rows], np.int64),
+        truncated=np.asarray([row.cut_off for row in rows], np.uint8),
+        member=np.asarray([member for _, member in selection.sequences], np.int64),
+        reward=np.asarray([member.reward for _, member in selection.members], np.float32),
+        group=np.asarray([group for group, _ in selection.members], np.int64),
+        meta=meta | _meta(selection, rows, counts),
+    )
+
+
+def _row(turns: list[Turn]) -> _Row:
+    """A sequence's turns, laid down in the ids of its last."""
+    last = turns[-1]
+    tokens = np.asarray(last.prompt + last.completion, np.int32)
+    sampled = np.zeros(len(tokens), np.uint8)
+    logprobs = np.zeros(len(tokens), np.float32)
+    for turn in turns:
+        sampled[len(turn.prompt) : turn.end] = 1
+        logprobs[len(turn.prompt) : turn.end] = np.asarray(turn.logprobs, np.float32)
+    tags = turns[0].ref.tags
+    described = {
+        "id": turns[0].ref.id,
+        "rollout": tags.rollout,
+        "predictor": tags.predictor,
+        "call": tags.call,
+        "turns": [_segment(turn) for turn in turns],
+    }
+    oldest = min(turn.ref.version for turn in turns)
+    return _Row(tokens, sampled, logprobs, last.temperature, oldest, last.cut_off, described)
+
+
+def _meta(selection: Selection, rows: list[_Row], counts: StepCounts) -> dict[str, Any]:
+    return {
+        "groups": [{"id": group.id, "predictor": group.predictor} for group in selection.groups],
+        "members": [
+            {"rollout": member.rollout, "predictor": member.predictor, "call": member.call, "group": group}
+            for group, member in selection.members
+        ],
+        "samples": [row.described for row in rows],
+        "counts": counts.model_dump(),
+    }
+
+
+def _segment(turn: Turn) -> dict[str, Any]:
+    """Where a turn's sampled tokens lie in its sequence, and which policy version sampled them (C38)."""
+    return {
+        "id": turn.ref.id,
+        "call": turn.ref.tags.call,
+        "version": turn.ref.version,
+        "start": len(turn.prompt),
+        "end": turn.end,
+    }
+
+
+def _refs(group: Group, member: Member, store: Source) -> list[SampleRef]:
+    """The samples a member's reward is about."""
+    if member.sample is not None:
+        return store.of_sample(member.sample)
+    return [ref for ref in store.of_rollout(member.rollout) if _is_named(ref, group, member)]
+
+
+def _unreceived(group: Group, member: Member, store: Source) -> int:
+    """How many answers a member's reward would be about, had anyone received them (C52)."""
+    if member.sample is not None:
+        return 0
+    refs = store.unreceived_of_rollout(member.rollout)
+    return sum(_is_named(ref, group, member) for ref in refs)
+
+
+def _is_named(ref: SampleRef, group: Group, member: Member) -> bool:
+    """Whether one of a member's rollout's samples is of the predictor and the call it names."""
+    predictor = member.predictor if member.predictor is not None else group.predictor
+    return (predictor is None or ref.tags.predictor == predictor) and (
+        member.call is None or ref.tags.call == member.call
+    )
+
+
+def _by_predictor(refs: list[SampleRef]) -> Iterator[list[SampleRef]]:
+    """Samples apart by the predictor that asked, each in their order."""
+    for predictor in dict.fromkeys(ref.tags.predictor for ref in refs):
+        yield [ref for ref in refs if ref.tags.predictor == predictor]
+
+
+def _refused(member: Member) -> str | None:
+    """Why a member has no reward to train with (C22); None when it has one.
+
+    A program's own words: what looks like a secret is hidden before they are cut, half a key looks like none.
+    """
+    if member.reward is None:
+        return redaction.hide(member.failure or "no reward")[:_REASON_CHARACTERS]
+    return None if math.isfinite(member.reward) else "reward not finite"
+
+
+def _groups_without_variance(selection: Selection) -> int:
+    """Groups whose rewards teach nothing: all the same, or fewer than two."""
+    rewards: dict[int, Set[float]] = {index: set() for index in range(len(selection.groups))}
+    for group, member in selection.members:
+        assert member.reward is not None
+        rewards[group] = {*rewards[group], member.reward}
+    return sum(len(values) < 2 for values in rewards.values())

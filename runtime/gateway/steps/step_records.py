@@ -1,0 +1,197 @@
+"""What is on disk about steps: taken in, handed to the trainer, failed, ended.
+
+    steps/queue/000007.json           the step as it was taken in
+    steps/queue/000007.outcome.json   how it ended
+    steps/000007/                     the batch (batch.py), from its hand-over on
+    steps/000007/failed.json          the trainer could not do it, or must not any more
+
+Neighbours: queue.py decides, this writes and reads; the trainer reads the numbered folders. Every file is
+whole or absent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError
+
+from runtime.shared import files
+from runtime.shared.batch import META, Batch, step_folder, write_batch
+from runtime.shared.schema import Group, StepCounts, StepState, StepStatus
+
+log = logging.getLogger(__name__)
+
+_FAILED = "failed.json"
+
+
+@dataclass
+class Step:
+    """One step, as far as it has come."""
+
+    id: int
+    key: str
+    digest: str
+    kind: Literal["train", "restore"]
+    groups: list[Group] = field(default_factory=list)
+    client_state: dict[str, Any] | None = None
+    source: str | None = None
+    state: StepState = "queued"
+    counts: StepCounts = field(default_factory=StepCounts)
+    samples: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    publication: dict[str, Any] | None = None
+    error: str | None = None
+    # Also true of a failed step whose publication was what failed.
+    committed: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def status(self) -> StepStatus:
+        return StepStatus(
+            id=self.id,
+            key=self.key,
+            state=self.state,
+            version=self.id if self.committed else None,
+            counts=self.counts,
+            metrics=self.metrics,
+            publication=self.publication,
+            error=self.error,
+        )
+
+
+class StepFolder:
+    """`steps/` on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._queue = root / "queue"
+        self._queue.mkdir(parents=True, exist_ok=True)
+
+    def queue(self, step: Step) -> None:
+        """Write a step taken in; after this it survives."""
+        value = {
+            "id": step.id, "key": step.key, "digest": step.digest, "kind": step.kind,
+            "groups": [group.model_dump() for group in step.groups], "client_state": step.client_state,
+            "source": step.source, "counts": step.counts.model_dump(), "samples": step.samples,
+            "created": time.time(),
+        }  # fmt: skip
+        files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
+
+    def give(self, number: int, batch: Batch) -> None:
+        """Hand a batch to the trainer: the rename is the hand-over. Raises OSError."""
+        try:
+            write_batch(step_folder(self._root, number), batch)
+        except SafetensorError as error:  # its way of saying that the disk is full
+            raise OSError(str(error)) from error
+
+    def failure(self, number: int) -> str | None:
+        """What the trainer said when it could not do the step."""
+        said = files.read_json(step_folder(self._root, number) / _FAILED)
+        return None if said is None else str(said.get("error"))
+
+    def withdraw(self, number: int, error: str) -> None:
+        """Keep the trainer from ever training a step reported as failed, and from waiting for its folder."""
+        folder = step_folder(self._root, number)
+        if folder.exists():
+            if not (folder / _FAILED).exists():
+                files.write_json(folder / _FAILED, {"error": error}, durable=True)
+            return
+        # Whole or absent: a folder without its reason would be read as a batch.
+        partial = self._root / f".tmp-{folder.name}-failed"
+        partial.mkdir(exist_ok=True)
+        files.write_json(partial / _FAILED, {"error": error}, durable=True)
+        partial.rename(folder)
+        files.sync(self._root)
+
+    def write_outcome(self, step: Step) -> None:
+        """The end of a step, for the next process of the gateway."""
+        value = step.status.model_dump()
+        files.write_json(self._queue / f"{step.id:06d}.outcome.json", value, durable=True)
+
+    # ------------------------------------------------------------------ after a restart
+
+    def read_all(self, kept: Mapping[int, dict[str, Any]]) -> list[Step]:
+        """Every step ever taken in, as far as it had come, in order. `kept`: step → state of its checkpoint.
+
+        The queue's files that are lost or broken are made again, from the batches and the checkpoints.
+        """
+        numbers = {int(path.name[:6]) for path in self._queue.glob("[0-9]*.json")} | set(kept)
+        numbers |= {int(path.name) for path in self._root.glob("[0-9]*") if path.name.isdigit()}
+        newest = max(kept, default=0)
+        return [
+            self._read(number, newest) or self._rebuild(number, kept, newest)
+            for number in sorted(numbers - {0})
+        ]
+
+    def _read(self, number: int, newest: int) -> Step | None:
+        path = self._queue / f"{number:06d}.json"
+        try:
+            said = json.loads(path.read_text())
+            step = Step(
+                said["id"], said["key"], said["digest"], said["kind"],
+                [Group.model_validate(group) for group in said["groups"]], said["client_state"],
+                said["source"], counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
+            )  # fmt: skip
+            outcome = files.read_json(path.with_suffix(".outcome.json"))
+            if outcome is not None:
+                _take_outcome(step, StepStatus.model_validate(outcome))
+            elif number < newest:
+                raise ValueError("how it ended is not written")
+            elif step_folder(self._root, number).exists():
+                step.state = "training"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("the queue's entry of step %d is made again: %s", number, error)
+            return None
+        return step
+
+    def _rebuild(self, number: int, kept: Mapping[int, dict[str, Any]], newest: int) -> Step:
+        """A step's entry, made again. Its groups are not needed any more: its batch was given."""
+        state, given = kept.get(number, {}), self._given(number)
+        error = self.failure(number)
+        known = {name: state.get(name) or given.get(name) for name in ("key", "request_sha256", "kind")}
+        step = Step(
+            number,
+            known["key"] or f"step {number}",
+            known["request_sha256"] or "",
+            known["kind"] or "train",
+            client_state=state.get("client_state", given.get("client_state")),
+            source=given.get("from"),
+            counts=StepCounts.model_validate(state.get("counts") or given.get("counts") or {}),
+            samples=[turn["id"] for one in given.get("samples", ()) for turn in one.get("turns") or [one]],
+            metrics={name: value for name, value in state.get("metrics", {}).items() if math.isfinite(value)},
+            error=error,
+            committed=error is None and number <= newest,
+        )
+        if error is None:
+            # Of the newest it is not known whether it was published: it is published (again).
+            step.state = "training" if number > newest else "committed" if number == newest else "published"
+        else:
+            step.state = "failed"
+        self.queue(step)
+        if step.state in ("published", "failed"):
+            self.write_outcome(step)
+            step.ended.set()
+        return step
+
+    def _given(self, number: int) -> dict[str, Any]:
+        """What the batch says of its step; nothing for a step that was never given, or long removed."""
+        try:
+            return files.read_json(step_folder(self._root, number) / META) or {}
+        except ValueError:
+            return {}
+
+
+def _take_outcome(step: Step, status: StepStatus) -> None:
+    step.state, step.counts, step.metrics = status.state, status.counts, status.metrics
+    step.publication, step.error = status.publication, status.error
+    step.committed = status.version is not None
+    step.groups = []
+    step.ended.set()

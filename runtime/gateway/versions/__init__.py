@@ -1,0 +1,1 @@
+"""The versions of the policy: published, served, called back."""

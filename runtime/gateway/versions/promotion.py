@@ -1,0 +1,123 @@
+"""From a committed checkpoint to the served policy: prove it on every engine, then move the alias.
+
+Neighbours: publication.py stages and proves; versions.py holds the alias; the step queue calls `publish`
+after each commit; fleet.py calls `restage` for an engine that started anew; recall.py brings back an older
+version that is named. Every attempt is a line in `publications.jsonl`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.engines.publication import PublicationError, Publisher
+from runtime.gateway.http.step_errors import NotPublishedError
+from runtime.gateway.versions.recall import Recall
+from runtime.gateway.versions.versions import Versions
+from runtime.shared import failpoints, files
+from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
+from runtime.shared.child_status import Machine
+
+log = logging.getLogger(__name__)
+
+# An engine that died is back within this.
+ENGINES_SECONDS = 180.0
+# Refusals by engines that all live, and attempts in all.
+REFUSALS = 2
+ATTEMPTS = 5
+
+
+class Promotion:
+    """Moves the alias, and only after proof."""
+
+    def __init__(
+        self,
+        engines: list[EngineClient],
+        machine: Machine,
+        publisher: Publisher,
+        versions: Versions,
+        checkpoints: CheckpointStore,
+        state_dir: Path,
+    ) -> None:
+        self._publisher = publisher
+        self._versions = versions
+        self._checkpoints = checkpoints
+        self._record = state_dir / "publications.jsonl"
+        self._recall = Recall(publisher, versions, checkpoints, self._record)
+        self._fleet = Fleet(engines, machine, self.restage, self._recall)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The engines, kept supplied with what is served."""
+        return self._fleet
+
+    async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Serve the checkpoint as the newest version. Raises NotPublishedError: the old one stays."""
+        refusals = 0
+        reason = ""
+        for _ in range(ATTEMPTS):
+            started = time.monotonic()
+            if not await self._fleet.until_all_ready(ENGINES_SECONDS):
+                reason = f"not every engine was ready within {ENGINES_SECONDS:.0f} s; {reason}"
+                self._write(checkpoint, "failed", started, reason=reason)
+                break
+            try:
+                proof = asdict(await self._publisher.publish(checkpoint))
+            except PublicationError as error:
+                self._write(checkpoint, "failed", started, reason=str(error))
+                log.error("version %d not published: %s", checkpoint.version, error)
+                reason = str(error)
+                # An engine that died meanwhile says nothing about the checkpoint: it is waited for.
+                refusals += not await self._fleet.lose_the_dead()
+                if refusals == REFUSALS:
+                    break
+                continue
+            failpoints.passing("gateway.staged")
+            self._versions.move(checkpoint.version, checkpoint.step)
+            failpoints.passing("gateway.moved")
+            proof["seconds"] = round(time.monotonic() - started, 4)
+            self._write(checkpoint, "published", started, **proof)
+            await self._retire()
+            return proof
+        raise NotPublishedError(reason)
+
+    async def _retire(self) -> None:
+        """Unload what nobody needs. A failure harms nothing yet: it is tried again after the next step."""
+        try:
+            async with self._recall.lock:
+                await self._publisher.retire(self._versions.retire)
+        except EngineError as error:
+            log.warning("old versions not unloaded: %s", error)
+
+    async def restage(self, engine: EngineClient) -> None:
+        """Give a fresh engine every version requests may ask of it.
+
+        Raises PublicationError or CheckpointError when the alias's own version cannot be brought; an older
+        one that cannot is served no longer.
+        """
+        for version in sorted(self._versions.staged - {0}, reverse=True):
+            try:
+                name = checkpoint_name(version)
+                await self._publisher.restage(engine, await asyncio.to_thread(self._checkpoints.load, name))
+            except (PublicationError, CheckpointError) as error:
+                if version == self._versions.current:
+                    raise
+                log.warning("version %d is served no longer: %s", version, error)
+                self._versions.forget(version)
+
+    def _write(self, checkpoint: Checkpoint, outcome: str, started: float, **said: Any) -> None:
+        line = {
+            "version": checkpoint.version,
+            "step": checkpoint.step,
+            "outcome": outcome,
+            "time": time.time(),
+            "seconds": round(time.monotonic() - started, 4),
+            **said,
+        }
+        files.append_line(self._record, line)

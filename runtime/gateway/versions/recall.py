@@ -1,0 +1,121 @@
+"""A version that a request names and no engine has any more: loaded again, and proven again.
+
+What answers under a version's name are that version's weights or nothing (C55): the checkpoint is read
+whole, its adapter must be the one that was published under the name, and the engines prove it as they do at
+a publication. Neighbours: fleet.py asks before it gives out an engine; publication.py proves; versions.py
+says for which versions there is room. A version's first return is a line in `publications.jsonl`, each in the
+log: programs that name more versions than there is room for bring them back at every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.publication import Publisher
+from runtime.gateway.versions.versions import Versions
+from runtime.shared import files
+from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
+
+log = logging.getLogger(__name__)
+
+
+class Recall:
+    """Brings versions back, one at a time. The gateway's event loop is its only user."""
+
+    def __init__(
+        self, publisher: Publisher, versions: Versions, checkpoints: CheckpointStore, record: Path
+    ) -> None:
+        """`record`: publications.jsonl."""
+        self._publisher = publisher
+        self._versions = versions
+        self._checkpoints = checkpoints
+        self._record = record
+        # Held while versions are loaded or unloaded, so that none goes while it comes.
+        self.lock = asyncio.Lock()
+        self._coming: dict[int, asyncio.Task[None]] = {}
+        # Versions whose return this process has recorded.
+        self._recorded: set[int] = set()
+
+    async def __call__(self, version: int, engines: list[EngineClient]) -> bool:
+        """Have the version on these engines; whether that took any time.
+
+        It comes also where who named it leaves meanwhile: half of it would be on the engines, counted by
+        nobody, and clients less patient than it takes would never have it.
+        Raises ApiError where it cannot come back or must wait, PublicationError where it is not proven.
+        """
+        if self._versions.is_loaded(version):
+            return False
+        coming = self._coming.get(version)
+        if coming is None:
+            coming = self._coming[version] = asyncio.create_task(self._come(version, engines))
+            coming.add_done_callback(lambda ended: self._came(version, ended))
+        await asyncio.shield(coming)
+        return True
+
+    async def _come(self, version: int, engines: list[EngineClient]) -> None:
+        async with self.lock:
+            if not self._versions.is_loaded(version):  # while we waited
+                await self._bring(version, engines)
+
+    def _came(self, version: int, ended: asyncio.Task[None]) -> None:
+        del self._coming[version]
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.warning("%s did not come back: %s", self._versions.named(version), error)
+
+    async def _bring(self, version: int, engines: list[EngineClient]) -> None:
+        started = time.time()
+        checkpoint = await self._checkpoint(version)
+        if (old := self._versions.make_room()) is not None:
+            log.info("%s is unloaded to make room: it comes back when named", self._versions.named(old))
+            await self._publisher.unload(old)
+        proof = asdict(await self._publisher.recall(engines, checkpoint))
+        self._versions.recalled(version)
+        log.info("%s is loaded again, and proven", self._versions.named(version))
+        if version not in self._recorded:
+            self._recorded.add(version)
+            self._write({"step": checkpoint.step, "outcome": "recalled", "time": started, **proof})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        """For the record only: a full disk keeps no version from answering."""
+        try:
+            files.append_line(self._record, line)
+        except OSError as error:
+            log.warning("not written to %s: %s: %s", self._record.name, error, line)
+
+    async def _checkpoint(self, version: int) -> Checkpoint:
+        """The version's checkpoint, every byte of it as committed and as published. Raises ApiError(404)."""
+        try:
+            checkpoint = await asyncio.to_thread(self._checkpoints.load, checkpoint_name(version))
+        except CheckpointError as error:
+            why = f"was served once, and what is kept of it is not whole ({error})"
+            raise self._versions.gone(version, why) from error
+        published = await asyncio.to_thread(_published_sha256, self._record, version)
+        if checkpoint.version != version or published not in (None, checkpoint.adapter_sha256):
+            raise self._versions.gone(version, "was served once, and what is kept are other weights")
+        return checkpoint
+
+
+def _published_sha256(record: Path, version: int) -> str | None:
+    """The hash of the adapter that was last published under the version's name; None where nobody wrote it.
+
+    The last: a run that lost its machine went back, and published versions of these numbers once more.
+    """
+    try:
+        lines = record.read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        try:
+            said = json.loads(line)
+        except ValueError:  # cut by a power loss
+            continue
+        if isinstance(said, dict) and (said.get("version"), said.get("outcome")) == (version, "published"):
+            return said.get("sha256")
+    return None

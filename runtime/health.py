@@ -1,0 +1,175 @@
+"""How the supervisor knows that a child is up, and that it has not frozen.
+
+Neighbours: supervision.py asks every second or so. A probe answers None when the child is well, else one
+sentence; it keeps what it must remember between two questions. No threads, standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Protocol
+
+from runtime.shared import files, processes
+
+ANSWER_SECONDS = 5.0
+# Longer than any single engine step or trainer kernel, far shorter than a person's patience.
+STALL_SECONDS = 45.0
+# An idle trainer uses a clock tick (10 ms) of processor time in less.
+STILL_SECONDS = 18.0
+
+
+class Probe(Protocol):
+    """One child's health. `reset` is called when the child is started anew.
+
+    `note`: what there is to say of a child that is well.
+    """
+
+    note: str | None
+
+    def reset(self) -> None: ...
+
+    async def __call__(self, pid: int) -> str | None: ...
+
+
+class HealthProbe:
+    """GET `path` on the child's Unix socket answers 200."""
+
+    note: str | None = None
+
+    def __init__(self, socket: Path, path: str) -> None:
+        self._socket = socket
+        self._path = path
+
+    def reset(self) -> None:
+        """Drop the dead child's socket, so that nobody connects to it meanwhile."""
+        self._socket.unlink(missing_ok=True)
+
+    async def __call__(self, pid: int) -> str | None:
+        try:
+            status, _ = await ask(self._socket, "GET", self._path)
+        except (OSError, TimeoutError, ValueError) as error:
+            return f"{self._path}: {error or type(error).__name__}"
+        return None if status == 200 else f"{self._path} answered {status}"
+
+
+class EngineProbe(HealthProbe):
+    """Health, and progress: vLLM's HTTP process answers `/health` also while its engine core stands still.
+
+    When the token counters do not move between two looks, one token is asked of the base model: an idle
+    engine gives it at once, a busy one moves its counters, a frozen one does neither for `STALL_SECONDS`.
+    """
+
+    # One token of the base model: no adapter to load, nothing recorded.
+    # Before rollouts, as every probe (server.py): a full queue is not a frozen engine.
+    _ONE_TOKEN = {"model": "base", "prompt": "a", "max_tokens": 1, "temperature": 0, "priority": -1}
+    LOOK_SECONDS = 5.0  # twice, and a wait for the token: within a message's 30 s (test_bounds.py)
+    _COUNTER = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__(socket, "/health")
+        self._looked_at = 0.0
+        self._counters = b""
+
+    def reset(self) -> None:
+        super().reset()
+        self._looked_at = 0.0
+        self._counters = b""
+
+    async def __call__(self, pid: int) -> str | None:
+        trouble = await super().__call__(pid)
+        if trouble or time.monotonic() - self._looked_at < self.LOOK_SECONDS:
+            return trouble
+        if await self._moved() or await self._gives_a_token():
+            self._looked_at = time.monotonic()
+            return None
+        return None if await self._moved() else f"no token in {STALL_SECONDS:.0f} s"
+
+    async def _moved(self) -> bool:
+        try:
+            _, text = await ask(self._socket, "GET", "/metrics")
+        except (OSError, TimeoutError, ValueError):
+            return False
+        counters = b" ".join(self._COUNTER.findall(text))
+        moved = counters != self._counters
+        self._counters = counters
+        return moved
+
+    async def _gives_a_token(self) -> bool:
+        try:
+            status, _ = await ask(
+                self._socket, "POST", "/v1/completions", self._ONE_TOKEN, bound_seconds=STALL_SECONDS
+            )
+        except (OSError, TimeoutError, ValueError):
+            return False
+        return status == 200
+
+
+class TrainerProbe:
+    """`trainer.json` says ready, and its processes use processor time: idle, it still looks for work."""
+
+    def __init__(self, path: Path) -> None:
+        self.note: str | None = None
+        self._path = path
+        self._cpu_seconds = 0.0
+        self._moved_at = time.monotonic()
+
+    def reset(self) -> None:
+        """Drop what the dead trainer last said of itself."""
+        self._path.unlink(missing_ok=True)
+        self._moved_at = time.monotonic()
+        self.note = None
+
+    async def __call__(self, pid: int) -> str | None:
+        try:
+            said = files.read_json(self._path)
+        except ValueError:
+            said = None
+        if said is None or said.get("state") not in ("ready", "training"):
+            return "loading"
+        self.note = said.get("error")
+        now = processes.cpu_seconds([pid, *processes.descendants(pid)])
+        if now != self._cpu_seconds:
+            self._cpu_seconds = now
+            self._moved_at = time.monotonic()
+        still_seconds = time.monotonic() - self._moved_at
+        return None if still_seconds < STILL_SECONDS else f"no sign of life for {still_seconds:.0f} s"
+
+
+class AliveProbe:
+    """For a child that has nothing to ask: up as soon as it runs."""
+
+    note: str | None = None
+
+    def reset(self) -> None:
+        """Nothing is remembered."""
+
+    async def __call__(self, pid: int) -> str | None:
+        return None if os.path.exists(f"/proc/{pid}") else "gone"
+
+
+async def ask(
+    socket: Path, method: str, path: str, body: object = None, bound_seconds: float = ANSWER_SECONDS
+) -> tuple[int, bytes]:
+    """One HTTP request over a Unix socket: (status, body). Raises OSError, TimeoutError, ValueError."""
+    content = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    async with asyncio.timeout(bound_seconds):
+        reader, writer = await asyncio.open_unix_connection(str(socket))
+        try:
+            writer.write(head.encode() + content)
+            answer = await reader.read()
+        finally:
+            writer.close()
+    status_line, _, rest = answer.partition(b"\r\n")
+    parts = status_line.split(b" ", 2)
+    if len(parts) < 2 or not parts[1].isdigit():
+        raise ValueError(f"not an HTTP answer: {status_line[:60]!r}")
+    return int(parts[1]), rest.partition(b"\r\n\r\n")[2]

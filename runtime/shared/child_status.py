@@ -1,0 +1,73 @@
+"""What the other processes say of themselves, for `/slipway/status` and for refusals that explain.
+
+Neighbours: reads `supervisor.json` (the supervisor's) and `keeper`'s lease file; fleet.py and steps ask it
+whether a child has failed for good. Writes nothing but the lease's time stamp.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from runtime.shared import files
+from runtime.shared.schema import ChildState
+
+# The supervisor touches its file every few seconds (supervision.py).
+SILENT_SECONDS = 20.0
+
+
+class Machine:
+    """The supervisor's word, re-read only when its file changes."""
+
+    def __init__(self, state_dir: Path, lease_seconds: float) -> None:
+        self._state_dir = state_dir
+        self._lease_seconds = lease_seconds
+        self._stamp: int | None = None
+        self._changed_at = time.monotonic()
+        self._said: dict[str, Any] = {}
+
+    def supervisor(self) -> dict[str, Any]:
+        """`supervisor.json`; empty when the gateway runs without a supervisor."""
+        path = self._state_dir / "supervisor.json"
+        try:
+            stamp = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return {}
+        if stamp != self._stamp:
+            self._said = files.read_json(path) or {}
+            self._stamp = stamp
+            self._changed_at = time.monotonic()
+        return self._said
+
+    def silence(self) -> str | None:
+        """What to say of a supervisor that stands still: whatever it keeps running is not looked after."""
+        said = self.supervisor()
+        seconds = time.monotonic() - self._changed_at
+        if not said or seconds < SILENT_SECONDS:
+            return None
+        return f"the supervisor has been silent for {seconds:.0f} s"
+
+    def children(self) -> list[ChildState]:
+        """The children's states, in the supervisor's order."""
+        return [ChildState.model_validate(child) for child in self.supervisor().get("children", [])]
+
+    def child(self, name: str) -> dict[str, Any]:
+        """One child's state as written; empty when nothing is known of it."""
+        return next((child for child in self.supervisor().get("children", []) if child["name"] == name), {})
+
+    def renew_lease(self) -> float:
+        """Touch the lease file; the seconds it now has left."""
+        path = self._state_dir / "lease"
+        path.touch()
+        os.utime(path)
+        return self._lease_seconds
+
+    def lease_left_seconds(self) -> float | None:
+        """By the file's own time; the keeper's clock decides. None before the first renewal."""
+        try:
+            renewed = (self._state_dir / "lease").stat().st_mtime
+        except FileNotFoundError:
+            return None
+        return self._lease_seconds - (time.time() - renewed)

@@ -1,0 +1,99 @@
+"""An adapter's form on disk, PEFT's: which one can be trained and served here, and how its base is named.
+
+Neighbours: `policy.py` reads and writes the tensors, `launcher/models/adapter_folder.py` refuses before a
+run what would be refused in it. Pure: knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.shared.architectures import PolicyError
+from runtime.shared.start_adapter import FILES
+
+CONFIG, WEIGHTS = FILES
+# The linear layers of a block, in PEFT's names; `decoder.py` has ours.
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "up_proj")
+PREFIX = "base_model.model.model."
+# Where the hub's own library keeps what it downloaded: the name is in the path.
+_DOWNLOADED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+/?$")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Rank and alpha; the update is (alpha / rank) B A."""
+
+    rank: int
+    alpha: float
+
+
+def portable_name(model: str) -> str:
+    """A model's name that means the same on another machine: its hub name, else its folder's own.
+
+    What is no folder's path is a name already.
+    """
+    downloaded = _DOWNLOADED.search(model)
+    if downloaded is not None:
+        return f"{downloaded[1]}/{downloaded[2]}"
+    is_path = model.startswith(("/", "./", "../", "~")) or Path(model).is_dir()
+    return Path(model).expanduser().absolute().name if is_path else model
+
+
+def tensor_shapes(
+    layers: int, hidden: int, intermediate: int, query: int, key_value: int, rank: int
+) -> dict[str, list[int]]:
+    """Every tensor of an adapter on a model of these widths, by name: A is [rank, in], B is [out, rank]."""
+    widths = {
+        "self_attn.q_proj": (hidden, query),
+        "self_attn.k_proj": (hidden, key_value),
+        "self_attn.v_proj": (hidden, key_value),
+        "self_attn.o_proj": (query, hidden),
+        "mlp.gate_proj": (hidden, intermediate),
+        "mlp.up_proj": (hidden, intermediate),
+        "mlp.down_proj": (intermediate, hidden),
+    }
+    found: dict[str, list[int]] = {}
+    for layer in range(layers):
+        for module, (into, out) in widths.items():
+            name = f"{PREFIX}layers.{layer}.{module}"
+            found |= {f"{name}.lora_A.weight": [rank, into], f"{name}.lora_B.weight": [out, rank]}
+    return found
+
+
+def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:
+    """Refuse what would be trained or served as something else (C14, C27)."""
+    refused = {
+        "use_dora": "DoRA",
+        "use_rslora": "rank-stabilised scaling",
+        "use_qalora": "quantised LoRA",
+        "modules_to_save": "whole modules beside the adapter",
+        "trainable_token_indices": "rows of the embeddings",
+        "target_parameters": "parameters that are no linear layer",
+        "layers_to_transform": "some of the layers only",
+        "layer_replication": "repeated layers",
+        "alora_invocation_tokens": "an adapter that begins at a token",
+        "lora_bias": "a bias beside B",
+        "rank_pattern": "a rank per layer",
+        "alpha_pattern": "an alpha per layer",
+        "fan_in_fan_out": "transposed layers",
+    }
+    if config.get("peft_type", "LORA") != "LORA":
+        raise PolicyError(f"the adapter is of the kind {config['peft_type']}, only LORA is supported")
+    for key, what in refused.items():
+        if config.get(key):
+            raise PolicyError(f"the adapter uses {what} ({key}), which is not supported")
+    if config.get("bias", "none") != "none":
+        raise PolicyError(f"the adapter trains biases (bias={config['bias']!r}), which is not supported")
+    start = config.get("init_lora_weights", True)
+    if start not in (True, False, None, "gaussian"):  # the others move a part of the base into the adapter
+        raise PolicyError(f"the adapter was started by {start} (init_lora_weights), which changes the base")
+    if sorted(config["target_modules"]) != sorted(TARGETS):
+        raise PolicyError(
+            f"the adapter targets {config['target_modules']}, not the linear layers of the blocks: {TARGETS}"
+        )
+    if (config["r"], float(config["lora_alpha"])) != (lora.rank, float(lora.alpha)):
+        found = f"rank {config['r']}, alpha {config['lora_alpha']}"
+        raise PolicyError(f"the adapter has {found}, the run rank {lora.rank}, alpha {lora.alpha:g}")

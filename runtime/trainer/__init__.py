@@ -1,0 +1,1 @@
+"""The trainer's process: the policy, the losses, one optimizer step."""

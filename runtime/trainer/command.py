@@ -1,0 +1,75 @@
+"""The command line that starts the trainer. Knows the recipe's place and its keys, nothing of torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from runtime.shared.peft_form import portable_name
+from runtime.shared.schema import RuntimeConfig
+from runtime.shared.start_adapter import START
+
+# `tune run` makes a module of the path (it drops the suffix, dots or not), found on PYTHONPATH.
+_RECIPE = "runtime/recipes/grpo_lora.py"
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+
+
+def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
+    """`tune run` of the GRPO recipe for this run; `follow=False` ends after the last recorded batch.
+
+    By way of `recipes/tune.py`, which leaves out of torchtune's imports what no recipe here uses.
+    """
+    state = Path(config.state_dir)
+    train = config.train.resolved()
+    keys = {
+        "model_path": config.model_path,
+        "base_model_name": config.model_name or portable_name(config.model_path),
+        "init_adapter": start if (start := state / START).is_dir() else None,
+        "steps_dir": state / "steps",
+        "checkpoints_dir": state / "checkpoints",
+        "output_dir": state,
+        "follow": follow,
+        "run_id": config.run_id,
+        "device": config.device,
+        "dtype": config.dtype,
+        "lora_rank": train.lora.rank,
+        "lora_alpha": train.lora.alpha,
+        "learning_rate": train.learning_rate,
+        "weight_decay": train.weight_decay,
+        "max_grad_norm": train.max_grad_norm,
+        "loss": train.loss,
+        "normaliser": train.normaliser,
+        "constant_tokens": train.constant_tokens,
+        "scale_rewards": train.scale_rewards,
+        "clip_low": train.clip_low,
+        "clip_high": train.clip_high,
+        "dual_clip": train.dual_clip,
+        "mismatch_cap": train.mismatch_cap,
+        "kl_beta": train.kl_beta,
+        "overlong": train.overlong,
+        "overlong_tokens": train.overlong_tokens,
+        "overlong_buffer": train.overlong_buffer,
+        "pack_tokens": train.pack_tokens,
+        # The adapter that sampled a stale answer must be there to be asked (C51).
+        "keep_checkpoints": max(train.keep_checkpoints, config.max_staleness + 1),
+        "seed": train.seed,
+        "wandb_mode": config.wandb_mode,
+        "wandb_project": config.wandb_project,
+    }
+    ranks = ["--nproc_per_node", str(config.train_processes)] if config.train_processes > 1 else []
+    return [
+        sys.executable, "-m", "runtime.recipes.tune", "run", *ranks, _RECIPE,
+        "--config", str(RECIPES / "configs" / "grpo_lora.yaml"),
+        *(f"{name}={_word(value)}" for name, value in keys.items()),
+    ]  # fmt: skip
+
+
+def _word(value: object) -> str:
+    """A value as YAML on torchtune's command line, which takes one `=` in a word: texts are in quotes.
+
+    A folder's name may read as a number, or have a `=` in it.
+    """
+    if isinstance(value, str | Path):
+        return json.dumps(str(value), ensure_ascii=False).replace("=", r"\u003d")
+    return "null" if value is None else str(value)

@@ -1,0 +1,238 @@
+"""The losses as pure tensors: advantages within a group, ratios and their bounds, diagnostics.
+
+Neighbours: `update.py` feeds it, `packing.py` lays the samples out. Knows no torchtune, vLLM or files.
+
+Names carry dimensions: M members, S samples, T sampled tokens (of a micro-batch), V vocabulary, D width.
+Sources: `runtime/shared/train_config.py` names the papers beside each loss's defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+_EPSILON = 1e-6
+# Far beyond any clip; past e^88 a ratio would be infinite and its gradient NaN even where it is clipped.
+_MOST_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """`value_M` (0 where nothing is to learn), whether a member was scored, groups without variance."""
+
+    value_M: Tensor
+    scored_M: Tensor
+    flat_groups: int
+    flat_M: Tensor
+
+
+def advantages(reward_M: Tensor, group_M: Tensor, *, scale: bool = False) -> Advantages:
+    """Reward minus the mean of its group, over members with a finite reward; optionally over its deviation.
+
+    A group whose rewards are all equal, or that has fewer than two scored members, has advantage exactly 0:
+    rounding in a mean must not become a gradient. Members without a finite reward leave the mean.
+    """
+    reward_M = reward_M.double()
+    scored_M = torch.isfinite(reward_M)
+    value_M = torch.zeros_like(reward_M)
+    flat_M = torch.zeros_like(scored_M)
+    flat_groups = 0
+    for group in group_M.unique().tolist():
+        members = (group_M == group) & scored_M
+        rewards = reward_M[members]
+        if len(rewards) < 2 or bool((rewards == rewards[0]).all()):
+            flat_groups += 1
+            flat_M |= members
+            continue
+        centred = rewards - rewards.mean()
+        value_M[members] = centred / (rewards.std(correction=0) + _EPSILON) if scale else centred
+    return Advantages(value_M.float(), scored_M, flat_groups, flat_M)
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Per sampled token: its logprob at the sampling temperature, and the entropy there (no gradient)."""
+
+    logprob_T: Tensor
+    entropy_T: Tensor
+
+
+def token_logprobs(
+    hidden_TD: Tensor,
+    output: Callable[[Tensor], Tensor],
+    target_T: Tensor,
+    temperature_T: Tensor,
+    *,
+    chunk: int = 1024,
+) -> TokenLogprobs:
+    """Logprobs of `target_T` in fp32, logits divided by the temperature *before* the log-softmax.
+
+    `output` maps hidden states to logits. Chunks bound the memory to chunk x V; with more than one, logits
+    are recomputed in the backward pass rather than kept.
+    """
+    pieces = []
+    for start in range(0, len(target_T), chunk):
+        part = slice(start, start + chunk)
+        arguments = (hidden_TD[part], output, target_T[part], temperature_T[part])
+        if len(target_T) > chunk and hidden_TD.requires_grad:
+            pieces.append(checkpoint(_logprob_chunk, *arguments, use_reentrant=False))
+        else:
+            pieces.append(_logprob_chunk(*arguments))
+    return TokenLogprobs(torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces]))
+
+
+def _logprob_chunk(
+    hidden_TD: Tensor, output: Callable[[Tensor], Tensor], target_T: Tensor, temperature_T: Tensor
+) -> tuple[Tensor, Tensor]:
+    logits_TV = output(hidden_TD).float() / temperature_T[:, None]
+    all_TV = logits_TV.log_softmax(-1)
+    with torch.no_grad():
+        entropy_T = -(all_TV.exp() * all_TV).sum(-1)
+    return all_TV.gather(1, target_T[:, None])[:, 0], entropy_T
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """`loss` weighted as the step's normaliser wants; the others are plain sums over T sampled tokens.
+
+    `ratio`, `ratio_max` and `kl_behaviour` compare with what the engine said. `masked`: tokens past
+    `dual_clip`, which teach nothing, and `masked_samples`: the samples they stand in; `truncated`: tokens
+    whose mismatch was cut to `mismatch_cap`.
+    """
+
+    loss: Tensor
+    ratio: Tensor
+    ratio_max: Tensor
+    clipped: Tensor
+    masked: Tensor
+    masked_samples: Tensor
+    truncated: Tensor
+    kl_behaviour: Tensor
+    kl_reference: Tensor
+
+
+def token_weights(length_S: Tensor, normaliser: str, constant_tokens: int | None = None) -> Tensor:
+    """What a token of each sample counts in the step's loss [S], for samples of `length_S` sampled tokens.
+
+    The loss is then a plain sum over tokens, whatever the micro-batches and ranks they lie in.
+    """
+    length_S = length_S.double()
+    if normaliser == "token":
+        weight_S = torch.full_like(length_S, 1 / float(length_S.sum()))
+    elif normaliser == "sequence":
+        weight_S = 1 / (len(length_S) * length_S)
+    elif normaliser == "constant" and constant_tokens:
+        weight_S = torch.full_like(length_S, 1 / (len(length_S) * constant_tokens))
+    else:
+        raise ValueError(f"no normaliser {normaliser} with constant_tokens={constant_tokens}")
+    return weight_S.float()
+
+
+def overlong_penalty(length_S: Tensor, longest: int, buffer: int) -> Tensor:
+    """0 up to `longest - buffer` tokens, then falling to -1 at `longest` [S] (DAPO, equation 13)."""
+    return ((longest - buffer - length_S) / buffer).clamp(-1, 0)
+
+
+def policy_loss(
+    logprob_T: Tensor,
+    behaviour_T: Tensor,
+    advantage_T: Tensor,
+    weight_T: Tensor,
+    sample_T: Tensor,
+    *,
+    loss: str,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float = math.inf,
+    mismatch_cap: float = math.inf,
+    old_T: Tensor | None = None,
+    reference_T: Tensor | None = None,
+    kl_beta: float = 0.0,
+) -> LossTerms:
+    """The loss of sampled tokens, with r = exp(logprob - old), each with its weight.
+
+    grpo, dr_grpo, dapo: -min(r A, clip(r, 1 - low, 1 + high) A). gspo: the same with one ratio for a whole
+    sample, the geometric mean of its tokens' (a sample never lies in two packs). cispo: -clip(r) A logprob,
+    where the clipped ratio is a number: no token's gradient is stopped, its weight is bounded.
+    Where A is negative nothing bounds r from above but `dual_clip` (Ye et al., equation 5); inside it each
+    loss is what its paper says.
+
+    `old_T` are the trainer's own logprobs under the policy that sampled, so that a clip sees what was learned
+    since and not the engine's rounding. How far the engine was from them, w = exp(old - behaviour), is a
+    number beside the loss, cut to `mismatch_cap`. Without `old_T` they are the engine's own, and w is 1.
+
+    `kl_beta` adds beta x r w x k3 towards the reference (adapter off). As k3's mean over the policy is
+    KL(policy || reference) whatever the policy, the gradient of r w k3 under the behaviour is that of this
+    KL; k3 alone would follow KL(reference || policy) of the sampled tokens (DeepSeek-V3.2, section 3.1).
+    """
+    behaviour_T = behaviour_T.detach()
+    old_T = behaviour_T if old_T is None else old_T.detach()
+    ratio_T = _ratio(logprob_T - old_T, sample_T, loss)
+    mismatch_T = _ratio(old_T - behaviour_T, sample_T, loss)
+    bounded_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
+    if loss == "cispo":
+        gain_T = bounded_T.detach() * advantage_T * logprob_T
+    else:
+        held_T = torch.where(advantage_T < 0, ratio_T.clamp(max=dual_clip), ratio_T)
+        gain_T = torch.minimum(held_T * advantage_T, bounded_T * advantage_T)
+    loss_T = -gain_T * mismatch_T.clamp(max=mismatch_cap)
+    kl_reference = logprob_T.new_zeros(())
+    if reference_T is not None:
+        kl_T = _towards(reference_T.detach(), logprob_T, old_T, behaviour_T, dual_clip, mismatch_cap)
+        loss_T = loss_T + kl_beta * kl_T
+        kl_reference = kl_T.detach().sum()
+    with torch.no_grad():
+        clipped_T = torch.where(advantage_T > 0, ratio_T > 1 + clip_high, ratio_T < 1 - clip_low)
+        masked_T = (ratio_T > dual_clip) & (advantage_T < 0)
+        if loss == "cispo":
+            clipped_T, masked_T = bounded_T != ratio_T, torch.zeros_like(masked_T)
+        log_engine_T = (logprob_T - behaviour_T).clamp(max=_MOST_LOG_RATIO)
+        engine_T = log_engine_T.exp()
+    return LossTerms(
+        loss=(weight_T * loss_T).sum(),
+        ratio=engine_T.sum(),
+        ratio_max=engine_T.max(),
+        clipped=clipped_T.sum(),
+        masked=masked_T.sum(),
+        masked_samples=engine_T.new_tensor(len(sample_T[masked_T].unique())),
+        truncated=(mismatch_T > mismatch_cap).sum(),
+        kl_behaviour=(engine_T - log_engine_T - 1).sum(),
+        kl_reference=kl_reference,
+    )
+
+
+def _ratio(apart_T: Tensor, sample_T: Tensor, loss: str) -> Tensor:
+    """How many times as likely each token is [T]; for gspo its sample's geometric mean."""
+    if loss == "gspo":
+        apart_T = _sample_means(apart_T, sample_T)
+    return apart_T.clamp(max=_MOST_LOG_RATIO).exp()
+
+
+def _towards(
+    reference_T: Tensor, logprob_T: Tensor, old_T: Tensor, behaviour_T: Tensor, most: float, cap: float
+) -> Tensor:
+    """r w k3 of each token [T], r w at most `most`, w at most `cap`.
+
+    Its gradient is written down, r w (logprob - reference): the same inside the bounds, and past them it
+    grows with the distance and not with its exponential.
+    """
+    now_T = logprob_T.detach()
+    since_T = (now_T - old_T).clamp(max=_MOST_LOG_RATIO).exp()
+    mismatch_T = (old_T - behaviour_T).clamp(max=_MOST_LOG_RATIO).exp()
+    scale_T = (since_T * mismatch_T.clamp(max=cap)).clamp(max=most)
+    towards_T = (reference_T - now_T).clamp(max=_MOST_LOG_RATIO)
+    value_T = scale_T * (towards_T.exp() - towards_T - 1)
+    slope_T = scale_T * (now_T - reference_T)
+    return value_T + slope_T * (logprob_T - now_T)
+
+
+def _sample_means(value_T: Tensor, sample_T: Tensor) -> Tensor:
+    """Each token's mean over the tokens of its sample [T]."""
+    _, place_T = sample_T.unique(return_inverse=True)
+    tokens_S = place_T.bincount().to(value_T.dtype)
+    return (torch.zeros_like(tokens_S).index_add(0, place_T, value_T) / tokens_S)[place_T]

@@ -1,0 +1,86 @@
+"""What the trainer itself makes of tokens that an earlier version of the policy sampled (C51).
+
+A ratio's clip compares with it and not with what the engine said: between engine and trainer lies rounding,
+which is not what was learned since. Of the version that is trained now it is the step's own forward pass.
+Neighbours: `update.py` asks, once a step; the recipe knows where adapters are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from runtime.shared.batch import Batch
+from runtime.trainer.forward import pack_logprobs
+from runtime.trainer.packing import Pack
+
+if TYPE_CHECKING:
+    from runtime.trainer.policy import Policy
+
+
+@dataclass(frozen=True)
+class Past:
+    """The version the policy is now, and the adapters of others; None where one is not kept any more."""
+
+    version: int
+    adapter_of: Callable[[int], Path | None]
+
+    def wearing(self, policy: Policy, version: int) -> AbstractContextManager[None] | None:
+        """Inside, the policy computes as that version did; None when nobody can say how."""
+        folder = self.adapter_of(version)
+        if folder is not None:
+            return policy.wearing(folder)
+        return policy.reference() if version == 0 else None  # before the first step the adapter does nothing
+
+
+@dataclass(frozen=True)
+class Old:
+    """Old logprobs of the step's tokens [N], NaN where the step's own forward pass has them.
+
+    `unkept`: tokens of versions that are not kept, which have the engine's logprobs here.
+    """
+
+    logprob_N: Tensor
+    unkept: int
+
+    def beside(self, one: Pack, now_T: Tensor) -> Tensor:
+        """Of a pack's tokens [T]; `now_T`: its own logprobs, without a gradient."""
+        old_T = self.logprob_N[one.source_T].to(now_T.device)
+        return torch.where(old_T.isnan(), now_T, old_T)
+
+
+def old_logprobs(policy: Policy, batch: Batch, packs: Sequence[Pack], past: Past | None) -> Old:
+    """One more forward pass for every earlier version in these packs, over the packs that it is in.
+
+    Without a past everything was sampled by the policy as it is.
+    """
+    old_N = torch.full((len(batch.tokens),), torch.nan)
+    version_N = torch.from_numpy(batch.sampled_by)
+    if past is None:
+        return Old(old_N, 0)
+    met = {version for one in packs for version in version_N[one.source_T].unique().tolist()}
+    unkept = 0
+    for version in sorted(met - {past.version}):
+        theirs_N = version_N == version
+        inside = past.wearing(policy, version)
+        if inside is None:
+            old_N[theirs_N] = torch.from_numpy(batch.logprobs)[theirs_N]
+            unkept += sum(int(theirs_N[one.source_T].sum()) for one in packs)
+            continue
+        with torch.no_grad(), inside:
+            for one in packs:
+                _fill(old_N, policy, batch, one, theirs_N)
+    return Old(old_N, unkept)
+
+
+def _fill(old_N: Tensor, policy: Policy, batch: Batch, one: Pack, theirs_N: Tensor) -> None:
+    here_T = theirs_N[one.source_T]
+    if here_T.any():
+        found = pack_logprobs(policy, one, batch).logprob_T.cpu()
+        old_N[one.source_T[here_T]] = found[here_T]

@@ -1,0 +1,228 @@
+"""The policy: a frozen base from a model folder, an all-linear adapter with fp32 masters, PEFT in and out.
+
+Neighbours: the recipe trains it, the engine serves what it exports, `decoder.py` is its network.
+Knows nothing of rewards, batches or processes.
+
+torchtune's own export to PEFT permutes the q and k matrices for its way of rotating Llama, whatever the
+model; here the names are mapped and the tensors left as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from runtime.shared.architectures import PolicyError, read_shape
+from runtime.shared.peft_form import CONFIG, PREFIX, TARGETS, WEIGHTS, Lora, check_adapter_config
+from runtime.trainer.decoder import (
+    TO_HF,
+    adapter_off,
+    build_decoder,
+    load_base,
+    start_adapter,
+    start_positions,
+)
+
+_MATRIX = {"lora_a": "lora_A", "lora_b": "lora_B"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def resolve(model_path: str) -> Path:
+    """The local folder of a model: itself, or a hub name's downloaded snapshot."""
+    folder = Path(model_path)
+    if folder.is_dir():
+        return folder
+    if model_path.startswith(("/", "./", "../", "~")):
+        raise PolicyError(f"there is no model folder {model_path}")
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model_path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
+
+
+class Policy:
+    """A decoder whose base is frozen in its own precision and whose adapter has fp32 masters.
+
+    The decoder multiplies with the working copy: what the engine makes of the exported fp32 file. Both round
+    A and B to the model's precision and then fold alpha / rank into B, which rounds B once more (C31).
+    """
+
+    def __init__(self, model: nn.Module, lora: Lora, device: torch.device) -> None:
+        self.model = model
+        self.lora = lora
+        self.device = device
+        self._working = {name: weight for name, weight in model.named_parameters() if ".lora_" in name}
+        self._scale = {name: lora.alpha / lora.rank if ".lora_b." in name else 1.0 for name in self._working}
+        self.masters = {
+            name: weight if self._is_master(name) else nn.Parameter(weight.detach().float().clone())
+            for name, weight in sorted(self._working.items())
+        }
+
+    def _is_master(self, name: str) -> bool:
+        return self._working[name].dtype == torch.float32 and self._scale[name] == 1
+
+    @property
+    def output(self) -> Callable[[Tensor], Tensor]:
+        """Hidden states [T, D] to logits [T, V]."""
+        return self.model.output  # pyright: ignore[reportReturnType]
+
+    def hidden(self, tokens_BL: Tensor, positions_BL: Tensor, mask_BLL: Tensor) -> Tensor:
+        """Last hidden states [B, L, D], normalised: what the output layer takes."""
+        model: Any = self.model
+        state = model.tok_embeddings(tokens_BL)
+        for layer in model.layers:
+            state = layer(state, mask=mask_BLL, input_pos=positions_BL)
+        return model.norm(state)
+
+    def reference(self) -> AbstractContextManager[None]:
+        """Inside, the adapter is off: the base, bit for bit."""
+        return adapter_off(self.model)
+
+    @contextmanager
+    def wearing(self, folder: Path) -> Iterator[None]:
+        """Inside, the decoder multiplies with another adapter of this shape; after it every bit is as before.
+
+        For forward passes without gradients. Raises PolicyError for an adapter that this policy cannot hold.
+        """
+        tensors = self._read_adapter(folder)
+        own = {name: working.detach().clone() for name, working in self._working.items()}
+        try:
+            with torch.no_grad():
+                for name, working in self._working.items():
+                    working.copy_(tensors[name].to(working.dtype) * self._scale[name])
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in own.items():
+                    self._working[name].copy_(value)
+
+    def check_tokens(self, largest: int, longest: int) -> None:
+        """Raises PolicyError for a token id or a sample length that this model has no place for."""
+        model: Any = self.model
+        vocabulary, positions = model.tok_embeddings.num_embeddings, model.max_seq_len
+        if largest >= vocabulary:
+            raise PolicyError(f"token id {largest} is outside the model's vocabulary of {vocabulary}")
+        if longest > positions:
+            raise PolicyError(f"a sample has {longest} tokens, the model {positions} positions")
+
+    def collect_gradients(self) -> None:
+        """Add the working copy's gradients to the masters', in fp32; called after each micro-batch."""
+        for name, master in self.masters.items():
+            working = self._working[name]
+            if master is not working and working.grad is not None:
+                gradient = working.grad.float() * self._scale[name]
+                master.grad = gradient if master.grad is None else master.grad + gradient
+                working.grad = None
+
+    def zero_grad(self) -> None:
+        """Leave no gradient anywhere: neither in the masters nor in the working copy."""
+        for weight in (*self.masters.values(), *self._working.values()):
+            weight.grad = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the masters into the working copy, in place: compiled code keeps its addresses (C30)."""
+        for name, master in self.masters.items():
+            working = self._working[name]
+            if master is not working:
+                working.copy_(master.to(working.dtype) * self._scale[name])
+
+    def export_adapter(self, folder: Path, base_model: str) -> None:
+        """Write the adapter in PEFT form: fp32, Hugging Face names, nothing permuted or scaled.
+
+        `base_model`: the name of its base, which means the same on another machine.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            _peft_name(name): weight.detach().cpu().contiguous() for name, weight in self.masters.items()
+        }
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_model,
+            "r": self.lora.rank,
+            "lora_alpha": self.lora.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": sorted(TARGETS),
+            "bias": "none",
+            "use_dora": False,
+            "use_rslora": False,
+            "modules_to_save": None,
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+        }
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+    def check_adapter(self, folder: Path) -> None:
+        """Raises PolicyError for an adapter in PEFT form that this policy cannot hold exactly."""
+        self._read_adapter(folder)
+
+    @torch.no_grad()
+    def import_adapter(self, folder: Path) -> None:
+        """Load an adapter in PEFT form. Raises PolicyError for one that this policy cannot hold exactly."""
+        for name, value in self._read_adapter(folder).items():
+            self.masters[name].copy_(value)
+        self.refresh()
+
+    def _read_adapter(self, folder: Path) -> dict[str, Tensor]:
+        """An adapter's tensors by our names, each of its master's shape, on the CPU. Raises PolicyError."""
+        try:
+            check_adapter_config(json.loads((folder / CONFIG).read_text()), self.lora)
+            tensors = load_file(folder / WEIGHTS)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise PolicyError(f"the adapter {folder.name} cannot be read: {error!r}") from error
+        wanted = {_peft_name(name): name for name in self.masters}
+        if set(tensors) != set(wanted):
+            odd = sorted(set(tensors) ^ set(wanted))
+            raise PolicyError(f"the adapter's tensors are not this model's: {odd[:3]} and {len(odd)} in all")
+        for peft_name, name in wanted.items():
+            if tensors[peft_name].shape != self.masters[name].shape:  # `copy_` would broadcast
+                found, own = list(tensors[peft_name].shape), list(self.masters[name].shape)
+                raise PolicyError(f"{peft_name} is {found}, not {own}")
+        return {name: tensors[peft_name] for peft_name, name in wanted.items()}
+
+
+def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int) -> Policy:
+    """The policy of a Hugging Face folder with a fresh adapter: B is 0, so it starts as the base."""
+    shape = read_shape(json.loads((folder / "config.json").read_text()))
+    # alpha = rank: the working copy of B carries the scale already.
+    model = build_decoder(shape, lora.rank, float(lora.rank))
+    load_base(model, shape, _read(folder, DTYPES[dtype], device))
+    start_positions(model, shape, device)
+    start_adapter(model, seed, DTYPES[dtype], device)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(".lora_" in name)
+    return Policy(model, lora, torch.device(device))
+
+
+def _read(folder: Path, dtype: torch.dtype, device: str) -> Iterator[tuple[str, Tensor]]:
+    for file in _weight_files(folder):
+        for name, weight in load_file(folder / file).items():
+            # A copy even where nothing changes: what was read lies in the mapped file.
+            yield name, weight.to(device=device, dtype=dtype, copy=True)
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The one file, or the shards that the index names; a folder may hold other copies of the weights."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    if not (folder / "model.safetensors").is_file():
+        raise PolicyError(
+            f"{folder} holds no model.safetensors, nor an index of shards; nothing else is read"
+        )
+    return ["model.safetensors"]
+
+
+def _peft_name(name: str) -> str:
+    """`layers.0.attn.q_proj.lora_a.weight` -> `<prefix>layers.0.self_attn.q_proj.lora_A.weight`."""
+    _, layer, block, module, matrix, _ = name.split(".")
+    return f"{PREFIX}layers.{layer}.{TO_HF[f'{block}.{module}']}.{_MATRIX[matrix]}.weight"

@@ -1,0 +1,62 @@
+"""How often a step was begun and took the whole trainer with it: what is killed can say nothing itself.
+
+A step that raises says why and fails at once. One that ends the process without a word (what Linux does when
+memory is full, a fault in a kernel of the device) would be taken up again by the next process for ever.
+Neighbours: the recipe. Knows nothing of what a step is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from runtime.shared.files import read_json, write_json
+from runtime.trainer.ranks import Ranks
+
+MOST_TRIES = 3
+
+
+class TriedOutError(Exception):
+    """Each of `MOST_TRIES` tries at this step ended the trainer."""
+
+
+class Tries:
+    """One file, about the step that is being computed; the first process writes it."""
+
+    def __init__(self, path: Path, ranks: Ranks) -> None:
+        self._path = path
+        self._ranks = ranks
+
+    def begin(self, step: int) -> None:
+        """Count a try. Raises TriedOutError, in every process, when there were enough."""
+        before = self._ranks.agree(self._count(step) if self._ranks.first else 0)
+        if before >= MOST_TRIES:
+            raise TriedOutError(
+                f"the trainer was ended {before} times while it computed this step, without a word: most "
+                f"likely for memory, of which a smaller train.pack_tokens needs less"
+            )
+        self._write({"step": step, "tries": before + 1})
+
+    def forgive(self) -> None:
+        """What ends the trainer from here on is not the step's doing."""
+        self._write({"step": 0, "tries": 0})
+
+    def stopped(self) -> None:
+        """SIGTERM: who is then killed has not died of this step, unless it comes because another rank has.
+
+        torchrun sends it to all that are left when one was killed.
+        """
+        if self._ranks.size == 1:
+            self.forgive()
+
+    def _count(self, step: int) -> int:
+        try:
+            said = read_json(self._path) or {}
+        except ValueError:
+            return 0
+        return int(said["tries"]) if said.get("step") == step else 0
+
+    def _write(self, value: dict[str, int]) -> None:
+        if self._ranks.first:
+            with contextlib.suppress(OSError):  # a full disk: what is not counted costs no step
+                write_json(self._path, value)

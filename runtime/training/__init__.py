@@ -1,1 +1,0 @@
-"""Training the policy: batches, losses, packing, the model, checkpoints, the queue of steps."""
