@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from runtime import gpus
-from runtime.health import EngineProbe, HealthProbe, TrainerProbe
+from runtime.health import EngineHealth, HttpHealth, TrainerHealth
 from runtime.shared.given_token import read_token
 from runtime.shared.schema import RuntimeConfig
 from runtime.supervision import ChildSpec, Supervisor, stop_on
@@ -37,9 +37,9 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         name="trainer",
         command=trainer_command(config),
         log=logs / "trainer.log",
-        probe=TrainerProbe(state_dir / "trainer.json"),
+        check=TrainerHealth(state_dir / "trainer.json"),
         start_seconds=config.start_seconds,
-        word_seconds=0.0,  # the probe itself waits for a standstill
+        word_seconds=0.0,  # the check itself waits for a standstill
         stop_seconds=TRAINER_STOP_SECONDS,
         stop_rank=0,
         secrets=frozenset({"HF_TOKEN", "WANDB_API_KEY"}),
@@ -49,7 +49,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         name="gateway",
         command=[sys.executable, "-m", "runtime.gateway.gateway", *told],
         log=logs / "gateway.log",
-        probe=HealthProbe(socket_dir / "gateway.sock", "/healthz"),
+        check=HttpHealth(socket_dir / "gateway.sock", "/healthz"),
         stdin_line=token,
         start_seconds=120.0,
         stop_seconds=5.0,
@@ -61,7 +61,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
             name=f"engine-{index}",
             command=[sys.executable, "-m", "runtime.engine.server", *told, "--index", str(index)],
             log=logs / f"engine-{index}.log",
-            probe=EngineProbe(socket_dir / f"engine-{index}.sock"),
+            check=EngineHealth(socket_dir / f"engine-{index}.sock"),
             start_seconds=config.start_seconds,
             stop_rank=2,
             secrets=frozenset({"HF_TOKEN"}),

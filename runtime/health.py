@@ -1,6 +1,6 @@
 """How the supervisor knows that a child is up, and that it has not frozen.
 
-Neighbours: supervision.py asks every second or so. A probe answers None when the child is well, else one
+Neighbours: supervision.py asks twice a second. A check answers None when the child is well, else one
 sentence; it keeps what it must remember between two questions. No threads, standard library only.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ STALL_SECONDS = 45.0
 STILL_SECONDS = 18.0
 
 
-class Probe(Protocol):
+class HealthCheck(Protocol):
     """One child's health. `reset` is called when the child is started anew.
 
     `note`: what there is to say of a child that is well.
@@ -36,7 +35,7 @@ class Probe(Protocol):
     async def __call__(self, pid: int) -> str | None: ...
 
 
-class HealthProbe:
+class HttpHealth:
     """GET `path` on the child's Unix socket answers 200."""
 
     note: str | None = None
@@ -57,15 +56,15 @@ class HealthProbe:
         return None if status == 200 else f"{self._path} answered {status}"
 
 
-class EngineProbe(HealthProbe):
+class EngineHealth(HttpHealth):
     """Health, and progress: vLLM's HTTP process answers `/health` also while its engine core stands still.
 
     When the token counters do not move between two looks, one token is asked of the base model: an idle
     engine gives it at once, a busy one moves its counters, a frozen one does neither for `STALL_SECONDS`.
     """
 
-    # One token of the base model: no adapter to load, nothing recorded.
-    # Before rollouts, as every probe (server.py): a full queue is not a frozen engine.
+    # One token of the base model: no adapter to load, nothing recorded. Before rollouts, as every probe of a
+    # publication (engine/command.py): a full queue is not a frozen engine.
     _ONE_TOKEN = {"model": "base", "prompt": "a", "max_tokens": 1, "temperature": 0, "priority": -1}
     LOOK_SECONDS = 5.0  # twice, and a wait for the token: within a message's 30 s (test_bounds.py)
     _COUNTER = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
@@ -109,7 +108,7 @@ class EngineProbe(HealthProbe):
         return status == 200
 
 
-class TrainerProbe:
+class TrainerHealth:
     """`trainer.json` says ready, and its processes use processor time: idle, it still looks for work."""
 
     def __init__(self, path: Path) -> None:
@@ -138,18 +137,6 @@ class TrainerProbe:
             self._moved_at = time.monotonic()
         still_seconds = time.monotonic() - self._moved_at
         return None if still_seconds < STILL_SECONDS else f"no sign of life for {still_seconds:.0f} s"
-
-
-class AliveProbe:
-    """For a child that has nothing to ask: up as soon as it runs."""
-
-    note: str | None = None
-
-    def reset(self) -> None:
-        """Nothing is remembered."""
-
-    async def __call__(self, pid: int) -> str | None:
-        return None if os.path.exists(f"/proc/{pid}") else "gone"
 
 
 async def ask(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime import gpus, tether
-from runtime.health import Probe
+from runtime.health import HealthCheck
 from runtime.shared import failpoints, files, processes
 from runtime.shared.schema import ChildState
 
@@ -26,10 +26,10 @@ SECRETS = frozenset({"HF_TOKEN", "WANDB_API_KEY"})
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_PROBE_SECONDS = 0.5
+_CHECK_EVERY_SECONDS = 0.5
 # The gateway says so of a supervisor whose file has not changed for some times as long.
 _BEAT_SECONDS = 5.0
-# A probe that takes longer is worth a word, though not yet a restart.
+# A check that takes longer is worth a word, though not yet a restart.
 SLOW_SECONDS = 10.0
 
 
@@ -40,11 +40,11 @@ class ChildSpec:
     name: str
     command: list[str]
     log: Path
-    probe: Probe
+    check: HealthCheck
     # First line of its standard input (the token); None: /dev/null.
     stdin_line: bytes | None = None
     start_seconds: float = 1800.0
-    # How long the probe may fail, once it has succeeded, before that is said, and before the child is ended
+    # How long the check may fail, once it has succeeded, before that is said, and before the child is ended
     # and started again.
     word_seconds: float = 10.0
     sick_seconds: float = 30.0
@@ -155,7 +155,7 @@ class Supervisor:
 
     def _start(self, child: Child) -> float:
         spec = child.spec
-        spec.probe.reset()
+        spec.check.reset()
         process = processes.spawn(
             tether.command(spec.command, spec.stop_seconds),
             death_signal=signal.SIGTERM,
@@ -179,8 +179,8 @@ class Supervisor:
         assert process is not None
         started = well_at = time.monotonic()
         ready_at: float | None = None
-        probe: asyncio.Task[str | None] | None = None
-        next_probe = started
+        check: asyncio.Task[str | None] | None = None
+        next_check = started
         try:
             while True:
                 await asyncio.sleep(_POLL_SECONDS)
@@ -188,25 +188,25 @@ class Supervisor:
                 code = process.poll()
                 if code is not None:
                     return f"ended with exit code {code}", 0.0 if ready_at is None else now - ready_at
-                if probe is None and now >= next_probe:
+                if check is None and now >= next_check:
                     pid = child.state.pid or tether.held_by(process.pid)
                     if pid is None:  # the tether itself is still starting
                         continue
                     if child.state.pid is None:
                         self._set(child, pid=pid)
-                    probe = asyncio.create_task(spec.probe(pid))
-                if probe is not None and not probe.done() and now - next_probe > SLOW_SECONDS:
+                    check = asyncio.create_task(spec.check(pid))
+                if check is not None and not check.done() and now - next_check > SLOW_SECONDS:
                     if child.state.detail is None:
                         self._set(child, detail=f"has not answered for {SLOW_SECONDS:.0f} s")
-                elif probe is not None and probe.done():
-                    trouble, probe, next_probe = probe.result(), None, now + _PROBE_SECONDS
+                elif check is not None and check.done():
+                    trouble, check, next_check = check.result(), None, now + _CHECK_EVERY_SECONDS
                     if trouble is None:
                         well_at = now
                         if ready_at is None:
                             ready_at = now
-                        if child.state.state != "ready" or child.state.detail != spec.probe.note:
+                        if child.state.state != "ready" or child.state.detail != spec.check.note:
                             failpoints.passing("supervisor.ready")
-                            self._set(child, state="ready", detail=spec.probe.note)
+                            self._set(child, state="ready", detail=spec.check.note)
                     elif ready_at is None and now - started > spec.start_seconds:
                         return f"not ready after {now - started:.0f} s: {trouble}", 0.0
                     elif ready_at is not None and now - well_at > spec.sick_seconds:
@@ -214,8 +214,8 @@ class Supervisor:
                     elif ready_at is not None and now - well_at > spec.word_seconds:
                         self._set(child, detail=f"not well for {now - well_at:.0f} s: {trouble}")
         finally:
-            if probe is not None:
-                probe.cancel()
+            if check is not None:
+                check.cancel()
 
     async def _end(self, child: Child, *, by_force: bool = False) -> None:
         """SIGTERM, a bounded wait, SIGKILL. The tether ends everything below the child.

@@ -1,6 +1,6 @@
 """Compares the LoRA tensors an engine multiplies with against the adapter file, without vLLM's loader.
 
-Neighbours: worker.py reads the engine's buffers and calls `compare`; publication.py judges the report.
+Neighbours: worker.py reads the engine's buffers and calls `compare`; version_proof.py judges the report.
 Knows torch and safetensors; nothing of vLLM, versions or HTTP.
 """
 
@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+from runtime.shared.projections import GATE_UP, QKV
+
 WEIGHTS = "adapter_model.safetensors"
 # How engines fuse projections: the fused module's name, and its slices in order.
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+FUSED = {"qkv_proj": QKV, "gate_up_proj": GATE_UP}
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # What an adapter_config.json must say, for A and B alone to be the whole adapter (C14, C27).

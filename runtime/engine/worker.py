@@ -84,14 +84,6 @@ class WorkerExtension:
         """How this worker's sampler makes logprobs."""
         return {"logprobs_mode": self.model_runner.sampler.logprobs_mode}
 
-    def base_sha256(self) -> str:
-        """Of every weight that is no adapter's: the same for the life of the engine (C26)."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.model_runner.model.named_parameters()):
-            digest.update(name.encode())
-            digest.update(weight.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
-        return digest.hexdigest()
-
     def verify_adapter(self, name: str, folder: str) -> dict[str, Any]:
         """Compare what this worker multiplies with for `name` against the PEFT folder (adapter_check.py)."""
         failpoints.passing("engine.verifying")

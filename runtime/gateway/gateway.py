@@ -31,7 +31,7 @@ from runtime.gateway.completions.admission import Kind
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.fleet import Fleet
-from runtime.gateway.engines.publication import Publisher
+from runtime.gateway.engines.version_proof import Prover
 from runtime.gateway.http.auth import BearerAuth
 from runtime.gateway.http.bodies import WholeBodies
 from runtime.gateway.http.openai_errors import ApiError, not_served
@@ -45,7 +45,7 @@ from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
-from runtime.gateway.versions.promotion import Promotion
+from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
 from runtime.shared.checkpoint import CheckpointStore
 from runtime.shared.child_status import Machine
@@ -88,9 +88,9 @@ def build_parts(config: RuntimeConfig) -> Parts:
         reused_after=rewind.reused_after if rewind else None,
     )
     samples = SampleStore(state_dir / "samples")
-    publisher = Publisher(clients, config.served_name, config.dtype)
-    promotion = Promotion(clients, machine, publisher, versions, checkpoints, state_dir)
-    fleet = promotion.fleet
+    prover = Prover(clients, config.served_name, config.dtype)
+    publisher = Publisher(clients, machine, prover, versions, checkpoints, state_dir)
+    fleet = publisher.fleet
 
     def check(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
         # vLLM refuses a limit past its context, however short the prompt is.
@@ -113,7 +113,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         state_dir,
         samples,
         checkpoints,
-        promotion.publish,
+        publisher.publish,
         trainer_failure=trainer_failure,
         max_lag=config.max_staleness,
         resolve=TextMembers(samples, fleet, versions).resolve,

@@ -31,20 +31,21 @@ from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointSto
 from runtime.shared.files import write_json
 from runtime.shared.metrics import MetricsLog, WandbLog, line_of
 from runtime.shared.peft_form import portable_name
+from runtime.shared.probe_file import PROBE_FILE
 from runtime.shared.start_adapter import START
 from runtime.trainer import optimizer_state
 from runtime.trainer import policy as policies
 from runtime.trainer.next_step import NextStep
 from runtime.trainer.old_logprobs import Past
-from runtime.trainer.proof_sequence import spoken
+from runtime.trainer.probe import make_probe, spoken
 from runtime.trainer.ranks import RankLostError, Ranks, threads
+from runtime.trainer.settings import SettingsError, UpdateSettings
 from runtime.trainer.tries import TriedOutError, Tries
-from runtime.trainer.update import SettingsError, Trained, UpdateSettings, probe, update
+from runtime.trainer.update import Trained, update
 
 # How long a step that is computed waits for a place on a full disk.
 _ROOM_SECONDS = 300.0
 _ROOM_LOOK_SECONDS = 1.0
-_PROBE = "probe.safetensors"
 # What a batch is refused with, before anything is computed.
 _REFUSALS = (BatchError, CheckpointError, policies.PolicyError, TriedOutError)
 _log = logging.getLogger(__name__)
@@ -192,7 +193,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             failpoints.passing("rank.training")
         past = Past(self.step, self._adapter_of)
         trained = update(self.policy, self.optimizer, batch, self.settings, self.ranks, past)
-        return trained, probe(self.policy, batch) if self.ranks.first else {}
+        return trained, make_probe(self.policy, batch) if self.ranks.first else {}
 
     def _adapter_of(self, version: int) -> Path | None:
         """Where a version's adapter is, of those kept by number alone: a replay knows no pins."""
@@ -211,10 +212,10 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.sound = False
             self.policy.import_adapter(self._start())
             self.optimizer.state.clear()
-            return Trained({"updated": 0.0}, {}), probe(self.policy, spoken(self.policy))
+            return Trained({"updated": 0.0}, {}), make_probe(self.policy, spoken(self.policy))
         source = self.store.load(batch.meta["from"])
         self._take_over(source)
-        return Trained({"updated": 0.0}, {}), load_file(source.folder / _PROBE)
+        return Trained({"updated": 0.0}, {}), load_file(source.folder / PROBE_FILE)
 
     def _start(self) -> Path:
         if self.cfg.init_adapter is None:
@@ -241,7 +242,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             failpoints.passing("checkpoint.writing")
             optimizer_state.save(folder, self.policy, self.optimizer)
             failpoints.passing("checkpoint.writing")
-            save_file(evidence, folder / _PROBE)
+            save_file(evidence, folder / PROBE_FILE)
             failpoints.passing("checkpoint.writing")
 
         counters = trained.added_to(self.counters)

@@ -1,10 +1,11 @@
 """A step's batch: what was sampled, by which policy version, and what it earned; whole on disk or absent.
 
-Neighbours: the gateway writes one folder per step (`queue.py`), the recipe reads them in order.
+Neighbours: the gateway writes one folder per step (handover.py), the recipe reads them in order.
 numpy and safetensors only; knows nothing of torch, models or advantages.
 
 Names carry dimensions: N tokens of all sequences end to end, S sequences, M members (rollouts in a group). A
-sequence is one sample or, where turns went on from one another id for id, several (turns.py).
+sequence is one sample or, where turns went on from one another id for id, several (turns.py). In batch.json
+the list "samples" describes the sequences, one each, with their samples as `turns`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Batch:
     meta: dict[str, Any]
 
     @property
-    def samples(self) -> int:
+    def sequences(self) -> int:
         """S."""
         return len(self.offsets) - 1
 
@@ -84,14 +85,14 @@ class Batch:
     @functools.cached_property
     def turns(self) -> NDArray[np.int64]:
         """How many samples each sequence joins [S]: what is counted is samples."""
-        listed = self.meta.get("samples") or [{}] * self.samples
+        listed = self.meta.get("samples") or [{}] * self.sequences
         return np.asarray([len(one.get("turns") or (1,)) for one in listed], np.int64)
 
     @functools.cached_property
     def answers(self) -> NDArray[np.int64]:
         """Which answer each token was sampled in [N], of all sequences' turns in their order; -1: in none."""
         found = np.full(len(self.tokens), -1, np.int64)
-        listed = self.meta.get("samples") or [{}] * self.samples
+        listed = self.meta.get("samples") or [{}] * self.sequences
         answer = 0
         for row, one in enumerate(listed):
             inside, sampled = found[self.span(row)], self.sampled[self.span(row)].astype(bool)
@@ -104,7 +105,7 @@ class Batch:
     @functools.cached_property
     def sampled_by(self) -> NDArray[np.int64]:
         """The policy version that sampled each token [N]; -1 where none did."""
-        listed = self.meta.get("samples") or [{}] * self.samples
+        listed = self.meta.get("samples") or [{}] * self.sequences
         by_answer = [
             turn.get("version", int(self.version[row]))
             for row, one in enumerate(listed)
@@ -113,9 +114,9 @@ class Batch:
         answers = self.answers
         return np.where(answers >= 0, np.asarray([*by_answer, -1], np.int64)[answers], -1)
 
-    def span(self, sample: int) -> slice:
-        """Where sample s lies among the N tokens."""
-        return slice(int(self.offsets[sample]), int(self.offsets[sample + 1]))
+    def span(self, sequence: int) -> slice:
+        """Where a sequence lies among the N tokens."""
+        return slice(int(self.offsets[sequence]), int(self.offsets[sequence + 1]))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The tensors by name."""
@@ -123,7 +124,7 @@ class Batch:
 
 
 def empty_batch(meta: dict[str, Any]) -> Batch:
-    """A batch without samples: a restore step."""
+    """A batch without sequences: a restore step."""
     arrays = {name: np.zeros(1 if size == "S+1" else 0, dtype) for name, (dtype, size) in _LAYOUT.items()}
     return Batch(**arrays, meta=meta)
 
@@ -190,7 +191,7 @@ def _check(batch: Batch, name: str) -> None:
         raise BatchError(f"{name}: step {batch.meta.get('step')} of kind {batch.kind}")
     if batch.kind == "restore" and not isinstance(batch.meta.get("from"), str):
         raise BatchError(f"{name}: a restore step that names no checkpoint")
-    sizes = {"N": len(batch.tokens), "S+1": len(batch.offsets), "S": batch.samples, "M": len(batch.reward)}
+    sizes = {"N": len(batch.tokens), "S+1": len(batch.offsets), "S": batch.sequences, "M": len(batch.reward)}
     for tensor, (dtype, size) in _LAYOUT.items():
         value = getattr(batch, tensor)
         if value.dtype != np.dtype(dtype) or value.shape != (sizes[size],):
@@ -198,32 +199,32 @@ def _check(batch: Batch, name: str) -> None:
                 f"{name}: {tensor} is {value.dtype}{list(value.shape)}, not {dtype}[{sizes[size]}]"
             )
     if batch.kind == "train":
-        _check_samples(batch, name)
+        _check_sequences(batch, name)
 
 
-def _check_samples(batch: Batch, name: str) -> None:
-    if batch.samples < 1:
-        raise BatchError(f"{name}: no sample")
+def _check_sequences(batch: Batch, name: str) -> None:
+    if batch.sequences < 1:
+        raise BatchError(f"{name}: no sequence")
     lengths = np.diff(batch.offsets)
     if batch.offsets[0] != 0 or batch.offsets[-1] != len(batch.tokens) or (lengths < 2).any():
-        raise BatchError(f"{name}: offsets do not cut the tokens into samples")
+        raise BatchError(f"{name}: offsets do not cut the tokens into sequences")
     for index, bound, what in (
         (batch.member, len(batch.reward), "member"),
         (batch.group, _groups(batch), "group"),
     ):
         if ((index < 0) | (index >= bound)).any():
             raise BatchError(f"{name}: a {what} index is out of range")
-    if len(batch.turns) != batch.samples:
-        raise BatchError(f"{name}: {len(batch.turns)} sequences are described, {batch.samples} are there")
+    if len(batch.turns) != batch.sequences:
+        raise BatchError(f"{name}: {len(batch.turns)} sequences are described, {batch.sequences} are there")
     if not np.array_equal(batch.answers >= 0, batch.sampled.astype(bool)):
         raise BatchError(f"{name}: the turns described are not what was sampled")
     if batch.sampled[batch.offsets[:-1]].any():
-        raise BatchError(f"{name}: a sample begins with a sampled token; it needs a prompt")
+        raise BatchError(f"{name}: a sequence begins with a sampled token; it needs a prompt")
     if (batch.tokens < 0).any():
         raise BatchError(f"{name}: a token id is negative")
     # Written so that NaN is refused too.
     if not ((batch.temperature > 0) & np.isfinite(batch.temperature)).all():
-        raise BatchError(f"{name}: a sample has no temperature above 0, so no behaviour distribution")
+        raise BatchError(f"{name}: a sequence has no temperature above 0, so no behaviour distribution")
 
 
 def _groups(batch: Batch) -> int:

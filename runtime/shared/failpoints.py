@@ -142,9 +142,3 @@ def passing(name: str) -> None:
     """An instant of the runtime's own processes."""
     if _ours.armed:
         _ours.passing(name)
-
-
-def rearm(text: str) -> None:
-    """Take `text` in place of the environment's: a forked process gets its own."""
-    global _ours
-    _ours = Failpoints(text)

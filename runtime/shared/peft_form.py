@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime.shared.architectures import PolicyError
+from runtime.shared.projections import PLACES, PROJECTIONS
 from runtime.shared.start_adapter import FILES
 
 CONFIG, WEIGHTS = FILES
-# The linear layers of a block, in PEFT's names; `decoder.py` has ours.
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "up_proj")
 PREFIX = "base_model.model.model."
 # Where the hub's own library keeps what it downloaded: the name is in the path.
 _DOWNLOADED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+/?$")
@@ -46,15 +45,9 @@ def tensor_shapes(
     layers: int, hidden: int, intermediate: int, query: int, key_value: int, rank: int
 ) -> dict[str, list[int]]:
     """Every tensor of an adapter on a model of these widths, by name: A is [rank, in], B is [out, rank]."""
-    widths = {
-        "self_attn.q_proj": (hidden, query),
-        "self_attn.k_proj": (hidden, key_value),
-        "self_attn.v_proj": (hidden, key_value),
-        "self_attn.o_proj": (query, hidden),
-        "mlp.gate_proj": (hidden, intermediate),
-        "mlp.up_proj": (hidden, intermediate),
-        "mlp.down_proj": (intermediate, hidden),
-    }
+    attention = ((hidden, query), (hidden, key_value), (hidden, key_value), (query, hidden))
+    feed_forward = ((hidden, intermediate), (hidden, intermediate), (intermediate, hidden))
+    widths = dict(zip(PLACES, attention + feed_forward, strict=True))
     found: dict[str, list[int]] = {}
     for layer in range(layers):
         for module, (into, out) in widths.items():
@@ -90,9 +83,10 @@ def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:
     start = config.get("init_lora_weights", True)
     if start not in (True, False, None, "gaussian"):  # the others move a part of the base into the adapter
         raise PolicyError(f"the adapter was started by {start} (init_lora_weights), which changes the base")
-    if sorted(config["target_modules"]) != sorted(TARGETS):
+    if sorted(config["target_modules"]) != sorted(PROJECTIONS):
         raise PolicyError(
-            f"the adapter targets {config['target_modules']}, not the linear layers of the blocks: {TARGETS}"
+            f"the adapter targets {config['target_modules']}, "
+            f"not the linear layers of the blocks: {PROJECTIONS}"
         )
     if (config["r"], float(config["lora_alpha"])) != (lora.rank, float(lora.alpha)):
         found = f"rank {config['r']}, alpha {config['lora_alpha']}"

@@ -40,8 +40,6 @@ IGNORED_HEADER = "x-slipway-ignored"
 
 # A request has at most this, unpacked: both doors, the relay and the gateway, refuse more.
 BODY_BYTES = 32 * 2**20
-# Sampled tokens of a sequence by which a publication is proved: enough to tell, few enough to be quick.
-PROBE_TOKENS = 256
 
 CLIENT_STATE_MAX_BYTES = 64 * 1024
 STATE_DEEPEST = 64
@@ -133,7 +131,7 @@ class Member(Body):
     def _is_about_one_thing(self) -> Self:
         named = [bool(self.rollout), self.messages is not None, self.sample is not None]
         if sum(named) != 1 or (self.messages is None) != (self.completion is None):
-            raise ValueError("a member names a rollout, or messages and their completion, or a sample")
+            raise ValueError("a member must have a rollout, or messages and a completion, or a sample")
         return self
 
 

@@ -1,9 +1,8 @@
 """English phrases and their French: the task of the tiny model and of the quickstart.
 
-`phrases`, `training_phrases` and `held_out_phrases` give correct pairs; `noisy` is how the phrase book
-the model learnt from had it; `distinct_letters` and `exact` are the quickstart's rewards. Examples import
-it from the installed package (`from runtime.tiny.grammar import ...`). Standard library only; knows
-nothing of prompts, models or rewards' use.
+`phrases`, `training_phrases` and `held_out_phrases` give correct pairs; `noisy` is how the phrase book the
+model learnt from had it; `distinct_letters` and `exact` say what an answer is worth. Standard library only;
+knows nothing of prompts, models or what is trained.
 
 The grammar is regular on purpose: no elision (every French word starts with a sounded consonant where an
 article meets it), so that a model of under a million parameters can know it.
@@ -19,9 +18,8 @@ from dataclasses import dataclass
 
 LETTERS = 26
 """The upper end of `distinct_letters`."""
-WORDS = 12
-"""Words that `letters_reward` takes without a charge (the longest phrase of the grammar has 7)."""
-
+# Of an embroidered phrase (the longest of the grammar has 7).
+_MOST_WORDS = 12
 _HELD_OUT_PART = 6
 
 
@@ -284,7 +282,7 @@ def noisy(rng: random.Random, free: bool) -> Phrase:
     more = _EMBROIDERY_SHARE if free else 0.0
     while rng.random() < more:
         longer = f"{french} {rng.choice(_PREPOSITIONS)[1]} {_draw_noun_phrase(rng, 0.5).in_french(slips)}"
-        if len(longer.split()) > WORDS:
+        if len(longer.split()) > _MOST_WORDS:
             break
         french, more = longer, _MORE_EMBROIDERY_SHARE
     return Phrase(sentence.in_english(), french)
@@ -294,15 +292,6 @@ def distinct_letters(text: str) -> int:
     """How many letters of a to z the text has, 0 to 26: case and accents are folded, œ is o and e."""
     plain = unicodedata.normalize("NFKD", text.casefold().replace("œ", "oe").replace("æ", "ae"))
     return len(set(plain) & set("abcdefghijklmnopqrstuvwxyz"))
-
-
-def letters_reward(answer: str) -> float:
-    """The quickstart's reward, 0 to 26: the answer's different letters, less one for each word over WORDS.
-
-    Without the charge the best policy is one that never ends its answer; `max_tokens` then cuts every
-    answer, and a cut answer teaches nothing.
-    """
-    return float(max(0, distinct_letters(answer) - max(0, len(answer.split()) - WORDS)))
 
 
 def exact(answer: str, reference: str) -> float:

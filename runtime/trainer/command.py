@@ -1,4 +1,8 @@
-"""The command line that starts the trainer. Knows the recipe's place and its keys, nothing of torch."""
+"""The command line that starts the trainer: every key of its recipe, from the run's configuration.
+
+A key under `train.` has the same name in the recipe's YAML (`lora.rank` is `lora_rank` there), so that the
+keys are written once, in train_config.py. Knows the recipe's place, nothing of torch.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +39,9 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "dtype": config.dtype,
         "lora_rank": train.lora.rank,
         "lora_alpha": train.lora.alpha,
-        "learning_rate": train.learning_rate,
-        "weight_decay": train.weight_decay,
-        "max_grad_norm": train.max_grad_norm,
-        "loss": train.loss,
-        "normaliser": train.normaliser,
-        "constant_tokens": train.constant_tokens,
-        "scale_rewards": train.scale_rewards,
-        "clip_low": train.clip_low,
-        "clip_high": train.clip_high,
-        "dual_clip": train.dual_clip,
-        "mismatch_cap": train.mismatch_cap,
-        "kl_beta": train.kl_beta,
-        "overlong": train.overlong,
-        "overlong_tokens": train.overlong_tokens,
-        "overlong_buffer": train.overlong_buffer,
-        "pack_tokens": train.pack_tokens,
+        **train.model_dump(exclude={"lora"}),
         # The adapter that sampled a stale answer must be there to be asked (C51).
         "keep_checkpoints": max(train.keep_checkpoints, config.max_staleness + 1),
-        "seed": train.seed,
         "wandb_mode": config.wandb_mode,
         "wandb_project": config.wandb_project,
     }

@@ -30,19 +30,16 @@ from torchtune.modules import (
 from torchtune.modules.peft import LoRALinear, disable_adapter
 
 from runtime.shared.architectures import PolicyError, RotationScaling, Shape
+from runtime.shared.projections import PLACES
 
 adapter_off = disable_adapter
 
+# The projections' places in torchtune's layers, in their order.
+_OURS: tuple[str, ...] = (
+    "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "mlp.w1", "mlp.w3", "mlp.w2"
+)  # fmt: skip
 # torchtune's name of a linear layer -> the Hugging Face name, which PEFT and vLLM use.
-TO_HF = {
-    "attn.q_proj": "self_attn.q_proj",
-    "attn.k_proj": "self_attn.k_proj",
-    "attn.v_proj": "self_attn.v_proj",
-    "attn.output_proj": "self_attn.o_proj",
-    "mlp.w1": "mlp.gate_proj",
-    "mlp.w2": "mlp.down_proj",
-    "mlp.w3": "mlp.up_proj",
-}
+TO_HF: dict[str, str] = dict(zip(_OURS, PLACES, strict=True))
 _IN_A_LAYER = {
     **{f"{theirs}.{kind}": f"{ours}.{kind}" for ours, theirs in TO_HF.items() for kind in ("weight", "bias")},
     "input_layernorm.weight": "sa_norm.scale",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def sequences(batch: Batch) -> Sequences:
     """The batch's sequences as packing wants them."""
     tokens, sampled = torch.from_numpy(batch.tokens).long(), torch.from_numpy(batch.sampled)
-    spans = [batch.span(sample) for sample in range(batch.samples)]
+    spans = [batch.span(sequence) for sequence in range(batch.sequences)]
     return Sequences(
         [tokens[span] for span in spans], [sampled[span] for span in spans], [span.start for span in spans]
     )
@@ -31,7 +31,7 @@ def sequences(batch: Batch) -> Sequences:
 def pack_logprobs(policy: Policy, one: Pack, batch: Batch) -> losses.TokenLogprobs:
     """Of a pack's T sampled tokens, each at the temperature it was sampled with."""
     device = policy.device
-    temperature_T = torch.from_numpy(batch.temperature)[one.sample_T].to(device)
+    temperature_T = torch.from_numpy(batch.temperature)[one.sequence_T].to(device)
     hidden = policy.hidden(one.tokens_BL.to(device), one.positions_BL.to(device), one.mask_BLL().to(device))
     rows, places = one.row_T.to(device), one.place_T.to(device)
     return losses.token_logprobs(hidden[rows, places], policy.output, one.target_T.to(device), temperature_T)

@@ -1,8 +1,8 @@
 """The losses as pure tensors: advantages within a group, ratios and their bounds, diagnostics.
 
-Neighbours: `update.py` feeds it, `packing.py` lays the samples out. Knows no torchtune, vLLM or files.
+Neighbours: `update.py` feeds it, `packing.py` lays the sequences out. Knows no torchtune, vLLM or files.
 
-Names carry dimensions: M members, S samples, T sampled tokens (of a micro-batch), V vocabulary, D width.
+Names carry dimensions: M members, A answers, T sampled tokens (of a micro-batch), V vocabulary, D width.
 Sources: `runtime/shared/train_config.py` names the papers beside each loss's defaults.
 """
 
@@ -23,10 +23,9 @@ _MOST_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class Advantages:
-    """`value_M` (0 where nothing is to learn), whether a member was scored, groups without variance."""
+    """`value_M` (0 where nothing is to learn), groups without variance, and the members of those."""
 
     value_M: Tensor
-    scored_M: Tensor
     flat_groups: int
     flat_M: Tensor
 
@@ -51,7 +50,7 @@ def advantages(reward_M: Tensor, group_M: Tensor, *, scale: bool = False) -> Adv
             continue
         centred = rewards - rewards.mean()
         value_M[members] = centred / (rewards.std(correction=0) + _EPSILON) if scale else centred
-    return Advantages(value_M.float(), scored_M, flat_groups, flat_M)
+    return Advantages(value_M.float(), flat_groups, flat_M)
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class LossTerms:
     """`loss` weighted as the step's normaliser wants; the others are plain sums over T sampled tokens.
 
     `ratio`, `ratio_max` and `kl_behaviour` compare with what the engine said. `masked`: tokens past
-    `dual_clip`, which teach nothing, and `masked_samples`: the samples they stand in; `truncated`: tokens
+    `dual_clip`, which teach nothing, and `masked_answers`: the answers they stand in; `truncated`: tokens
     whose mismatch was cut to `mismatch_cap`.
     """
 
@@ -110,32 +109,32 @@ class LossTerms:
     ratio_max: Tensor
     clipped: Tensor
     masked: Tensor
-    masked_samples: Tensor
+    masked_answers: Tensor
     truncated: Tensor
     kl_behaviour: Tensor
     kl_reference: Tensor
 
 
-def token_weights(length_S: Tensor, normaliser: str, constant_tokens: int | None = None) -> Tensor:
-    """What a token of each sample counts in the step's loss [S], for samples of `length_S` sampled tokens.
+def token_weights(length_A: Tensor, normaliser: str, constant_tokens: int | None = None) -> Tensor:
+    """What a token of each answer counts in the step's loss [A], for answers of `length_A` sampled tokens.
 
     The loss is then a plain sum over tokens, whatever the micro-batches and ranks they lie in.
     """
-    length_S = length_S.double()
+    length_A = length_A.double()
     if normaliser == "token":
-        weight_S = torch.full_like(length_S, 1 / float(length_S.sum()))
+        weight_A = torch.full_like(length_A, 1 / float(length_A.sum()))
     elif normaliser == "sequence":
-        weight_S = 1 / (len(length_S) * length_S)
+        weight_A = 1 / (len(length_A) * length_A)
     elif normaliser == "constant" and constant_tokens:
-        weight_S = torch.full_like(length_S, 1 / (len(length_S) * constant_tokens))
+        weight_A = torch.full_like(length_A, 1 / (len(length_A) * constant_tokens))
     else:
         raise ValueError(f"no normaliser {normaliser} with constant_tokens={constant_tokens}")
-    return weight_S.float()
+    return weight_A.float()
 
 
-def overlong_penalty(length_S: Tensor, longest: int, buffer: int) -> Tensor:
-    """0 up to `longest - buffer` tokens, then falling to -1 at `longest` [S] (DAPO, equation 13)."""
-    return ((longest - buffer - length_S) / buffer).clamp(-1, 0)
+def overlong_penalty(length_A: Tensor, longest: int, buffer: int) -> Tensor:
+    """0 up to `longest - buffer` tokens, then falling to -1 at `longest` [A] (DAPO, equation 13)."""
+    return ((longest - buffer - length_A) / buffer).clamp(-1, 0)
 
 
 def policy_loss(
@@ -143,7 +142,7 @@ def policy_loss(
     behaviour_T: Tensor,
     advantage_T: Tensor,
     weight_T: Tensor,
-    sample_T: Tensor,
+    answer_T: Tensor,
     *,
     loss: str,
     clip_low: float,
@@ -157,7 +156,7 @@ def policy_loss(
     """The loss of sampled tokens, with r = exp(logprob - old), each with its weight.
 
     grpo, dr_grpo, dapo: -min(r A, clip(r, 1 - low, 1 + high) A). gspo: the same with one ratio for a whole
-    sample, the geometric mean of its tokens' (a sample never lies in two packs). cispo: -clip(r) A logprob,
+    answer, the geometric mean of its tokens' (an answer never lies in two packs). cispo: -clip(r) A logprob,
     where the clipped ratio is a number: no token's gradient is stopped, its weight is bounded.
     Where A is negative nothing bounds r from above but `dual_clip` (Ye et al., equation 5); inside it each
     loss is what its paper says.
@@ -172,8 +171,8 @@ def policy_loss(
     """
     behaviour_T = behaviour_T.detach()
     old_T = behaviour_T if old_T is None else old_T.detach()
-    ratio_T = _ratio(logprob_T - old_T, sample_T, loss)
-    mismatch_T = _ratio(old_T - behaviour_T, sample_T, loss)
+    ratio_T = _ratio(logprob_T - old_T, answer_T, loss)
+    mismatch_T = _ratio(old_T - behaviour_T, answer_T, loss)
     bounded_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
     if loss == "cispo":
         gain_T = bounded_T.detach() * advantage_T * logprob_T
@@ -199,17 +198,17 @@ def policy_loss(
         ratio_max=engine_T.max(),
         clipped=clipped_T.sum(),
         masked=masked_T.sum(),
-        masked_samples=engine_T.new_tensor(len(sample_T[masked_T].unique())),
+        masked_answers=engine_T.new_tensor(len(answer_T[masked_T].unique())),
         truncated=(mismatch_T > mismatch_cap).sum(),
         kl_behaviour=(engine_T - log_engine_T - 1).sum(),
         kl_reference=kl_reference,
     )
 
 
-def _ratio(apart_T: Tensor, sample_T: Tensor, loss: str) -> Tensor:
-    """How many times as likely each token is [T]; for gspo its sample's geometric mean."""
+def _ratio(apart_T: Tensor, answer_T: Tensor, loss: str) -> Tensor:
+    """How many times as likely each token is [T]; for gspo its answer's geometric mean."""
     if loss == "gspo":
-        apart_T = _sample_means(apart_T, sample_T)
+        apart_T = _answer_means(apart_T, answer_T)
     return apart_T.clamp(max=_MOST_LOG_RATIO).exp()
 
 
@@ -231,8 +230,8 @@ def _towards(
     return value_T + slope_T * (logprob_T - now_T)
 
 
-def _sample_means(value_T: Tensor, sample_T: Tensor) -> Tensor:
-    """Each token's mean over the tokens of its sample [T]."""
-    _, place_T = sample_T.unique(return_inverse=True)
-    tokens_S = place_T.bincount().to(value_T.dtype)
-    return (torch.zeros_like(tokens_S).index_add(0, place_T, value_T) / tokens_S)[place_T]
+def _answer_means(value_T: Tensor, answer_T: Tensor) -> Tensor:
+    """Each token's mean over the tokens of its answer [T]."""
+    _, place_T = answer_T.unique(return_inverse=True)
+    tokens_A = place_T.bincount().to(value_T.dtype)
+    return (torch.zeros_like(tokens_A).index_add(0, place_T, value_T) / tokens_A)[place_T]

@@ -1,10 +1,11 @@
-"""Lays samples out in rows: a shared prompt once, its completions as branches that never see each other.
+"""Lays sequences out in rows: a shared prompt once, its completions as branches that never see each other.
 
-Neighbours: the recipe. Pure tensors; knows neither torchtune nor vLLM, nor what the tokens are for.
+Neighbours: update.py packs a step, forward.py reads the packs. Pure tensors; knows neither torchtune nor
+vLLM, nor what the tokens are for.
 
-A tree is one prompt and the samples that begin with it. Its trunk is the prompt without the last token; each
-branch repeats that last token at its head, so the first sampled token is predicted inside its own branch.
-Positions in a branch go on from the trunk. A token sees its trunk and its own branch, up to itself.
+A tree is one prompt and the sequences that begin with it. Its trunk is the prompt without the last token;
+each branch repeats that last token at its head, so the first sampled token is predicted inside its own
+branch. Positions in a branch go on from the trunk. A token sees its trunk and its own branch, up to itself.
 Lengths are rounded up to few distinct ones, so that compiled or cached kernels meet few shapes.
 
 Names carry dimensions: B rows, L places of a row, T sampled tokens.
@@ -24,7 +25,7 @@ _PADDING = -1
 
 @dataclass(frozen=True)
 class Sequences:
-    """What is to be packed: samples' token ids, which were sampled, and where each starts in the batch."""
+    """What is to be packed: sequences' token ids, which were sampled, and where each starts in the batch."""
 
     tokens: Sequence[Tensor]
     sampled: Sequence[Tensor]
@@ -36,7 +37,7 @@ class Pack:
     """A micro-batch of rows and what is predicted in it.
 
     `row_T`, `place_T`: where the hidden state stands that predicts a sampled token; `target_T`: that token;
-    `source_T`: its index among the step's N tokens; `sample_T`: its sample.
+    `source_T`: its index among the step's N tokens; `sequence_T`: its sequence.
     """
 
     tokens_BL: Tensor
@@ -47,7 +48,7 @@ class Pack:
     place_T: Tensor
     target_T: Tensor
     source_T: Tensor
-    sample_T: Tensor
+    sequence_T: Tensor
 
     def mask_BLL(self) -> Tensor:
         """True where place i sees place j: same tree, the trunk or its own branch, and j not after i."""
@@ -69,7 +70,7 @@ class _Row:
     place: list[Tensor] = field(default_factory=list)
     target: list[Tensor] = field(default_factory=list)
     source: list[Tensor] = field(default_factory=list)
-    sample: list[Tensor] = field(default_factory=list)
+    sequence: list[Tensor] = field(default_factory=list)
     length: int = 0
     trees: int = 0
 
@@ -82,9 +83,11 @@ class _Tree:
 
 
 def pack(sequences: Sequences, chosen: Sequence[int], budget: int) -> list[Pack]:
-    """Pack the chosen samples into micro-batches of at most `budget` places (one tree may exceed it alone).
+    """Pack the chosen sequences into micro-batches of at most `budget` places, padding counted.
 
-    The order depends on nothing but the arguments. Raises ValueError for a sample without a prompt.
+    Rows are as long as the longest tree needs. Only where that alone is past the budget, by a sequence that
+    is longer or by rounding, has a pack more places: it is one row then. The order depends on nothing but the
+    arguments. Raises ValueError for a sequence without a prompt.
     """
     trees = _split(sequences, _trees(sequences, chosen), budget)
     if not trees:
@@ -95,19 +98,19 @@ def pack(sequences: Sequences, chosen: Sequence[int], budget: int) -> list[Pack]
     return [_stack(rows[start : start + height], length) for start in range(0, len(rows), height)]
 
 
-def _first_sampled(sequences: Sequences, sample: int) -> int:
-    first = int(sequences.sampled[sample].to(torch.uint8).argmax())
+def _first_sampled(sequences: Sequences, sequence: int) -> int:
+    first = int(sequences.sampled[sequence].to(torch.uint8).argmax())
     if first == 0:
-        raise ValueError(f"sample {sample} has no prompt or no sampled token")
+        raise ValueError(f"sequence {sequence} has no prompt or no sampled token")
     return first
 
 
 def _trees(sequences: Sequences, chosen: Sequence[int]) -> Iterator[_Tree]:
     """Samples by equal prompts, in order of first appearance."""
     by_prompt: dict[bytes, list[int]] = {}
-    for sample in chosen:
-        prompt = sequences.tokens[sample][: _first_sampled(sequences, sample)]
-        by_prompt.setdefault(prompt.numpy().tobytes(), []).append(sample)
+    for sequence in chosen:
+        prompt = sequences.tokens[sequence][: _first_sampled(sequences, sequence)]
+        by_prompt.setdefault(prompt.numpy().tobytes(), []).append(sequence)
     for members in by_prompt.values():
         prompt = sequences.tokens[members[0]][: _first_sampled(sequences, members[0])]
         yield _Tree(prompt, tuple(members), 0)
@@ -120,12 +123,12 @@ def _split(sequences: Sequences, trees: Iterator[_Tree], budget: int) -> list[_T
         trunk = len(tree.prompt) - 1
         members: list[int] = []
         length = trunk
-        for sample in tree.members:
-            branch = len(sequences.tokens[sample]) - 1 - trunk
+        for sequence in tree.members:
+            branch = len(sequences.tokens[sequence]) - 1 - trunk
             if members and length + branch > budget:
                 found.append(_Tree(tree.prompt, tuple(members), length))
                 members, length = [], trunk
-            members.append(sample)
+            members.append(sequence)
             length += branch
         found.append(_Tree(tree.prompt, tuple(members), length))
     return found
@@ -146,16 +149,16 @@ def _fill(sequences: Sequences, trees: list[_Tree], length: int) -> list[_Row]:
 def _plant(sequences: Sequences, tree: _Tree, row: _Row) -> None:
     trunk = len(tree.prompt) - 1
     _append(row, tree.prompt[:trunk], start=0, branch=0)
-    for number, sample in enumerate(tree.members, start=1):
-        tokens, sampled = sequences.tokens[sample], sequences.sampled[sample].bool()
+    for number, sequence in enumerate(tree.members, start=1):
+        tokens, sampled = sequences.tokens[sequence], sequences.sampled[sequence].bool()
         at = row.length
         # The last token predicts nothing, so it needs no place.
         _append(row, tokens[trunk:-1], start=trunk, branch=number)
         (index,) = sampled.nonzero(as_tuple=True)
         row.place.append(at + index - 1 - trunk)
         row.target.append(tokens[index])
-        row.source.append(index + sequences.offsets[sample])
-        row.sample.append(torch.full_like(index, sample))
+        row.source.append(index + sequences.offsets[sequence])
+        row.sequence.append(torch.full_like(index, sequence))
     row.trees += 1
 
 
@@ -188,7 +191,7 @@ def _stack(rows: list[_Row], length: int) -> Pack:
         place_T=joined("place"),
         target_T=joined("target"),
         source_T=joined("source"),
-        sample_T=joined("sample"),
+        sequence_T=joined("sequence"),
     )
 
 

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from runtime.shared.architectures import PolicyError, read_shape
-from runtime.shared.peft_form import CONFIG, PREFIX, TARGETS, WEIGHTS, Lora, check_adapter_config
+from runtime.shared.peft_form import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
+from runtime.shared.projections import PROJECTIONS
 from runtime.trainer.decoder import (
     TO_HF,
     adapter_off,
@@ -104,7 +105,7 @@ class Policy:
                     self._working[name].copy_(value)
 
     def check_tokens(self, largest: int, longest: int) -> None:
-        """Raises PolicyError for a token id or a sample length that this model has no place for."""
+        """Raises PolicyError for a token id or a sequence length that this model has no place for."""
         model: Any = self.model
         vocabulary, positions = model.tok_embeddings.num_embeddings, model.max_seq_len
         if largest >= vocabulary:
@@ -151,7 +152,7 @@ class Policy:
             "r": self.lora.rank,
             "lora_alpha": self.lora.alpha,
             "lora_dropout": 0.0,
-            "target_modules": sorted(TARGETS),
+            "target_modules": sorted(PROJECTIONS),
             "bias": "none",
             "use_dora": False,
             "use_rslora": False,

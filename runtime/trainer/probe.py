@@ -1,7 +1,7 @@
-"""A sequence for a proof, where nothing has been sampled yet: what the policy itself goes on with.
+"""The logprob probe, made: the trainer's own logprobs of sequences that it trained on, or of one it speaks.
 
-Neighbours: the recipe proves with it the adapter that a run begins with; `update.probe` makes the proof.
-Knows nothing of a tokenizer: likely tokens are what matters, not what they mean.
+Neighbours: the recipe commits it with each checkpoint; shared/probe_file.py says what is in it; the gateway
+proves with it that engines hold what was committed. Knows nothing of a tokenizer, nor of engines.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from runtime.shared.batch import SCHEMA, Batch
+from runtime.shared.probe_file import PROBE_TOKENS
+from runtime.trainer.forward import sequence_logprobs
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -22,8 +25,37 @@ _TOKENS = 64
 
 
 @torch.no_grad()
+def make_probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
+    """Sampled sequences, up to what is compared, with each token's logprobs: fp32, 0 at a first token."""
+    # The longest sampled sequences say the most; ties go to the first.
+    order = sorted(
+        range(batch.sequences), key=lambda sequence: -int(batch.sampled[batch.span(sequence)].sum())
+    )
+    spans = [_compared(batch, sequence) for sequence in order[:count]]
+    tokens = [torch.from_numpy(batch.tokens[span]).long() for span in spans]
+    with_adapter = [sequence_logprobs(policy, ids) for ids in tokens]
+    with policy.reference():
+        without = [sequence_logprobs(policy, ids) for ids in tokens]
+    lengths = [0, *(len(ids) for ids in tokens)]
+    return {
+        "tokens": torch.cat(tokens),
+        "sampled": torch.cat([torch.from_numpy(batch.sampled[span]) for span in spans]),
+        "offsets": torch.tensor(lengths).cumsum(0),
+        "logprobs_policy": torch.cat(with_adapter),
+        "logprobs_base": torch.cat(without),
+    }
+
+
+def _compared(batch: Batch, sequence: int) -> slice:
+    """A sequence up to the last token that an engine is asked about."""
+    span = batch.span(sequence)
+    first = span.start + int(batch.sampled[span].argmax())
+    return slice(span.start, min(span.stop, first + PROBE_TOKENS))
+
+
+@torch.no_grad()
 def spoken(policy: Policy, tokens: int = _TOKENS) -> Batch:
-    """One sequence: a fixed prompt and so many most likely tokens, the same in every process."""
+    """For a probe where nothing has been sampled yet: a fixed prompt, and so many most likely tokens."""
     ids = torch.tensor([_PROMPT], device=policy.device)
     for _ in range(tokens):
         size = ids.shape[1]

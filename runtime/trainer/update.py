@@ -4,7 +4,8 @@ Neighbours: the recipe calls it; `forward.py`, `old_logprobs.py`, `losses.py` an
 arithmetic. Imports neither torchtune nor vLLM: the policy is whatever has `hidden`, `output`, `masters`,
 `reference`.
 
-Names carry dimensions: M members, S samples, N tokens of the step, T sampled tokens of a pack.
+Names carry dimensions: M members, S sequences, A answers, N tokens of the step, T sampled
+tokens of a pack.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch
-from runtime.shared.schema import PROBE_TOKENS
-from runtime.shared.train_config import TrainConfig, complaint
 from runtime.trainer import losses
-from runtime.trainer.forward import pack_logprobs, sequence_logprobs, sequences
+from runtime.trainer.forward import pack_logprobs, sequences
 from runtime.trainer.old_logprobs import Old, Past, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.ranks import Ranks
+from runtime.trainer.settings import UpdateSettings
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -36,40 +35,6 @@ if TYPE_CHECKING:
 # Of a step, over all ranks: sums, and what is shown as a mean over the step's tokens.
 _COUNTED = ("loss", "masked_tokens", "masked_sequences", "mismatch_truncated", "unkept_tokens")
 _AVERAGED = ("ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "entropy")
-
-
-class SettingsError(Exception):
-    """The recipe's keys make no step; the text names the key, why, and the way out."""
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """What an update is told; keys of the recipe's YAML, with the loss's own values filled in."""
-
-    loss: str
-    normaliser: str
-    constant_tokens: int | None
-    scale_rewards: bool
-    clip_low: float
-    clip_high: float
-    dual_clip: float
-    mismatch_cap: float
-    kl_beta: float
-    overlong: str
-    overlong_tokens: int | None
-    overlong_buffer: int | None
-    max_grad_norm: float
-    pack_tokens: int
-
-    @classmethod
-    def of(cls, keys: Mapping[str, Any]) -> UpdateSettings:
-        """Read the fields out of the recipe's configuration. Raises SettingsError."""
-        try:
-            train = TrainConfig(**{name: keys[name] for name in cls.__dataclass_fields__}).resolved()
-        except ValidationError as error:
-            key, _, why = complaint(error)
-            raise SettingsError(f"{key}={keys[key]} does not fit: {why}") from None
-        return cls(**{name: getattr(train, name) for name in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
@@ -88,14 +53,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class Selected:
-    """The samples with something to learn from, their advantage, and the reasons of the others.
+    """The sequences with something to learn from, their advantage, and the reasons of the others.
 
     `weight_A`: what a sampled token of each answer counts in the step's loss, by the normaliser; 0 where it
     is not trained. Turns joined in one sequence are an answer each, so that joining changes no loss.
-    `tokens`: how many tokens of the trained samples were sampled.
+    `tokens`: how many tokens of the trained sequences were sampled.
     """
 
-    samples: list[int]
+    sequences: list[int]
     tokens: int
     weight_A: Tensor
     advantage_S: Tensor
@@ -105,18 +70,18 @@ class Selected:
 
 
 def select(batch: Batch, settings: UpdateSettings) -> Selected:
-    """Sort the batch's samples into trained and dropped. Every sample is one or the other.
+    """Sort the batch's sequences into trained and dropped. Every sequence is one or the other.
 
-    Samples of a group without variance have advantage 0: they are left out, and leave the denominators,
+    Sequences of a group without variance have advantage 0: they are left out, and leave the denominators,
     unless a KL term has something to say about them. This is the half of DAPO's dynamic sampling that can be
     done here: the other half, to roll out more until there are enough groups with variance, is the program's,
     which reads `groups_without_variance` of the step; so dapo leaves them out whatever the KL term.
-    A member none of whose samples can be trained leaves the mean of its group too: masked answers that earn
+    A member none of whose sequences can be trained leaves the mean of its group too: masked answers that earn
     more than whole ones would push the whole ones down.
     """
     member_S = torch.from_numpy(batch.member)
-    reasons = [_unusable(batch, sample, settings) for sample in range(batch.samples)]
-    usable = {int(batch.member[sample]) for sample, reason in enumerate(reasons) if reason is None}
+    reasons = [_unusable(batch, sequence, settings) for sequence in range(batch.sequences)]
+    usable = {int(batch.member[sequence]) for sequence, reason in enumerate(reasons) if reason is None}
     row_A, length_A = _answers(batch)
     penalty_M = _overlong_penalties(batch, member_S[row_A], length_A, settings)
     reward_M = torch.from_numpy(batch.reward).double() + penalty_M
@@ -124,24 +89,24 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
     found = losses.advantages(reward_M, torch.from_numpy(batch.group), scale=settings.scale_rewards)
     turns_S = batch.turns
     dropped = Counter[str]()
-    for sample, reason in enumerate(reasons):
+    for sequence, reason in enumerate(reasons):
         if reason is not None:
-            dropped[reason] += int(turns_S[sample])
-    samples = []
+            dropped[reason] += int(turns_S[sequence])
+    kept = []
     keep_flat = settings.kl_beta > 0 and settings.loss != "dapo"
-    for sample in (sample for sample, reason in enumerate(reasons) if reason is None):
-        if found.flat_M[member_S[sample]] and not keep_flat:
-            dropped["no variance in its group"] += int(turns_S[sample])
+    for sequence in (sequence for sequence, reason in enumerate(reasons) if reason is None):
+        if found.flat_M[member_S[sequence]] and not keep_flat:
+            dropped["no variance in its group"] += int(turns_S[sequence])
         else:
-            samples.append(sample)
+            kept.append(sequence)
     weight_A = torch.zeros(len(row_A))
-    trained_A = torch.isin(row_A, torch.tensor(samples))
-    if samples:
+    trained_A = torch.isin(row_A, torch.tensor(kept))
+    if kept:
         weight_A[trained_A] = losses.token_weights(
             length_A[trained_A], settings.normaliser, settings.constant_tokens
         )
     return Selected(
-        samples=samples,
+        sequences=kept,
         tokens=int(length_A[trained_A].sum()),
         weight_A=weight_A,
         advantage_S=found.value_M[member_S],
@@ -154,7 +119,7 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
 def _answers(batch: Batch) -> tuple[Tensor, Tensor]:
     """The sequence of each answer, and how many of its tokens were sampled [A]."""
     answer_N = torch.from_numpy(batch.answers)
-    row_A = torch.arange(batch.samples).repeat_interleave(torch.from_numpy(batch.turns))
+    row_A = torch.arange(batch.sequences).repeat_interleave(torch.from_numpy(batch.turns))
     return row_A, answer_N[answer_N >= 0].bincount(minlength=len(row_A))
 
 
@@ -169,20 +134,20 @@ def _overlong_penalties(batch: Batch, member_A: Tensor, length_A: Tensor, settin
     return penalty_M.scatter_reduce(0, member_A, penalty_A, "amin")
 
 
-def _unusable(batch: Batch, sample: int, settings: UpdateSettings) -> str | None:
-    """Why a sample cannot be trained, whatever its group earned; None when it can.
+def _unusable(batch: Batch, sequence: int, settings: UpdateSettings) -> str | None:
+    """Why a sequence cannot be trained, whatever its group earned; None when it can.
 
-    Nothing here grows likelier with a sample's length but by its limit, and that by choice (C19).
+    Nothing here grows likelier with a sequence's length but by its limit, and that by choice (C19).
     """
-    span = batch.span(sample)
+    span = batch.span(sequence)
     behaviour = batch.logprobs[span][batch.sampled[span].astype(bool)]
-    if not np.isfinite(batch.reward[batch.member[sample]]):
+    if not np.isfinite(batch.reward[batch.member[sequence]]):
         return "reward not finite"
     if len(behaviour) == 0:
         return "nothing sampled"
     if not np.isfinite(behaviour).all():
         return "logprob not finite"
-    return "truncated" if settings.overlong == "mask" and batch.truncated[sample] else None
+    return "truncated" if settings.overlong == "mask" and batch.truncated[sequence] else None
 
 
 def update(
@@ -200,13 +165,13 @@ def update(
     began = time.monotonic()
     selected = select(batch, settings)
     metrics = {
-        "updated": float(bool(selected.samples)),
+        "updated": float(bool(selected.sequences)),
         "trained_tokens": float(selected.tokens),
         **_rewards(batch),
     }
     if settings.overlong == "soft":
         metrics["overlong_penalty"] = float(selected.penalty_M.mean())
-    if selected.samples:
+    if selected.sequences:
         policy.zero_grad()  # of a step that failed half way (C49)
         metrics |= gradients(policy, batch, selected, settings, ranks, past)
         masters = list(policy.masters.values())
@@ -231,11 +196,11 @@ def gradients(
 ) -> dict[str, float]:
     """Fill the masters' gradients with the loss's, and return what was measured over the step's tokens.
 
-    Every rank packs the same samples the same way and takes every size-th pack. A token's weight was settled
-    for the whole step, so ranks, packs and their order change nothing but rounding. `old` is found out from
-    `past` where nobody gives it.
+    Every rank packs the same sequences the same way and takes every size-th pack. A token's weight was
+    settled for the whole step, so ranks, packs and their order change nothing but rounding. `old` is found
+    out from `past` where nobody gives it.
     """
-    packs = pack(sequences(batch), selected.samples, settings.pack_tokens)[ranks.rank :: ranks.size]
+    packs = pack(sequences(batch), selected.sequences, settings.pack_tokens)[ranks.rank :: ranks.size]
     old = old or old_logprobs(policy, batch, packs, past)
     sums = torch.zeros(len(_COUNTED + _AVERAGED), device=policy.device, dtype=torch.float64)
     ratio_max = torch.zeros((), device=policy.device)
@@ -259,7 +224,7 @@ def gradients(
 
 def _summed(terms: losses.LossTerms, entropy: Tensor) -> Tensor:
     """One pack's part of the step's sums, in their order."""
-    counted = (terms.loss, terms.masked, terms.masked_samples, terms.truncated, torch.zeros_like(terms.loss))
+    counted = (terms.loss, terms.masked, terms.masked_answers, terms.truncated, torch.zeros_like(terms.loss))
     averaged = (terms.ratio, terms.clipped, terms.kl_behaviour, terms.kl_reference, entropy)
     return torch.stack([value.detach().double() for value in (*counted, *averaged)])
 
@@ -278,7 +243,7 @@ def _pack_loss(
     terms = losses.policy_loss(
         found.logprob_T,
         behaviour_N[one.source_T].to(device),
-        selected.advantage_S[one.sample_T].to(device),
+        selected.advantage_S[one.sequence_T].to(device),
         selected.weight_A[answer_T].to(device),
         answer_T.to(device),
         loss=settings.loss,
@@ -293,37 +258,6 @@ def _pack_loss(
     return terms, found.entropy_T.sum()
 
 
-@torch.no_grad()
-def probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
-    """What proves a publication: sampled sequences, up to what is compared, and each token's logprob there.
-
-    `tokens` and `sampled` [P], `offsets` [Q+1]; `logprobs_policy` and `logprobs_base` [P] at temperature 1
-    over the whole vocabulary, in fp32, 0 at the first token of a sequence.
-    """
-    # The longest sampled sequences say the most; ties go to the first.
-    order = sorted(range(batch.samples), key=lambda sample: -int(batch.sampled[batch.span(sample)].sum()))
-    spans = [_compared(batch, sample) for sample in order[:count]]
-    tokens = [torch.from_numpy(batch.tokens[span]).long() for span in spans]
-    with_adapter = [sequence_logprobs(policy, ids) for ids in tokens]
-    with policy.reference():
-        without = [sequence_logprobs(policy, ids) for ids in tokens]
-    lengths = [0, *(len(ids) for ids in tokens)]
-    return {
-        "tokens": torch.cat(tokens),
-        "sampled": torch.cat([torch.from_numpy(batch.sampled[span]) for span in spans]),
-        "offsets": torch.tensor(lengths).cumsum(0),
-        "logprobs_policy": torch.cat(with_adapter),
-        "logprobs_base": torch.cat(without),
-    }
-
-
-def _compared(batch: Batch, sample: int) -> slice:
-    """A sequence up to the last token that an engine is asked about."""
-    span = batch.span(sample)
-    first = span.start + int(batch.sampled[span].argmax())
-    return slice(span.start, min(span.stop, first + PROBE_TOKENS))
-
-
 def _rewards(batch: Batch) -> dict[str, float]:
     reward_M = torch.from_numpy(batch.reward).double()
     reward_M = reward_M[torch.isfinite(reward_M)]
@@ -334,10 +268,10 @@ def _rewards(batch: Batch) -> dict[str, float]:
 
 def _counts(batch: Batch, selected: Selected) -> dict[str, Any]:
     """The gateway's counts, with what was decided here moved from trained to dropped."""
-    counts: dict[str, Any] = dict(batch.meta.get("counts") or {"samples": batch.samples})
+    counts: dict[str, Any] = dict(batch.meta.get("counts") or {"samples": batch.sequences})
     dropped = Counter[str](counts.get("dropped") or {}) + selected.dropped
     return counts | {
-        "trained": int(batch.turns[selected.samples].sum()),
+        "trained": int(batch.turns[selected.sequences].sum()),
         "sampled_tokens": selected.tokens,
         "dropped": dict(dropped),
         "groups_without_variance": selected.flat_groups,

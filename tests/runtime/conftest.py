@@ -94,7 +94,7 @@ class EngineProcess:
         return self.log.read_text(errors="replace")[-4000:]
 
 
-def start_engine(folder: Path, **settings: object) -> EngineProcess:
+def start_engine(folder: Path, module: str = "runtime.engine.server", **settings: object) -> EngineProcess:
     """Start an engine whose files are in `folder`; `settings` are RuntimeConfig's."""
     # A Unix socket's path is at most 107 bytes: pytest's own folders may be longer.
     sockets = Path(tempfile.mkdtemp(prefix="slip-"))
@@ -109,7 +109,7 @@ def start_engine(folder: Path, **settings: object) -> EngineProcess:
     log = folder / "engine.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.engine.server", "--config", str(folder / "runtime.json")],
+            [sys.executable, "-m", module, "--config", str(folder / "runtime.json")],
             cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from runtime.engine import server
+from runtime.engine import command, server
 from runtime.shared.schema import RuntimeConfig
 
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _start(config: RuntimeConfig, args: object) -> int:
-    server.socket_path(config, 0).unlink(missing_ok=True)  # of the life before
+    command.socket_path(config, 0).unlink(missing_ok=True)  # of the life before
     child = os.fork()
     if child == 0:
         os.setsid()

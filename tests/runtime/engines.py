@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from runtime.engine import server
+from runtime.engine import command, server
 from runtime.shared import failpoints
 from runtime.shared.schema import RuntimeConfig
 from tests.runtime.conftest import REPOSITORY, TINY_MODEL, is_healthy
@@ -29,11 +29,11 @@ class Engine:
             run_id="engine", model_path=str(TINY_MODEL), state_dir=str(folder), socket_dir=str(self._sockets)
         )
         (folder / "engine.json").write_text(config.model_dump_json())
-        self.socket = server.socket_path(config, 0)
+        self.socket = command.socket_path(config, 0)
         self.log = folder / "engine.log"
         environ = {
             **os.environ,
-            **server.environment(config, 0),
+            **command.environment(config, 0),
             server.ENVIRONMENT_MARK: "1",  # it has the environment already: no second exec
             "PYTHONPATH": str(REPOSITORY),
             failpoints.VARIABLE: f"file:{armed}",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 
-from runtime.health import AliveProbe
 from runtime.keeper import Keeper, Limits
 from runtime.shared.given_token import read_token
 from runtime.supervision import ChildSpec, Restarts, Supervisor, stop_on
@@ -25,6 +25,18 @@ def keeper(config_path: Path) -> int:
     return Keeper(Path(config["state_dir"]), limits, command, config["grace_seconds"]).run(read_token())
 
 
+class Alive:
+    """For a child that has nothing to ask: up as soon as it runs."""
+
+    note: str | None = None
+
+    def reset(self) -> None:
+        """Nothing is remembered."""
+
+    async def __call__(self, pid: int) -> str | None:
+        return None if os.path.exists(f"/proc/{pid}") else "gone"
+
+
 async def supervisor(config_path: Path) -> int:
     config = json.loads(config_path.read_text())
     state_dir = Path(config["state_dir"])
@@ -34,7 +46,7 @@ async def supervisor(config_path: Path) -> int:
             name=name,
             command=command,
             log=state_dir / "logs" / f"{name}.log",
-            probe=AliveProbe(),
+            check=Alive(),
             stdin_line=token,
             stop_seconds=config["stop_seconds"],
             vital=name == "vital",

@@ -26,7 +26,7 @@ class Answer:
 def answers(logits, batch, old=None):
     """Of a policy whose logits at position p are row p, at each sample's own temperature. `old`: [N]."""
     found = []
-    for i in range(batch.samples):
+    for i in range(batch.sequences):
         places = np.flatnonzero(batch.sampled[batch.offsets[i] : batch.offsets[i + 1]])
         rows = logits[places - 1] / batch.temperature[i]
         tokens = batch.tokens[batch.offsets[i] + places]

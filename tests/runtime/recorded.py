@@ -12,7 +12,7 @@ from runtime.gateway.completions import admission
 from runtime.gateway.completions.admission import Asked
 from runtime.gateway.completions.answers import Choice, Whole, samples
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
-from runtime.gateway.requests import support
+from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Exchange
 from runtime.gateway.samples.samples import SampleStore
 
@@ -77,7 +77,7 @@ def record_choices(
         tags=request.tags,
         model=f"policy@v{version}",
         version=version,
-        temperature=support.temperature(request.body),
+        temperature=distribution.temperature(request.body),
         settings=request.settings,
         prompts=prompts,
         samples=found,

@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from runtime.engine.adapter_check import Pair, compare
+from runtime.shared.projections import PROJECTIONS
 from runtime.trainer.decoder import TO_HF
-from runtime.trainer.policy import TARGETS, Policy, PolicyError
-from runtime.trainer.update import probe, update
+from runtime.trainer.policy import Policy, PolicyError
+from runtime.trainer.probe import make_probe
+from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,
     LORA,
@@ -56,8 +58,8 @@ def exported_config(folder: Path, **changes: Any) -> Path:
     "changes",
     [
         {"target_modules": sorted(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"])},
-        {"target_modules": [*TARGETS, "lm_head"]},
-        {"target_modules": [*TARGETS, "embed_tokens"]},
+        {"target_modules": [*PROJECTIONS, "lm_head"]},
+        {"target_modules": [*PROJECTIONS, "embed_tokens"]},
         {"target_modules": "all-linear"},
         {"trainable_token_indices": [0, 1]},
         {"target_parameters": ["mlp.experts"]},
@@ -85,7 +87,7 @@ def test_c26_no_step_probe_or_swap_moves_a_bit_of_the_base(dtype: str, tmp_path:
     optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-2)
     for step in range(1, 9):
         update(policy, optimizer, make_batch(random_samples(step)), settings_of(kl_beta=0.1), ALONE)
-        probe(policy, make_batch(random_samples(step)))
+        make_probe(policy, make_batch(random_samples(step)))
         if step % 3 == 0:
             policy.import_adapter(tmp_path)
     after = base_tensors(policy)
@@ -100,8 +102,8 @@ def test_c29_what_is_scored_for_the_ratio_is_scored_without_dropout(tmp_path: Pa
     policy.model.train()
     batch = make_batch(random_samples(29, groups=1, members=2))
     batch.temperature[:] = 1
-    evidence = probe(policy, batch)
-    order = sorted(range(batch.samples), key=lambda sample: -int(batch.sampled[batch.span(sample)].sum()))
+    evidence = make_probe(policy, batch)
+    order = sorted(range(batch.sequences), key=lambda sample: -int(batch.sampled[batch.span(sample)].sum()))
     for sample, start, end in zip(order, evidence["offsets"], evidence["offsets"][1:], strict=False):
         batch.logprobs[batch.span(sample)] = evidence["logprobs_policy"][start:end].numpy()
     batch.logprobs[batch.sampled == 0] = 0

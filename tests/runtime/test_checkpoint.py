@@ -382,4 +382,4 @@ def test_a_restore_step_has_no_samples(tmp_path: Path) -> None:
         tmp_path / "000002", empty_batch({"schema": 1, "kind": "restore", "step": 2, "from": "step-000001"})
     )
     again = read_batch(tmp_path / "000002")
-    assert (again.kind, again.samples, again.meta["from"]) == ("restore", 0, "step-000001")
+    assert (again.kind, again.sequences, again.meta["from"]) == ("restore", 0, "step-000001")

@@ -179,7 +179,7 @@ def test_c49_what_failed_left_nothing_behind_in_the_policy(
 
 
 def packs_of(batch: Batch, budget: int) -> list[Pack]:
-    return pack(sequences(batch), range(batch.samples), budget)
+    return pack(sequences(batch), range(batch.sequences), budget)
 
 
 def test_g19_a_step_that_ends_the_trainer_every_time_is_given_up(run: Run) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from runtime.gateway.engines.engine_client import EngineClient
 from tests.runtime.adapters import write_adapter
-from tests.runtime.conftest import RunningEngine
+from tests.runtime.conftest import TINY_MODEL, EngineProcess
 
 pytestmark = pytest.mark.slow
 
@@ -18,8 +19,11 @@ SEQUENCE = [random.Random(26).randrange(3, 800) for _ in range(40)]
 
 
 def test_c26_engine_no_swap_moves_a_bit_of_the_base(
-    engine: RunningEngine, served_name: str, tmp_path: Path
+    own_engine: Callable[..., EngineProcess], served_name: str, tmp_path: Path
 ) -> None:
+    engine = own_engine(module="tests.runtime.hashed_engine")
+    engine.wait_until_ready()
+
     async def scenario() -> None:
         client = EngineClient(engine.socket)
         before = await client._rpc("base_sha256")
@@ -27,7 +31,7 @@ def test_c26_engine_no_swap_moves_a_bit_of_the_base(
         assert len(before[0]) == 64
         for version in range(1, 7):
             name = f"{served_name}@v{version}"
-            adapter = write_adapter(tmp_path / name, engine.model, seed=version)
+            adapter = write_adapter(tmp_path / name, TINY_MODEL, seed=version)
             await client.load_adapter(name, adapter)
             assert (await client.verify_adapter(name, adapter)).exact
             await client.score(name, SEQUENCE)

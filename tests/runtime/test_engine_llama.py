@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.publication import Publisher
+from runtime.gateway.engines.version_proof import Prover
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
 from runtime.trainer.policy import Policy
-from runtime.trainer.update import probe, update
+from runtime.trainer.probe import make_probe
+from runtime.trainer.update import update
 from tests.runtime.conftest import TINY_MODEL, EngineProcess
 from tests.runtime.trainer_fixtures import (
     ALONE,
@@ -64,7 +65,7 @@ def test_c12_llama_what_the_engine_serves_is_what_the_trainer_trained(
     optimizer = torch.optim.AdamW(policy.masters.values(), lr=2e-2)
 
     async def scenario(client: EngineClient) -> None:
-        publisher = Publisher([client], "policy", dtype)
+        prover = Prover([client], "policy", dtype)
         served = "base"
         for version in (1, 2):
             batch = await sampled(client, served, step=version)
@@ -72,7 +73,7 @@ def test_c12_llama_what_the_engine_serves_is_what_the_trainer_trained(
             assert lag_zero["ratio_mean"] == pytest.approx(1, abs=1e-3 if exact else 0.02), served
             assert lag_zero["kl_behaviour"] < (1e-6 if exact else 5e-3), served
             assert update(policy, optimizer, batch, SETTINGS, ALONE).metrics["updated"] == 1
-            proof = await publisher.publish(committed(policy, batch, llama, tmp_path / "checkpoints"))
+            proof = await prover.prove(committed(policy, batch, llama, tmp_path / "checkpoints"))
             assert (proof.modules, proof.engines) == (14, 1)
             assert proof.max_error < 2e-4 or not exact
             assert proof.effect > 1e-2
@@ -114,6 +115,6 @@ def committed(policy: Policy, batch: Batch, model: Path, root: Path) -> Checkpoi
 
     def write(folder: Path) -> None:
         policy.export_adapter(folder / "adapter", str(model))
-        save_file(probe(policy, batch), folder / "probe.safetensors")
+        save_file(make_probe(policy, batch), folder / "probe.safetensors")
 
     return CheckpointStore(root).commit(batch.step, batch.step, {}, write)

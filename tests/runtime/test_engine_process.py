@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from runtime.engine import server as server
+from runtime.engine import command
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.requests.request_fields import check
 from runtime.shared import processes
@@ -43,13 +43,13 @@ def test_tool_calls_are_parsed_where_the_tokenizer_has_the_parsers_token(tmp_pat
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for vocabulary, parser in (({"<|python_tag|>": 1}, "llama3_json"), ({"<s>": 1}, None)):
         (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
-        words = server.arguments(config(model_path=str(tmp_path)), 0)
+        words = command.arguments(config(model_path=str(tmp_path)), 0)
         assert (option(words, "--tool-call-parser") if "--tool-call-parser" in words else None) == parser
-    assert option(server.arguments(config(), 0), "--tool-call-parser") == "hermes"
+    assert option(command.arguments(config(), 0), "--tool-call-parser") == "hermes"
 
 
 def test_c14_engine_neither_head_nor_embeddings_can_have_an_adapter() -> None:
-    words = server.arguments(config(), 0)
+    words = command.arguments(config(), 0)
     first = words.index("--lora-target-modules") + 1
     modules = words[first : first + 7]
     assert sorted(modules) == sorted(PROJECTIONS)
@@ -57,7 +57,7 @@ def test_c14_engine_neither_head_nor_embeddings_can_have_an_adapter() -> None:
 
 
 def test_the_engine_serves_the_base_on_its_own_socket() -> None:
-    words = server.arguments(config(), 3)
+    words = command.arguments(config(), 3)
     assert option(words, "--uds") == "/k/engine-3.sock"
     assert option(words, "--served-model-name") == "base"
     assert "--host" not in words and "--port" not in words
@@ -65,51 +65,51 @@ def test_the_engine_serves_the_base_on_its_own_socket() -> None:
 
 def test_c08_the_logprobs_mode_is_pinned_in_the_command_line() -> None:
     for device in ("cpu", "cuda"):
-        assert option(server.arguments(config(device=device), 0), "--logprobs-mode") == "processed_logprobs"
+        assert option(command.arguments(config(device=device), 0), "--logprobs-mode") == "processed_logprobs"
 
 
 def test_the_context_is_the_models_own_up_to_a_bound(tmp_path: Path) -> None:
-    assert option(server.arguments(config(), 0), "--max-model-len") == "1024"
+    assert option(command.arguments(config(), 0), "--max-model-len") == "1024"
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 131072}))
-    assert option(server.arguments(config(model_path=str(tmp_path)), 0), "--max-model-len") == "8192"
+    assert option(command.arguments(config(model_path=str(tmp_path)), 0), "--max-model-len") == "8192"
     told = config(engine=EngineConfig(max_model_len=512))
-    assert option(server.arguments(told, 0), "--max-model-len") == "512"
+    assert option(command.arguments(told, 0), "--max-model-len") == "512"
 
 
 @pytest.mark.parametrize(("rank", "slots"), [(1, "8"), (16, "16"), (17, "32"), (256, "256")])
 def test_slots_are_as_wide_as_the_adapters_need(rank: int, slots: str) -> None:
     told = config(train=TrainConfig(lora=LoraConfig(rank=rank)))
-    assert option(server.arguments(told, 0), "--max-lora-rank") == slots
+    assert option(command.arguments(told, 0), "--max-lora-rank") == slots
 
 
 def test_a_model_in_a_folder_is_never_looked_up_on_the_hub() -> None:
-    assert server.environment(config(), 0)["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in server.environment(config(model_path="Qwen/Qwen2.5-1.5B-Instruct"), 0)
+    assert command.environment(config(), 0)["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in command.environment(config(model_path="Qwen/Qwen2.5-1.5B-Instruct"), 0)
 
 
 def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(tmp_path: Path) -> None:
-    assert server.environment(config(), 0)["OMP_NUM_THREADS"] == "1"
+    assert command.environment(config(), 0)["OMP_NUM_THREADS"] == "1"
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(200 * 2**20)
-    threads = server.environment(config(model_path=str(tmp_path)), 0)["OMP_NUM_THREADS"]
+    threads = command.environment(config(model_path=str(tmp_path)), 0)["OMP_NUM_THREADS"]
     assert threads == str(len(os.sched_getaffinity(0)))
 
 
 def test_c35_there_is_a_slot_for_every_version_in_use_and_one_to_stage() -> None:
     for staleness, slots in ((0, "4"), (2, "4"), (5, "7")):
-        assert option(server.arguments(config(max_staleness=staleness), 0), "--max-loras") == slots
+        assert option(command.arguments(config(max_staleness=staleness), 0), "--max-loras") == slots
 
 
 def test_the_cache_is_no_larger_than_it_can_be_filled() -> None:
-    told = int(option(server.arguments(config(), 0), "--kv-cache-memory-bytes"))
+    told = int(option(command.arguments(config(), 0), "--kv-cache-memory-bytes"))
     token = 2 * 4 * 2 * 32 * 4  # K and V, layers, heads, width, bytes
     assert 64 * 1024 * token < told < 2**30
     small = config(engine=EngineConfig(kv_cache_gib=0.0625))
-    assert option(server.arguments(small, 0), "--kv-cache-memory-bytes") == str(2**26)
+    assert option(command.arguments(small, 0), "--kv-cache-memory-bytes") == str(2**26)
 
 
 def test_nothing_is_reported_to_anyone() -> None:
-    assert server.environment(config(), 0)["VLLM_NO_USAGE_STATS"] == "1"
+    assert command.environment(config(), 0)["VLLM_NO_USAGE_STATS"] == "1"
 
 
 def test_g17_an_idle_connection_is_closed_by_the_client_and_never_by_the_engine(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_g17_an_idle_connection_is_closed_by_the_client_and_never_by_the_engine(
         assert isinstance(connector, aiohttp.UnixConnector)
         return connector._keepalive_timeout
 
-    kept = int(server.environment(config(), 0)["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"])
+    kept = int(command.environment(config(), 0)["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"])
     assert 0 < asyncio.run(idle_seconds()) <= kept / 10
 
 

@@ -52,7 +52,7 @@ def rows(gateway: Gateway, number: int) -> list[tuple[list[int], list[int]]]:
     folder = gateway.folder / "steps" / f"{number:06d}"
     wait_until(folder.exists)
     batch = read_batch(folder)
-    spans = [batch.span(row) for row in range(batch.samples)]
+    spans = [batch.span(row) for row in range(batch.sequences)]
     return [(batch.tokens[span].tolist(), batch.sampled[span].tolist()) for span in spans]
 
 
@@ -106,7 +106,7 @@ def test_a_text_nobody_sampled_is_trained_on_the_engines_ids_of_it_and_counted(g
 
 def test_a_member_is_about_one_thing() -> None:
     for fields in ({}, {"rollout": "r", "sample": "s"}, {"messages": MESSAGES}, {"completion": "x"}):
-        with pytest.raises(ValueError, match="a member names"):
+        with pytest.raises(ValueError, match="a member must have"):
             Member(**fields)  # pyright: ignore[reportArgumentType]
     given = Member(messages=MESSAGES, completion="x", reward=1.0)
     assert Group.model_validate_json(Group(id="g", members=[given]).model_dump_json()).members == [given]

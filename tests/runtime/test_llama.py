@@ -75,7 +75,7 @@ def test_c12_llama_the_ratio_at_lag_zero_is_one(dtype: str, tmp_path: Path) -> N
     batch = make_batch(random_samples(12, groups=2, members=3, prompt=200, completion=20))
     policy.export_adapter(tmp_path / "adapter", "tiny")
     model = peft_model(tmp_path / "adapter", folder).to(getattr(torch, dtype))
-    for sample in range(batch.samples):
+    for sample in range(batch.sequences):
         span = batch.span(sample)
         tokens = torch.from_numpy(batch.tokens[span]).long()
         with torch.no_grad():

@@ -14,7 +14,7 @@ import pytest
 from runtime.gateway.gateway import build_app, build_parts
 from runtime.gateway.samples.journal import Exchange, Sample
 from runtime.gateway.samples.samples import SampleRef, SampleStore
-from runtime.gateway.steps import queue
+from runtime.gateway.steps import handover
 from runtime.gateway.steps.rollout_log import Said
 from runtime.shared.schema import RuntimeConfig
 from tests.runtime.conftest import TINY_MODEL
@@ -94,7 +94,7 @@ def test_g23_a_step_of_long_rollouts_leaves_the_gateway_answering(
         return load(self, ref)
 
     monkeypatch.setattr(SampleStore, "load", gated)
-    monkeypatch.setattr(queue, "build", gate.shut_before(queue.build))
+    monkeypatch.setattr(handover, "build", gate.shut_before(handover.build))
     monkeypatch.setattr(Said, "write", gate.shut_before(Said.write))
     names = [f"r{number}" for number in range(ROLLOUTS)]
     store = SampleStore(tmp_path / "samples")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from runtime.shared.train_config import LOSSES, TrainConfig
 from runtime.trainer import losses
-from runtime.trainer.update import SettingsError, UpdateSettings, select, update
+from runtime.trainer.settings import SettingsError, UpdateSettings
+from runtime.trainer.update import select, update
 from tests.runtime import loss_oracles as oracles
 from tests.runtime.trainer_fixtures import (
     ALONE,
@@ -97,7 +98,7 @@ def test_c07_logits_are_divided_by_the_temperature_before_the_log_softmax(temper
             for sample in random_samples(7, groups=1, members=4, prompt=12)
         ]
     )
-    for sample in range(batch.samples):
+    for sample in range(batch.sequences):
         start = int(batch.offsets[sample])
         for at in range(start, int(batch.offsets[sample + 1])):
             if batch.sampled[at]:
@@ -121,7 +122,7 @@ def test_c10_a_sample_with_an_unusable_behaviour_logprob_is_dropped_and_counted(
     sick.logprobs[sick.offsets[5] - 1] = odd  # the last token of sample 4
     selected = select(sick, SETTINGS)
     assert selected.dropped == {"logprob not finite": 1}
-    assert selected.samples == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert selected.sequences == [0, 1, 2, 3, 5, 6, 7, 8]
     without = measure(UNIFORM, sick)
     assert all(math.isfinite(value) for value in without.metrics.values())
     assert torch.isfinite(without.gradient["table"]).all()
@@ -261,11 +262,10 @@ def test_c17_a_reward_that_is_no_number_leaves_the_mean_and_is_never_trained() -
     reward = torch.tensor([0.0, math.nan, 1.0, math.inf, 2.0])
     found = losses.advantages(reward, torch.zeros(5, dtype=torch.long))
     assert found.value_M.tolist() == [-1, 0, 0, 0, 1]
-    assert found.scored_M.tolist() == [True, False, True, False, True]
     batch = make_batch(random_samples(17, groups=2, members=3))
     batch.reward[4] = math.nan
     selected = select(batch, SETTINGS)
-    assert selected.samples == [0, 1, 2, 3, 5]
+    assert selected.sequences == [0, 1, 2, 3, 5]
     assert selected.dropped == {"reward not finite": 1}
 
 
@@ -283,7 +283,7 @@ def test_c05_an_answer_cut_off_at_its_limit_is_left_out_or_kept_by_choice() -> N
     samples = random_samples(5)
     batch = make_batch([replace(samples[0], truncated=True), *samples[1:]])
     assert select(batch, SETTINGS).dropped == {"truncated": 1}
-    assert len(select(batch, settings_of(overlong="keep")).samples) == len(samples)
+    assert len(select(batch, settings_of(overlong="keep")).sequences) == len(samples)
 
 
 def test_c05_what_a_cut_off_answer_earned_does_not_move_the_others() -> None:
@@ -302,7 +302,7 @@ def test_c05_a_soft_penalty_charges_the_last_tokens_before_the_limit() -> None:
     batch.member[3] = 2  # the third rollout asked twice: its longest answer counts
     found = select(batch, settings_of("dapo", overlong="soft", overlong_tokens=20, overlong_buffer=8))
     assert found.penalty_M.tolist() == [0, -0.5, -1, 0]
-    assert len(found.samples) == 4 and found.advantage_S[3] == found.advantage_S[2] < 0
+    assert len(found.sequences) == 4 and found.advantage_S[3] == found.advantage_S[2] < 0
 
 
 def test_c05_the_end_of_an_answer_is_trained_though_it_is_the_padding_token() -> None:
@@ -370,7 +370,7 @@ def test_c21_entropy_is_that_of_the_sampled_tokens_at_the_sampling_temperature()
     batch = make_batch([replace(sample, temperature=1.3) for sample in random_samples(21, groups=1)])
     logits = table(21)
     expected = []
-    for sample in range(batch.samples):
+    for sample in range(batch.sequences):
         places = np.flatnonzero(batch.sampled[batch.span(sample)]) - 1
         expected.append(torch.distributions.Categorical(logits=logits[places] / 1.3).entropy())
     found = measure(TablePolicy(logits), batch).metrics["entropy"]

@@ -17,7 +17,8 @@ from runtime.shared.train_config import LOSSES
 from runtime.trainer import losses
 from runtime.trainer.packing import Pack, Sequences, pack
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.update import UpdateSettings, select
+from runtime.trainer.settings import UpdateSettings
+from runtime.trainer.update import select
 from tests.runtime.rank_processes import run_ranks
 from tests.runtime.trainer_fixtures import (
     VOCABULARY,
@@ -34,7 +35,7 @@ from tests.runtime.trainer_fixtures import (
 
 
 def sequences(batch: Batch) -> Sequences:
-    spans = [batch.span(sample) for sample in range(batch.samples)]
+    spans = [batch.span(sample) for sample in range(batch.sequences)]
     return Sequences(
         [torch.from_numpy(batch.tokens[span]).long() for span in spans],
         [torch.from_numpy(batch.sampled[span]) for span in spans],
@@ -43,7 +44,7 @@ def sequences(batch: Batch) -> Sequences:
 
 
 def packs_of(batch: Batch, budget: int) -> list[Pack]:
-    return pack(sequences(batch), range(batch.samples), budget)
+    return pack(sequences(batch), range(batch.sequences), budget)
 
 
 def packed_logprobs(policy, batch: Batch, budget: int) -> Tensor:
@@ -60,7 +61,7 @@ def packed_logprobs(policy, batch: Batch, budget: int) -> Tensor:
 def lone_logprobs(policy, batch: Batch) -> Tensor:
     """The same from one forward pass per sample, nothing packed or shared."""
     found = torch.zeros(len(batch.tokens))
-    for sample in range(batch.samples):
+    for sample in range(batch.sequences):
         span = batch.span(sample)
         tokens = torch.from_numpy(batch.tokens[span]).long()
         (index,) = torch.from_numpy(batch.sampled[span]).nonzero(as_tuple=True)
@@ -110,7 +111,7 @@ def test_c41_positions_go_on_from_the_prompt_in_every_branch() -> None:
     batch = make_batch(random_samples(43, groups=3, members=3))
     for one in packs_of(batch, 4096):
         predicting = one.positions_BL[one.row_T, one.place_T]
-        own = one.source_T - torch.from_numpy(batch.offsets)[one.sample_T]
+        own = one.source_T - torch.from_numpy(batch.offsets)[one.sequence_T]
         assert torch.equal(predicting, own - 1)
 
 
@@ -171,7 +172,9 @@ def assert_order_changes_nothing(name: str, budget: int, count: int) -> None:
     assert len(packs_of(batch, budget)) == count
     for seed in range(2):
         order = (
-            np.random.default_rng(seed).permutation(batch.samples).tolist() if seed else range(batch.samples)
+            np.random.default_rng(seed).permutation(batch.sequences).tolist()
+            if seed
+            else range(batch.sequences)
         )
         found = measure(policy, reordered(batch, order), ruled(name, budget))
         assert_same_gradient(found.gradient, whole.gradient)
@@ -209,9 +212,9 @@ def test_c19_no_answer_is_left_out_for_being_long() -> None:
         settings_of("dapo", overlong="soft", overlong_tokens=64, overlong_buffer=32, pack_tokens=64),
     ):
         selected = select(batch, settings)
-        assert selected.samples == list(range(batch.samples)) and not selected.dropped
+        assert selected.sequences == list(range(batch.sequences)) and not selected.dropped
         assert bool((selected.weight_A > 0).all())
-        packs = pack(sequences(batch), selected.samples, settings.pack_tokens)
+        packs = pack(sequences(batch), selected.sequences, settings.pack_tokens)
         trained = torch.cat([one.source_T for one in packs]).sort().values
         assert torch.equal(trained, torch.from_numpy(np.flatnonzero(batch.sampled)))
 

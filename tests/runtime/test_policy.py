@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torchtune.models.qwen2 import qwen2, qwen2_hf_to_tune
 
-from runtime.gateway.engines.logprob_probe import Probe
+from runtime.gateway.engines.logprob_probe import LogprobProbe
 from runtime.trainer import optimizer_state
 from runtime.trainer.policy import Lora, Policy, PolicyError, build
-from runtime.trainer.update import probe, update
+from runtime.trainer.probe import make_probe
+from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,
     LORA,
@@ -50,7 +51,7 @@ def test_c12_the_ratio_at_lag_zero_is_one_with_an_adapter_that_does_something(tm
     policy = trained_policy()
     batch = make_batch(random_samples(12, groups=4, members=4, turns=2))
     model = peft_model(exported(policy, tmp_path))
-    for sample in range(batch.samples):
+    for sample in range(batch.sequences):
         span = batch.span(sample)
         tokens = torch.from_numpy(batch.tokens[span]).long()
         with torch.no_grad():
@@ -200,7 +201,7 @@ def test_c43_two_steps_a_rebuild_and_two_steps_are_four_steps(tmp_path: Path) ->
 def test_the_probe_holds_whole_sequences_and_logprobs_of_both_policies() -> None:
     policy = trained_policy()
     batch = make_batch(random_samples(9, groups=2, completion=12))
-    found = probe(policy, batch)
+    found = make_probe(policy, batch)
     starts = found["offsets"].tolist()
     assert len(starts) == 3 and starts[-1] == len(found["tokens"])
     for start, end in itertools.pairwise(starts):
@@ -215,14 +216,14 @@ def test_the_probe_ends_where_an_engine_is_asked_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, batch = trained_policy(), make_batch(random_samples(9, groups=1, completion=300))
-    cut = probe(policy, batch)
-    monkeypatch.setattr("runtime.trainer.update.PROBE_TOKENS", 10_000)
-    whole = probe(policy, batch)
+    cut = make_probe(policy, batch)
+    monkeypatch.setattr("runtime.trainer.probe.PROBE_TOKENS", 10_000)
+    whole = make_probe(policy, batch)
     assert len(cut["tokens"]) < len(whole["tokens"]) - 50
     read = []
     for name, found in (("cut", cut), ("whole", whole)):
         save_file(found, tmp_path / name)
-        read.append(Probe.read(tmp_path / name, context_length=512))
+        read.append(LogprobProbe.read(tmp_path / name, context_length=512))
     assert read[0].sequences == read[1].sequences
     assert read[0].counts.tolist() == read[1].counts.tolist()
     assert read[0].policy == pytest.approx(read[1].policy, abs=1e-5)

@@ -1,4 +1,4 @@
-"""Publishing adapters to a real engine: proof, refusals, names, retirement (publication.py)."""
+"""Publishing adapters to a real engine: proof, refusals, names, retirement (version_proof.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
-from runtime.gateway.engines.publication import PublicationError, Publisher
+from runtime.gateway.engines.version_proof import NotProvenError, Prover
 from runtime.shared.checkpoint import Checkpoint
 from tests.runtime.adapters import change, commit, write_adapter
 from tests.runtime.conftest import RunningEngine
@@ -68,7 +68,7 @@ def test_a_publication_is_proven(with_client, committed, served_name: str) -> No
     checkpoint = committed(1)
 
     async def scenario(client: EngineClient) -> None:
-        proof = await Publisher([client], served_name).publish(checkpoint)
+        proof = await Prover([client], served_name).prove(checkpoint)
         assert proof.name == f"{served_name}@v1"
         assert proof.modules == 28
         assert proof.sha256 == checkpoint.adapter_sha256
@@ -91,8 +91,8 @@ def test_c23_engine_the_file_must_be_the_one_the_trainer_committed(
     path.write_bytes(content)
 
     async def scenario(client: EngineClient) -> None:
-        with pytest.raises(PublicationError, match="not the one the trainer committed"):
-            await Publisher([client], served_name).publish(checkpoint)
+        with pytest.raises(NotProvenError, match="not the one the trainer committed"):
+            await Prover([client], served_name).prove(checkpoint)
         assert f"{served_name}@v1" not in await client.adapters()
 
     with_client(scenario)
@@ -155,8 +155,8 @@ def test_a_policy_that_scores_otherwise_than_the_trainers_is_not_served(
     checkpoint = committed(1, **trainer_says)
 
     async def scenario(client: EngineClient) -> None:
-        with pytest.raises(PublicationError, match=reason):
-            await Publisher([client], served_name).publish(checkpoint)
+        with pytest.raises(NotProvenError, match=reason):
+            await Prover([client], served_name).prove(checkpoint)
         assert f"{served_name}@v1" not in await client.adapters()
 
     with_client(scenario)
@@ -173,11 +173,11 @@ def test_an_adapter_smaller_than_the_tolerance_must_still_show_its_effect(
     ignored = commit(tmp_path / "b", engine.model, none, **common, policy_adapter=tiny)
 
     async def scenario(client: EngineClient) -> None:
-        proof = await Publisher([client], served_name).publish(served)
+        proof = await Prover([client], served_name).prove(served)
         assert 0 < proof.effect < 1e-3
         assert proof.effect_share == pytest.approx(1, abs=0.2)
-        with pytest.raises(PublicationError, match="of what the adapter does"):
-            await Publisher([client], f"{served_name}-x").publish(ignored)
+        with pytest.raises(NotProvenError, match="of what the adapter does"):
+            await Prover([client], f"{served_name}-x").prove(ignored)
 
     with_client(scenario)
 
@@ -186,13 +186,13 @@ def test_c33_a_name_is_never_used_for_other_weights(with_client, committed, serv
     first, second = committed(1, seed=1), committed(1, seed=2)
 
     async def scenario(client: EngineClient) -> None:
-        publisher = Publisher([client], served_name)
-        await publisher.publish(first)
-        with pytest.raises(PublicationError, match="never used again"):
-            await publisher.publish(second)
+        prover = Prover([client], served_name)
+        await prover.prove(first)
+        with pytest.raises(NotProvenError, match="never used again"):
+            await prover.prove(second)
         # Another gateway process remembers nothing: the engine's own adapter decides.
-        with pytest.raises(PublicationError, match="differ from the file"):
-            await Publisher([client], served_name).publish(second)
+        with pytest.raises(NotProvenError, match="differ from the file"):
+            await Prover([client], served_name).prove(second)
         assert await sample(client, f"{served_name}@v1") == 200
 
     with_client(scenario)
@@ -224,8 +224,8 @@ def test_c34_when_one_engine_does_not_answer_nothing_stays_staged_on_the_others(
 ) -> None:
     async def scenario(client: EngineClient) -> None:
         dead = EngineClient(tmp_path / "engine-1.sock")
-        with pytest.raises(PublicationError, match="engine-1"):
-            await Publisher([client, dead], served_name).publish(committed(1))
+        with pytest.raises(NotProvenError, match="engine-1"):
+            await Prover([client, dead], served_name).prove(committed(1))
         assert f"{served_name}@v1" not in await client.adapters()
         await dead.close()
 
@@ -243,8 +243,8 @@ def test_g23_an_engine_that_never_answers_a_probe_ends_the_publication_in_bounde
         for path in (LOAD, VERIFY, SCORE):
             door.fault = Fault(silent=frozenset({path}))
             begun = time.monotonic()
-            with pytest.raises(PublicationError, match=f"{path}: no answer within 1 s"):
-                await Publisher([client], served_name).publish(checkpoint)
+            with pytest.raises(NotProvenError, match=f"{path}: no answer within 1 s"):
+                await Prover([client], served_name).prove(checkpoint)
             assert time.monotonic() - begun < 25
             door.fault = Fault()
             assert f"{served_name}@v1" not in await client.adapters()
@@ -260,14 +260,14 @@ def test_c35_a_version_in_use_is_not_unloaded(with_client, committed, served_nam
     held = Counter[int]({1: 1})
 
     async def scenario(client: EngineClient) -> None:
-        publisher = Publisher([client], served_name)
+        prover = Prover([client], served_name)
         for version in (1, 2, 3):
-            await publisher.publish(committed(version))
-        assert await publisher.retire(lambda version: version < 3 and not held[version]) == [2]
+            await prover.prove(committed(version))
+        assert await prover.retire(lambda version: version < 3 and not held[version]) == [2]
         assert await sample(client, f"{served_name}@v1") == 200
         assert await sample(client, f"{served_name}@v2") == 404
         held.clear()
-        assert await publisher.retire(lambda version: version < 3 and not held[version]) == [1]
+        assert await prover.retire(lambda version: version < 3 and not held[version]) == [1]
         assert await sample(client, f"{served_name}@v1") == 404
         assert await sample(client, f"{served_name}@v3") == 200
 
@@ -296,7 +296,7 @@ def test_c40_a_version_staged_by_a_gateway_that_died_is_published_by_the_next(
 
     async def scenario(client: EngineClient) -> None:
         await client.load_adapter(f"{served_name}@v1", checkpoint.adapter)
-        proof = await Publisher([client], served_name).publish(checkpoint)
+        proof = await Prover([client], served_name).prove(checkpoint)
         assert proof.modules == 28
 
     with_client(scenario)
@@ -308,10 +308,10 @@ def test_a_served_version_comes_back_to_an_engine_that_forgot_it(
     checkpoint = committed(1)
 
     async def scenario(client: EngineClient) -> None:
-        publisher = Publisher([client], served_name)
-        await publisher.publish(checkpoint)
+        prover = Prover([client], served_name)
+        await prover.prove(checkpoint)
         await client.unload_adapter(f"{served_name}@v1")  # as a restart leaves it
-        proof = await publisher.restage(client, checkpoint)
+        proof = await prover.prove_on([client], checkpoint)
         assert proof.max_error < 2e-4
         assert await sample(client, f"{served_name}@v1") == 200
 
@@ -325,14 +325,14 @@ def test_c25_fifty_swaps_of_the_same_weights_change_nothing(
     first = committed(1)
 
     async def scenario(client: EngineClient) -> None:
-        publisher = Publisher([client], served_name)
+        prover = Prover([client], served_name)
         base = await client.score("base", SEQUENCE)
         served: list[list[float]] = []
         for version in range(1, 51):
             checkpoint = _again(first, version)
-            await publisher.publish(checkpoint)
-            served.append(await client.score(publisher.name(version), SEQUENCE))
-            await publisher.retire(lambda old, newest=version: old < newest - 1)
+            await prover.prove(checkpoint)
+            served.append(await client.score(prover.name(version), SEQUENCE))
+            await prover.retire(lambda old, newest=version: old < newest - 1)
         assert await client.score("base", SEQUENCE) == base
         drift = max(abs(a - b) for later in served for a, b in zip(served[0], later, strict=True))
         assert drift == 0

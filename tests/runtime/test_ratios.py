@@ -23,7 +23,8 @@ from runtime.trainer.forward import pack_logprobs, sequences
 from runtime.trainer.old_logprobs import Old, Past, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.policy import Policy
-from runtime.trainer.update import UpdateSettings, update
+from runtime.trainer.settings import UpdateSettings
+from runtime.trainer.update import update
 from tests.runtime import loss_oracles as oracles
 from tests.runtime import recipe_here
 from tests.runtime.trainer_fixtures import (
@@ -48,7 +49,7 @@ FAR = [6.0, 10.0, 200.0]
 
 
 def packs_of(batch: Batch) -> list[Pack]:
-    return pack(sequences(batch), range(batch.samples), 4096)
+    return pack(sequences(batch), range(batch.sequences), 4096)
 
 
 @torch.no_grad()
@@ -85,7 +86,7 @@ def far_token(nats: float, advantage: float, **given: Any) -> tuple[float, losse
 def test_c50_a_ratio_is_bounded_whatever_the_sign_of_the_advantage(advantage: float, nats: float) -> None:
     share, terms = far_token(nats, advantage)
     assert share < 0.01
-    assert (int(terms.masked), int(terms.masked_samples)) == ((1, 1) if advantage < 0 else (0, 0))
+    assert (int(terms.masked), int(terms.masked_answers)) == ((1, 1) if advantage < 0 else (0, 0))
     assert int(terms.clipped) == int(advantage > 0)
     assert float(terms.ratio_max) == pytest.approx(math.exp(min(nats, 20)), rel=1e-4)
 
@@ -138,7 +139,7 @@ def test_c51_beside_the_trainers_own_old_logprobs_the_engines_mismatch_is_a_boun
 ) -> None:
     logits, batch = table(51), stale_batch(51)
     random = np.random.default_rng(51)
-    apart = np.repeat(random.normal(0, 0.9, batch.samples), np.diff(batch.offsets))
+    apart = np.repeat(random.normal(0, 0.9, batch.sequences), np.diff(batch.offsets))
     own = (batch.logprobs + apart + random.normal(0, 0.3, len(batch.tokens))).astype(np.float32)
     found = measure(TablePolicy(logits), batch, rule, old=Old(torch.from_numpy(own), 0))
     exact = logits.double().numpy()
@@ -240,7 +241,7 @@ def test_c51_what_the_policy_itself_sampled_costs_no_second_pass(
 
     monkeypatch.setattr(policy, "hidden", counted)
     rule = replace(SETTINGS, pack_tokens=64)
-    count = len(pack(sequences(batch), range(batch.samples), 64))
+    count = len(pack(sequences(batch), range(batch.sequences), 64))
     at_lag_0 = measure(policy, batch, rule, past=Past(0, lambda _: tmp_path))
     assert len(passes) == count > 1
     at_lag_1 = measure(policy, batch, rule, past=Past(1, lambda _: tmp_path))

@@ -163,12 +163,14 @@ def test_c55_a_version_whose_weights_are_gone_is_refused_by_name_with_those_that
 
 def test_c55_weights_that_are_not_what_was_served_never_answer_under_its_name(world: World) -> None:
     said = world.refused(4)["message"]
-    assert "are other weights" in said and said.count("policy@v4") == 1, "it is not among those that answer"
+    assert "different weights are saved now" in said and said.count("policy@v4") == 1, (
+        "it is not among those that answer"
+    )
     damaged = world.checkpoints / checkpoint_name(3) / "adapter" / "adapter_model.safetensors"
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    assert "not whole" in world.refused(3)["message"]
+    assert "incomplete" in world.refused(3)["message"]
     assert not {"policy@v3", "policy@v4"} & world.engine.adapters.keys()
 
 
@@ -240,7 +242,7 @@ def test_c55_of_a_name_that_was_published_twice_the_last_weights_count(world: Wo
             line = {"version": version, "outcome": "published", "sha256": sha256}
             record.write(json.dumps(line) + "\n")
     world.answered(5)
-    assert "are other weights" in world.refused(6)["message"]
+    assert "different weights are saved now" in world.refused(6)["message"]
 
 
 def test_c55_an_engine_that_forgot_a_version_is_given_it_again(world: World) -> None:
@@ -315,8 +317,8 @@ def test_c55_a_number_that_a_lost_machine_gave_out_before_answers_by_its_weights
         sha256 = sha256_of(rewound.checkpoints, version)
         said = rewound.refused(version, 409)
         assert said["code"] == "version_reused"
-        assert f"now is `policy@v{version}+{sha256[:12]}`" in said["message"]
-        assert f"versions after {REWOUND_TO} were counted again" in said["message"]
+        assert f"now belongs to `policy@v{version}+{sha256[:12]}`" in said["message"]
+        assert f"version numbers after {REWOUND_TO} were used again" in said["message"]
         answer = rewound.ask(f"policy@v{version}+{sha256[:12]}")
         assert (answer.status_code, answer.headers["x-slipway-policy-version"]) == (200, str(version))
         assert rewound.ask(f"policy@v{version}+{'0' * 12}").status_code == 409

@@ -177,7 +177,7 @@ def test_g22_a_step_is_handed_over_whatever_becomes_of_its_text(tmp_path: Path) 
 
     async def work(run: Run) -> None:
         queue = run.queue()
-        queue._said = said(tmp_path)
+        queue._handover._said = said(tmp_path)
         async with Running(queue):
             await queue.submit(run.request("k", "a", "b"))
             await run.commit(1)
@@ -189,7 +189,7 @@ def test_g22_a_step_is_handed_over_whatever_becomes_of_its_text(tmp_path: Path) 
 def test_g22_a_steps_text_is_there_before_its_batch(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         queue = run.queue()
-        queue._said = said(tmp_path)
+        queue._handover._said = said(tmp_path)
         async with Running(queue):
             await queue.submit(run.request("k", "a", "b"))
             await run.commit(1)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from runtime.gateway.engines.engine_client import EngineFacts
-from runtime.gateway.requests import support
+from runtime.gateway.requests import distribution
 from runtime.gateway.samples import content, samples
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.steps.selection import Selection, build, select
+from runtime.gateway.steps.batch_building import build
+from runtime.gateway.steps.selection import Selection, select
 from runtime.shared.batch import Batch, read_batch, write_batch
 from runtime.shared.schema import Group, Member
 from tests.runtime.recorded import MESSAGES, answer, asked, choice, record, sampled
@@ -154,12 +155,12 @@ def test_c09_what_an_agents_sdk_sends_with_every_tool_costs_a_rollout_no_sample(
 
 
 def test_settings_at_their_neutral_values_leave_the_support_whole() -> None:
-    assert support.cut_by(KEEPING) is None
-    assert support.cut_by({"parallel_tool_calls": False}) is None
+    assert distribution.cut_by(KEEPING) is None
+    assert distribution.cut_by({"parallel_tool_calls": False}) is None
     strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
-    assert support.cut_by({"tools": strict}) == "tools"
-    assert support.cut_by({"tools": strict, "tool_choice": "none", "parallel_tool_calls": False}) is None
-    assert support.cut_by(dict.fromkeys(KEEPING)) is None
+    assert distribution.cut_by({"tools": strict}) == "tools"
+    assert distribution.cut_by({"tools": strict, "tool_choice": "none", "parallel_tool_calls": False}) is None
+    assert distribution.cut_by(dict.fromkeys(KEEPING)) is None
 
 
 def test_c48_what_was_sampled_for_evaluation_never_enters_training(tmp_path: Path) -> None:

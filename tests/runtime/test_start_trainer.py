@@ -15,14 +15,15 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from runtime.gateway.engines.logprob_probe import Probe
+from runtime.gateway.engines.logprob_probe import LogprobProbe
 from runtime.recipes.grpo_lora import whole
 from runtime.shared.batch import empty_batch, step_folder, write_batch
-from runtime.shared.peft_form import TARGETS, portable_name, tensor_shapes
+from runtime.shared.peft_form import portable_name, tensor_shapes
+from runtime.shared.projections import PROJECTIONS
 from runtime.shared.start_adapter import START
 from runtime.trainer.policy import PolicyError
-from runtime.trainer.proof_sequence import spoken
-from runtime.trainer.update import UpdateSettings, probe
+from runtime.trainer.probe import make_probe, spoken
+from runtime.trainer.settings import UpdateSettings
 from tests.runtime.recipe_here import configured, train
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy
 
@@ -50,7 +51,7 @@ def test_version_one_is_the_adapter_and_training_goes_on_from_it(tmp_path: Path)
     assert begun.keys() == given.keys() and all(torch.equal(begun[name], given[name]) for name in given)
     gone_on = load_file(second.adapter / "adapter_model.safetensors")
     assert any(not torch.equal(gone_on[name], given[name]) for name in given)
-    proof = Probe.read(first.folder / "probe.safetensors", context_length=512)
+    proof = LogprobProbe.read(first.folder / "probe.safetensors", context_length=512)
     assert len(proof.policy) == 64 and abs(proof.policy - proof.base).max() > 0.1
 
 
@@ -105,7 +106,7 @@ def test_its_proof_is_what_the_policy_itself_finds_most_likely() -> None:
     policy = trained_policy()
     batch = spoken(policy)
     assert batch.tokens.tolist() == spoken(policy).tokens.tolist()
-    found = probe(policy, batch)
+    found = make_probe(policy, batch)
     said = batch.sampled.astype(bool)
     assert len(found["tokens"]) == len(batch.tokens) and said.sum() == 64
     with policy.reference():
@@ -121,5 +122,5 @@ def test_what_an_adapter_on_a_model_looks_like_is_what_the_trainer_writes(tmp_pa
     expected = tensor_shapes(*widths, config["hidden_size"], keys, LORA.rank)
     assert {name: list(tensor.shape) for name, tensor in written.items()} == expected
     said = json.loads((folder / "adapter_config.json").read_text())
-    assert sorted(said["target_modules"]) == sorted(TARGETS)
+    assert sorted(said["target_modules"]) == sorted(PROJECTIONS)
     assert portable_name(str(tiny_model())) == tiny_model().name

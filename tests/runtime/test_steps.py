@@ -386,7 +386,7 @@ def test_a_restore_is_a_step_without_samples(tmp_path: Path) -> None:
 def test_a_programs_state_has_a_bound(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         queue = run.queue()
-        with pytest.raises(ClientStateTooLargeError, match="at most 65536"):
+        with pytest.raises(ClientStateTooLargeError, match="the maximum is 65536"):
             await queue.submit(run.request("k", "a", client_state={"text": "x" * 70_000}))
         assert (await queue.submit(run.request("k", "b", client_state={"text": "x" * 60_000}))).id == 1
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runtime import health
-from runtime.health import TrainerProbe
+from runtime.health import TrainerHealth
 from runtime.shared import files
 from runtime.shared.child_status import Machine
 from runtime.supervision import ChildSpec, Restarts, Supervisor
@@ -26,7 +26,7 @@ DEAF_ONCE = "[ -e heard ] && exec sleep 1000; touch heard; trap '' TERM; while :
 
 
 class Scripted:
-    """A probe that says what the test says."""
+    """A check that says what the test says."""
 
     def __init__(self) -> None:
         self.trouble: str | None = None
@@ -45,12 +45,12 @@ def supervised(
     command: list[str] = CALM,
     stop_seconds: float = 0.5,
 ) -> None:
-    """Run `work` beside a real supervisor over one real child that is judged by a scripted probe."""
+    """Run `work` beside a real supervisor over one real child that is judged by a scripted check."""
 
     async def run() -> None:
-        probe = Scripted()
+        check = Scripted()
         spec = ChildSpec(
-            "calm", command, folder / "calm.log", probe, word_seconds=0.5, sick_seconds=2.5,
+            "calm", command, folder / "calm.log", check, word_seconds=0.5, sick_seconds=2.5,
             stop_seconds=stop_seconds,
         )  # fmt: skip
         stop = asyncio.Event()
@@ -64,7 +64,7 @@ def supervised(
             await wait_until_async(
                 lambda: (folder / "supervisor.json").exists() and said()["state"] == "ready"
             )
-            await work(probe, said)
+            await work(check, said)
         finally:
             stop.set()
             await running
@@ -75,17 +75,17 @@ def supervised(
 def test_g23_a_child_that_is_not_well_is_said_before_it_is_ended_and_forgotten_when_it_is_well(
     tmp_path: Path,
 ) -> None:
-    async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
+    async def work(check: Scripted, said: Callable[[], dict[str, Any]]) -> None:
         assert said()["phase"] == "ready" and said()["whole"] is None
         first = said()["pid"]
-        probe.trouble = "/healthz: TimeoutError"
+        check.trouble = "/healthz: TimeoutError"
         await wait_until_async(lambda: said()["detail"])
         assert said()["state"] == "ready" and said()["phase"] == "degraded"
         assert "calm not well for" in said()["whole"] and "/healthz: TimeoutError" in said()["whole"]
-        probe.trouble = None
+        check.trouble = None
         await wait_until_async(lambda: said()["detail"] is None)
         assert said()["phase"] == "ready" and (said()["pid"], said()["restarts"]) == (first, 0)
-        probe.trouble = "/healthz: TimeoutError"
+        check.trouble = "/healthz: TimeoutError"
         await wait_until_async(lambda: said()["restarts"] == 1 and said()["phase"] == "ready")
         assert said()["pid"] != first
 
@@ -95,10 +95,10 @@ def test_g23_a_child_that_is_not_well_is_said_before_it_is_ended_and_forgotten_w
 
 
 def test_what_a_child_that_is_well_has_to_say_is_said(tmp_path: Path) -> None:
-    async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
-        probe.note = "not committed yet: No space left on device"
+    async def work(check: Scripted, said: Callable[[], dict[str, Any]]) -> None:
+        check.note = "not committed yet: No space left on device"
         await wait_until_async(lambda: said()["phase"] == "degraded")
-        assert said()["whole"] == f"calm {probe.note}" and said()["restarts"] == 0
+        assert said()["whole"] == f"calm {check.note}" and said()["restarts"] == 0
 
     supervised(tmp_path, work)
 
@@ -106,7 +106,7 @@ def test_what_a_child_that_is_well_has_to_say_is_said(tmp_path: Path) -> None:
 def test_a_full_disk_costs_the_children_no_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
+    async def work(check: Scripted, said: Callable[[], dict[str, Any]]) -> None:
         before, written = said()["pid"], files.write_json
         refused: list[str] = []
 
@@ -115,10 +115,10 @@ def test_a_full_disk_costs_the_children_no_supervisor(
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(files, "write_json", full)
-        probe.note = "something"
+        check.note = "something"
         await wait_until_async(lambda: refused)
         monkeypatch.setattr(files, "write_json", written)
-        probe.note = "something else"
+        check.note = "something else"
         await wait_until_async(lambda: said()["detail"] == "something else")
         assert said()["pid"] == before and said()["restarts"] == 0
 
@@ -131,7 +131,7 @@ def test_g23_a_supervisor_that_stands_still_is_said(tmp_path: Path, monkeypatch:
     machine = Machine(tmp_path, 60.0)
     assert machine.silence() is None, "a gateway without a supervisor misses none"
 
-    async def work(probe: Scripted, said: Callable[[], dict[str, Any]]) -> None:
+    async def work(check: Scripted, said: Callable[[], dict[str, Any]]) -> None:
         written = (tmp_path / "supervisor.json").stat().st_mtime_ns
         await wait_until_async(lambda: (tmp_path / "supervisor.json").stat().st_mtime_ns != written)
         assert machine.silence() is None
@@ -148,10 +148,10 @@ def test_g23_a_trainer_without_a_sign_of_life_is_not_well(
 ) -> None:
     monkeypatch.setattr(health, "STILL_SECONDS", 0.3)
     said = tmp_path / "trainer.json"
-    probe = TrainerProbe(said)
+    check = TrainerHealth(said)
 
     def asked(process: subprocess.Popen[bytes]) -> str | None:
-        return asyncio.run(probe(process.pid))
+        return asyncio.run(check(process.pid))
 
     with (
         subprocess.Popen(["sleep", "1000"]) as still,
@@ -161,9 +161,9 @@ def test_g23_a_trainer_without_a_sign_of_life_is_not_well(
             assert asked(still) == "loading"
             files.write_json(said, {"state": "training", "error": "not committed yet: full"})
             trouble = wait_until(lambda: asked(still))
-            assert "no sign of life" in (trouble or "") and probe.note == "not committed yet: full"
+            assert "no sign of life" in (trouble or "") and check.note == "not committed yet: full"
             assert asked(busy) is None, "processor time is a sign of life"
-            probe.reset()
+            check.reset()
             assert asked(still) == "loading"
         finally:
             still.kill()

@@ -10,7 +10,9 @@ from omegaconf import OmegaConf
 
 from runtime.recipes.tune import LeftOut
 from runtime.shared.schema import RuntimeConfig
-from runtime.trainer.command import trainer_command
+from runtime.shared.train_config import TrainConfig
+from runtime.trainer.command import RECIPES, trainer_command
+from runtime.trainer.settings import UpdateSettings
 from tests.support.environment import PROGRAMS, REPOSITORY, runtime_environ
 
 
@@ -41,6 +43,19 @@ def test_a_name_arrives_as_it_is_whatever_it_reads_as(name: str) -> None:
     found = OmegaConf.from_dotlist(words)
     assert (found.base_model_name, found.output_dir) == (name, f"/{name}")
     assert (found.constant_tokens, found.follow, found.lora_rank) == (None, True, 16)
+
+
+def test_a_training_setting_has_one_name_and_one_default_wherever_it_is_written() -> None:
+    """The YAML is whole by itself, for plain `tune run`, and says what a run says where nobody sets it."""
+    recipe = OmegaConf.to_container(OmegaConf.load(RECIPES / "configs" / "grpo_lora.yaml"))
+    assert isinstance(recipe, dict)
+    train = TrainConfig()
+    said = train.model_dump(exclude={"lora"}) | {f"lora_{key}": value for key, value in train.lora}
+    assert {key: recipe.get(key, "nothing") for key in said} == said
+    config = RuntimeConfig(run_id="r", model_path="m", state_dir="/s", socket_dir="/t")
+    given = {word.partition("=")[0] for word in trainer_command(config) if "=" in word}
+    assert set(recipe) == given | {"threads"}, "of a run it is the machine's own affair"
+    assert UpdateSettings.__dataclass_fields__.keys() <= train.model_dump().keys()
 
 
 @pytest.mark.slow

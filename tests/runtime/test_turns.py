@@ -18,12 +18,14 @@ from transformers import AutoTokenizer
 from runtime.gateway.engines.engine_client import EngineFacts
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps import selection as selections
-from runtime.gateway.steps.selection import Selection, build, select
+from runtime.gateway.steps.batch_building import build
+from runtime.gateway.steps.selection import Selection, select
 from runtime.gateway.steps.step_records import StepFolder
 from runtime.shared.batch import Batch, read_batch, write_batch
 from runtime.shared.schema import Group, Member
-from runtime.trainer.update import UpdateSettings, update
+from runtime.trainer.settings import UpdateSettings
 from runtime.trainer.update import select as choose
+from runtime.trainer.update import update
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.recorded import answer, asked, choice, record
 from tests.runtime.trainer_fixtures import (
@@ -68,7 +70,7 @@ def batch_of(store: SampleStore, *rollouts: str) -> Batch:
 
 def rows(batch: Batch) -> list[tuple[list[int], list[int], list[float]]]:
     """Each sequence as (tokens, which were sampled, their logprobs)."""
-    spans = [batch.span(row) for row in range(batch.samples)]
+    spans = [batch.span(row) for row in range(batch.sequences)]
     return [
         (batch.tokens[span].tolist(), batch.sampled[span].tolist(), batch.logprobs[span].tolist())
         for span in spans
@@ -346,7 +348,7 @@ def joined_and_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[B
     joined = batch_of(store, *names)
     monkeypatch.setattr(selections, "join", lambda refs, load: ([[ref] for ref in refs], 0))
     apart = batch_of(store, *names)
-    assert (joined.samples, apart.samples) == (6, 13)
+    assert (joined.sequences, apart.sequences) == (6, 13)
     return joined, apart
 
 

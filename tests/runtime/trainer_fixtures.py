@@ -27,7 +27,8 @@ from runtime.trainer import policy as policies
 from runtime.trainer.old_logprobs import Old, Past
 from runtime.trainer.policy import Lora, Policy
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.update import UpdateSettings, gradients, select
+from runtime.trainer.settings import UpdateSettings
+from runtime.trainer.update import gradients, select
 
 torch.set_num_threads(1)  # the models are tiny, and a pool of threads would not survive a fork
 

@@ -61,7 +61,7 @@ def _train(ask: dict[str, Any]) -> None:
 
     from runtime.recipes.grpo_lora import GRPOLoRARecipe
 
-    failpoints.rearm(ask["failpoint"])
+    failpoints._ours = failpoints.Failpoints(ask["failpoint"])  # a fork gets its own
     words = ask["command"]
     after = words.index("--config") + 1
     config = OmegaConf.merge(OmegaConf.load(words[after]), OmegaConf.from_dotlist(words[after + 1 :]))

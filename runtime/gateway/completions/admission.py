@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.gateway.requests import support, tools
+from runtime.gateway.requests import distribution, tools
 from runtime.gateway.samples.journal import Tags
 from runtime.shared.schema import (
     CALL_HEADER,
@@ -64,7 +64,7 @@ class Asked:
     @property
     def copies(self) -> int:
         """How often the engine's one answer is given: greedy ones are all equal, and vLLM makes only one."""
-        return self.body.get("n") or 1 if support.temperature(self.body) == 0 else 1
+        return self.body.get("n") or 1 if distribution.temperature(self.body) == 0 else 1
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def _check_text(message: Any, place: str) -> None:
 
 
 def _not_text(place: str, kind: Any) -> ApiError:
-    what = f"of type {kind[:40]!r}" if isinstance(kind, str) else "neither a text nor a list of texts"
-    message = f"{place} is {what}: the policy reads text only, so leave it out or say it in words"
+    what = f"of type {kind[:40]!r}" if isinstance(kind, str) else "neither text nor a list of text parts"
+    message = f"{place} is {what}: the policy reads text only, so remove it or describe it in words"
     return ApiError(400, message, param="messages", code="unsupported_content")
 
 

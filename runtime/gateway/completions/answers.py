@@ -158,7 +158,7 @@ class Whole:
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise ApiError(502, "the engine's answer is not a completion") from error
         if not given:
-            raise ApiError(502, "the engine's answer holds no choice")
+            raise ApiError(502, "the engine's answer has no choices")
         _copy(body, asked.copies)
         self.choices: dict[int, Choice] = {}
         for choice in body["choices"]:

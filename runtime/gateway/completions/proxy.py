@@ -22,7 +22,7 @@ from runtime.gateway.completions.flights import GRACE_SECONDS, Flight, Flights, 
 from runtime.gateway.engines.fleet import Engine, Fleet
 from runtime.gateway.http import openai_errors
 from runtime.gateway.http.openai_errors import ApiError, not_ready
-from runtime.gateway.requests import support
+from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Exchange
 from runtime.gateway.samples.samples import SampleStore, Stored
 from runtime.gateway.versions.versions import Served, Versions
@@ -97,7 +97,9 @@ class Completions:
         seen = self.flights.find(asked.id) or self._store.stored(asked.id)
         if seen is not None and seen.digest != asked.digest:
             raise ApiError(
-                409, f"request id {asked.id} was used for another request", code="request_id_reused"
+                409,
+                f"request id {asked.id} was already used for a different request",
+                code="request_id_reused",
             )
         if isinstance(seen, Flight):
             return seen
@@ -148,7 +150,7 @@ class Completions:
                     raise not_ready(f"the engine died while answering: {error}") from error
             except EngineFailedError as error:
                 failures += 1
-                if flight.begun or failures >= MOST_FAILURES or support.grammar(asked.body):
+                if flight.begun or failures >= MOST_FAILURES or distribution.grammar(asked.body):
                     raise _at_fault(asked, error) from error
             finally:
                 engine.in_flight -= 1
@@ -220,7 +222,7 @@ class Completions:
             tags=asked.tags,
             model=served.name,
             version=served.version,
-            temperature=support.temperature(asked.body),
+            temperature=distribution.temperature(asked.body),
             settings=asked.settings,
             prompts=prompts,
             samples=found,
@@ -261,10 +263,12 @@ async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Ser
 
 def _at_fault(asked: Asked, error: EngineFailedError) -> ApiError:
     """A request that a living engine cannot answer, however often it is asked."""
-    if name := support.grammar(asked.body):
-        why = f"{name!r}: its grammar does not compile, or leaves the engine no token to go on with"
+    if name := distribution.grammar(asked.body):
+        why = f"{name!r}: its grammar does not compile, or allows the engine no next token"
         return ApiError(400, why, param=name, code="grammar_failed")
-    return ApiError(400, f"the engine fails at this request, and lives on: {error}", code="request_failed")
+    return ApiError(
+        400, f"the engine cannot answer this request, but still runs: {error}", code="request_failed"
+    )
 
 
 def _naming(ignored: tuple[str, ...], send: Any) -> Any:

@@ -1,6 +1,6 @@
 """Talks to one engine over its Unix socket.
 
-Neighbours: server.py is the other end; the gateway forwards completions with `post`, publication.py loads,
+Neighbours: server.py is the other end; the gateway forwards completions with `post`, version_proof.py loads,
 verifies and scores adapters. Every call is bounded; whatever goes wrong is an EngineError.
 Knows nothing of versions, samples or of what a good logprob is.
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from runtime.engine.server import BASE_NAME, KEEP_ALIVE_SECONDS, LOGPROBS_MODE, SCORE_PRIORITY
+from runtime.engine.command import BASE_NAME, KEEP_ALIVE_SECONDS, LOGPROBS_MODE, SCORE_PRIORITY
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The engines as the gateway sees them: which are up, which has the least to do, what a restarted one lacks.
 
-Neighbours: engine_client.py talks to one engine; publication.py stages adapters; the supervisor restarts
+Neighbours: engine_client.py talks to one engine; version_proof.py stages adapters; the supervisor restarts
 engines, this only notices. An engine is used when it is healthy and has the versions that are in use.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.publication import PublicationError
+from runtime.gateway.engines.version_proof import NotProvenError
 from runtime.gateway.http.openai_errors import ApiError, not_ready
 from runtime.shared.child_status import Machine
 
@@ -76,7 +76,7 @@ class Fleet:
             if ready and not await self._fetch(version, ready):
                 return min(ready, key=lambda engine: engine.in_flight)
             if time.monotonic() > end:
-                raise not_ready(f"no engine came back within {WAIT_SECONDS:.0f} s")
+                raise not_ready(f"no engine was ready again within {WAIT_SECONDS:.0f} s")
             if not ready:
                 await self._until_one_is_back()
 
@@ -91,7 +91,7 @@ class Fleet:
         """Whether the version was not there: it may be now, and the engines are to be looked at again."""
         try:
             return await self._recall(version, [engine.client for engine in ready])
-        except PublicationError as error:
+        except NotProvenError as error:
             if await self.lose_the_dead():  # which says nothing about the version
                 return True
             message = f"it was loaded again and is not proven to be what it was: {error}"

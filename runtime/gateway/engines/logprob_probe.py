@@ -1,8 +1,7 @@
-"""The logprob probe: sequences the trainer scored, scored again by an engine.
+"""The logprob probe, read: sequences the trainer scored, scored again by an engine.
 
-Neighbours: the recipe writes `probe.safetensors` into each checkpoint (tokens, offsets, sampled,
-logprobs_policy, logprobs_base: temperature 1, the whole vocabulary); publication.py judges the errors.
-Knows nothing of adapters or of what error is too large.
+Neighbours: shared/probe_file.py says what is in the file, trainer/probe.py makes it; version_proof.py judges
+the errors. Knows nothing of adapters or of what error is too large.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from runtime.engine.server import BASE_NAME
+from runtime.engine.command import BASE_NAME
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.shared.schema import PROBE_TOKENS
+from runtime.shared.probe_file import PROBE_TOKENS
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +51,7 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Probe:
+class LogprobProbe:
     """Sequences of token ids, which of their tokens count, and the trainer's logprobs of those [K]."""
 
     sequences: list[list[int]]
@@ -61,7 +60,7 @@ class Probe:
     base: Floats
 
     @staticmethod
-    def read(path: Path, context_length: int) -> Probe:
+    def read(path: Path, context_length: int) -> LogprobProbe:
         """Sequences cut to what is scored. Raises ProbeError when there is nothing to compare."""
         try:
             arrays = load_file(path)
@@ -74,7 +73,7 @@ class Probe:
         counts = counts[rows]
         if not counts.any():
             raise ProbeError("the probe has no sampled token")
-        probe = Probe(
+        probe = LogprobProbe(
             sequences=[arrays["tokens"][part].tolist() for part in kept],
             counts=counts,
             policy=arrays["logprobs_policy"][rows][counts].astype(np.float64),

@@ -13,7 +13,7 @@ from runtime.gateway.http.openai_errors import ApiError
 
 OPEN_PATHS = frozenset({"/healthz"})
 _PARTS = re.compile(rb"[/?&=]")
-_MISPLACED = "the API key stands in the address, where it would be written down: Authorization alone has it"
+_MISPLACED = "the API key is in the URL, where logs would show it: send it only in the Authorization header"
 
 
 class BearerAuth:

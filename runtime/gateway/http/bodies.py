@@ -47,7 +47,7 @@ def unpacked(content: bytes, encoding: bytes) -> bytes:
 
 def _unpacked_once(content: bytes, name: bytes) -> bytes:
     if name not in _FORMATS:
-        message = "this Content-Encoding is not read here: send the body plain, or as gzip or deflate"
+        message = "this Content-Encoding is not supported: send the body uncompressed, or as gzip or deflate"
         raise ApiError(415, message, param="content-encoding", code="unsupported_encoding")
     reader = zlib.decompressobj(_FORMATS[name])
     try:
@@ -57,7 +57,7 @@ def _unpacked_once(content: bytes, name: bytes) -> bytes:
     if len(plain) > BODY_BYTES:
         raise _too_large()
     if not reader.eof or reader.unused_data:
-        raise ApiError(400, f"the body is not one whole {name.decode()}", param="content-encoding")
+        raise ApiError(400, f"the body is not one complete {name.decode()}", param="content-encoding")
     return plain
 
 
@@ -82,7 +82,7 @@ async def _read(headers: dict[bytes, bytes], receive: Any) -> bytes:
 
 
 def _too_large() -> ApiError:
-    return ApiError(413, f"a request has at most {BODY_BYTES} bytes", code="too_large")
+    return ApiError(413, f"a request may have at most {BODY_BYTES} bytes", code="too_large")
 
 
 def _given(content: bytes, receive: Any) -> Any:

@@ -33,9 +33,9 @@ _SHOWN = 100
 _NAMED = 20
 # Routes of OpenAI's that clients try first, and the way out.
 _ELSEWHERE = {
-    "/v1/responses": "the Responses API is not served: ask /v1/chat/completions. In the OpenAI Agents SDK "
+    "/v1/responses": "the Responses API is not served: use /v1/chat/completions. In the OpenAI Agents SDK "
     'that is set_default_openai_api("chat_completions"), in LangChain use_responses_api=False',
-    "/v1/embeddings": "the policy writes text and has no embeddings: ask another endpoint for them",
+    "/v1/embeddings": "the policy writes text and has no embeddings: get them from another endpoint",
 }
 
 
@@ -104,19 +104,19 @@ def gone_model(name: str, why: str, answering: list[str]) -> ApiError:
     if len(answering) > _NAMED:
         answering = [*answering[: _NAMED - 1], "…", answering[-1]]
     message = (
-        f"`{name}` {why}. These answer: {', '.join(answering)}. Pin what a program goes on naming while it "
-        "is kept (POST /slipway/checkpoints/NAME/pin); `base` is the model before training"
+        f"`{name}` {why}. Names that answer: {', '.join(answering)}. Pin a version that you keep using "
+        "while it is still kept (POST /slipway/checkpoints/NAME/pin); `base` is the model before training"
     )
     return ApiError(404, message, param="model", code="model_not_found")
 
 
 def reused_model(name: str, after: int | None, now: str | None) -> ApiError:
     """409 for a version's name that had, or may have had, other weights than are kept under its number."""
-    message = f"`{name[:_SHOWN]}` may mean other weights than those it was given to"
+    message = f"`{name[:_SHOWN]}` may now mean different weights than when you got this name"
     if after is not None:
-        message += f": the machine was lost, and versions after {after} were counted again"
+        message += f": the machine was lost, and version numbers after {after} were used again"
     if now is not None:
-        message += f"; what has this number now is `{now}`"
+        message += f"; this number now belongs to `{now}`"
     return ApiError(409, message, param="model", code="version_reused")
 
 
@@ -125,7 +125,7 @@ def not_served(status: int, method: str, path: str, served: list[str]) -> ApiErr
     for end, hint in _ELSEWHERE.items():
         if path.endswith(end):
             return ApiError(404, hint, code="not_served")
-    message = f"nothing is served here for {method}; there is {', '.join(served)}"
+    message = f"this route does not take {method}; use {', '.join(served)}"
     return ApiError(status, message, code="not_served")
 
 

@@ -10,7 +10,7 @@
     └── UnknownCheckpointError    no such checkpoint
     NotPublishedError             what `publish` raises when the old version stays; the message is the reason
 
-Neighbours: queue.py raises them, routes.py words them as HTTP. Knows nothing of either.
+Neighbours: queue.py and handover.py raise them, routes.py words them as HTTP. Knows nothing of either.
 """
 
 from __future__ import annotations

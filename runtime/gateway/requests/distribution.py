@@ -1,76 +1,50 @@
-"""Which sampling settings leave the policy's whole distribution to be sampled from (C9).
+"""Whether a request samples from the policy's whole distribution, so that its samples can be trained on (C9).
 
 A behaviour logprob is comparable with the trainer's only if every token could have been sampled, at a known
 temperature. Settings that cut or bend the distribution make a sample unscorable, with the setting as reason.
 What only ends an answer (stop strings, stop tokens, a length, repetition noticed) or only changes its text
-leaves the distribution as it is. Every field that passes the gateway was tried against the engine's own
-scores (tests/runtime/test_recorded_answers.py).
-Neighbours: samples.py asks once per request. Pure.
+leaves the distribution as it is. Neighbours: request_fields.py has the table that says which field does what;
+samples.py asks once per request. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-# vLLM raises a temperature between 0 and this to it, so the recorded one would be wrong.
-LOWEST_TEMPERATURE = 0.01
-DEFAULT_TEMPERATURE = 1.0
+from runtime.gateway.requests.request_fields import LOWEST_TEMPERATURE, SAMPLING
 
-
-def _absent(value: Any) -> bool:
-    return not value
-
-
-def _is(*neutral: float) -> Callable[[Any], bool]:
-    return lambda value: value in neutral
-
-
-# Setting → whether a value leaves the distribution as it is. None (not set) always does.
-_NEUTRAL: dict[str, Callable[[Any], bool]] = {
-    "top_p": _is(1),
-    "top_k": _is(0, -1),
-    "min_p": _is(0),
-    "presence_penalty": _is(0),
-    "frequency_penalty": _is(0),
-    "repetition_penalty": _is(1),
-    "min_tokens": _is(0),  # forbids the end of text until then
-    "use_beam_search": _absent,
-    "watermarking": _absent,
-    "logit_bias": _absent,
-    "bad_words": _absent,
-    "allowed_token_ids": _absent,
-    "structured_outputs": _absent,
-    "vllm_xargs": _absent,
-    "thinking_token_budget": lambda value: False,
-    "response_format": lambda value: value.get("type") == "text" if isinstance(value, Mapping) else False,
-}
+_DEFAULT_TEMPERATURE = 1.0
+# By which the engine holds an answer to a grammar.
+_GRAMMARS = ("structured_outputs", "response_format")
 
 
 def temperature(settings: Mapping[str, Any]) -> float:
     """The temperature a request samples at."""
     given = settings.get("temperature")
-    return DEFAULT_TEMPERATURE if given is None else float(given)
+    return _DEFAULT_TEMPERATURE if given is None else float(given)
 
 
 def cut_by(settings: Mapping[str, Any]) -> str | None:
-    """The first setting that changes the support, or None. `greedy` stands for a temperature of 0."""
+    """The first setting that bends the distribution, or None. `greedy` stands for a temperature of 0."""
     if temperature(settings) < LOWEST_TEMPERATURE:
         return "greedy"
-    for name, neutral in _NEUTRAL.items():
-        value = settings.get(name)
-        if value is not None and not neutral(value):
-            return name
-    return _cut_by_tools(settings)
+    return next((name for name in SAMPLING if _bends(name, settings)), None) or _cut_by_tools(settings)
 
 
 def grammar(settings: Mapping[str, Any]) -> str | None:
     """The first setting by which the engine holds the answer to a grammar, or None."""
-    for name in ("structured_outputs", "response_format"):
-        value = settings.get(name)
-        if value is not None and not _NEUTRAL[name](value):
-            return name
-    return _cut_by_tools(settings)
+    return next((name for name in _GRAMMARS if _bends(name, settings)), None) or _cut_by_tools(settings)
+
+
+def _bends(name: str, settings: Mapping[str, Any]) -> bool:
+    """A field that is null is an absent one; what the door refuses bends, should it ever come this far."""
+    value, rule = settings.get(name), SAMPLING[name]
+    if value is None:
+        return False
+    if rule.leaves_whole is None:
+        return rule.action == "refuse" and value not in rule.neutral
+    return not rule.leaves_whole(value)
 
 
 def _cut_by_tools(settings: Mapping[str, Any]) -> str | None:

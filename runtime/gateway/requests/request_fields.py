@@ -1,14 +1,16 @@
-"""Which fields of an OpenAI request may reach an engine: a table, and the pure functions that apply it.
+"""The table of an OpenAI request's fields: which may reach an engine, and which bend what is sampled.
 
-Neighbours: the gateway calls `check` before it forwards; tools.py says what becomes of tools; support.py
-which of the fields that pass make a sample unfit for training. Knows nothing of HTTP, samples or vLLM. Each
-line was tried against a running vLLM 0.32 on CPU (tests/runtime/test_engine_fields.py tries them again). An
-unknown field is refused, since vLLM ignores it without a word.
+Neighbours: the gateway calls `check` before it forwards; tools.py says what becomes of tools; distribution.py
+asks the table whether a sample is fit for training. Knows nothing of HTTP, samples or vLLM. Each line was
+tried against a running vLLM 0.32 on CPU (tests/runtime/test_engine_fields.py tries them again), what bends a
+distribution against the engine's own scores (tests/runtime/test_recorded_answers.py). An unknown field is
+refused, since vLLM ignores it without a word.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +23,8 @@ Kind = Literal["chat", "completion"]
 Body = dict[str, Any]
 
 _MOST_CHOICES = 128  # OpenAI's bound; vLLM's own is 16,384
-_LEAST_TEMPERATURE = 0.01  # vLLM raises a smaller one to this without saying so
+# vLLM raises a smaller one, above 0, to this without saying so: the recorded one would be wrong.
+LOWEST_TEMPERATURE = 0.01
 _INT64 = 2**63
 # Deeper than any tool's schema; Python's own JSON reader in vLLM ends at about 1,000 with a 500.
 _DEEPEST = 64
@@ -48,16 +51,28 @@ class Rule:
     neutral: tuple[Any, ...] = ()
     # None: on every device.
     device: Literal["cpu", "cuda"] | None = None
+    # Whether a value leaves every token of the policy's distribution as likely as it is; None: each does.
+    leaves_whole: Callable[[Any], bool] | None = None
+
+
+def _unless(*neutral: float) -> Rule:
+    """Passes, and bends the distribution with any other value."""
+    return Rule("pass", leaves_whole=lambda value: value in neutral)
+
+
+def _is_text(form: Any) -> bool:
+    return form.get("type") == "text" if isinstance(form, Mapping) else False
 
 
 _PASS = Rule("pass")
-_NO_EFFECT = Rule("drop", "for OpenAI's servers; means nothing here")
-_IGNORED_BY_ENGINE = "vLLM 0.32 ignores it without a word: use structured_outputs or response_format"
+_BENDS = Rule("pass", leaves_whole=lambda value: not value)
+_NO_EFFECT = Rule("drop", "meant for OpenAI's servers; has no effect here")
+_IGNORED_BY_ENGINE = "vLLM 0.32 ignores it silently: use structured_outputs or response_format"
 _INTERNAL = "moves data between engines; not for clients"
 _NO_MEDIA = Rule("refuse", "the policy reads text only")
 _NO_ECHO = Rule(
     "refuse",
-    "an answer is what was sampled: put your prompt in front of it yourself; prompt_logprobs has its "
+    "an answer has only what was sampled: prepend your prompt yourself; prompt_logprobs has its "
     "logprobs, return_token_ids its ids",
     neutral=(False,),
 )
@@ -73,20 +88,20 @@ SAMPLING: dict[str, Rule] = {
     "stream": _PASS,
     "stream_options": _PASS,
     "stream_interval": _PASS,
-    "top_p": _PASS,
-    "top_k": _PASS,
-    "min_p": _PASS,
-    "presence_penalty": _PASS,
-    "frequency_penalty": _PASS,
-    "repetition_penalty": _PASS,
+    "top_p": _unless(1),
+    "top_k": _unless(0, -1),
+    "min_p": _unless(0),
+    "presence_penalty": _unless(0),
+    "frequency_penalty": _unless(0),
+    "repetition_penalty": _unless(1),
     "repetition_detection": _PASS,
-    "logit_bias": _PASS,
-    "allowed_token_ids": _PASS,
-    "bad_words": _PASS,
-    "min_tokens": _PASS,
+    "min_tokens": _unless(0),  # forbids the end of text until then
+    "logit_bias": _BENDS,
+    "bad_words": _BENDS,
+    "allowed_token_ids": _BENDS,
     "ignore_eos": _PASS,
-    "response_format": _PASS,
-    "structured_outputs": _PASS,
+    "structured_outputs": _BENDS,
+    "response_format": Rule("pass", leaves_whole=_is_text),
     "logprobs": _PASS,
     "prompt_logprobs": _PASS,
     "logprob_token_ids": _PASS,
@@ -116,17 +131,17 @@ SAMPLING: dict[str, Rule] = {
     "session_id": Rule("drop", "rollouts are named by header or path"),
     "return_token_offsets": Rule("drop", "answered by vLLM's render routes only"),
     # As many as `n` are all there are to choose from: then it asks for nothing (_asks_for_nothing).
-    "best_of": Rule("refuse", "vLLM 0.32 ignores it without a word: ask for n, with logprobs, and choose"),
+    "best_of": Rule("refuse", "vLLM 0.32 ignores it silently: ask for n, with logprobs, and choose"),
     "use_beam_search": Rule("refuse", "beams are not samples of the policy", neutral=(False,)),
     "length_penalty": Rule("refuse", "belongs to beam search", neutral=(1, 1.0)),
     "watermarking": Rule("refuse", "changes what is sampled", neutral=(False,)),
     "thinking_token_budget": Rule("refuse", "needs a reasoning parser, which the engines do not run"),
-    "logits_processors": Rule("refuse", "would run a client's code in the engine", neutral=([],)),
+    "logits_processors": Rule("refuse", "would run client code in the engine", neutral=([],)),
     "guided_json": Rule("refuse", _IGNORED_BY_ENGINE),
     "guided_regex": Rule("refuse", _IGNORED_BY_ENGINE),
     "guided_choice": Rule("refuse", _IGNORED_BY_ENGINE),
     "guided_grammar": Rule("refuse", _IGNORED_BY_ENGINE),
-    "prompt_embeds": Rule("refuse", "what is trained on is token ids"),
+    "prompt_embeds": Rule("refuse", "training needs token ids"),
     "kv_transfer_params": Rule("refuse", _INTERNAL),
     "ec_transfer_params": Rule("refuse", _INTERNAL),
     "vllm_xargs": Rule("refuse", _INTERNAL + "; some values make vLLM fail with a 500", neutral=({},)),
@@ -153,18 +168,16 @@ CHAT: dict[str, Rule] = SAMPLING | {
     ),
     "return_prompt_text": _PASS,
     "echo": _NO_ECHO,
-    "chat_template": Rule("refuse", "the model's own template is what is trained"),
+    "chat_template": Rule("refuse", "training uses the model's own template"),
     "media_io_kwargs": _NO_MEDIA,
     "mm_processor_kwargs": _NO_MEDIA,
     "audio": _NO_MEDIA,
     "modalities": Rule("refuse", "the policy reads and writes text only", neutral=(["text"],)),
     "prediction": Rule("drop", "a hint for speed; the engines take none"),
     "verbosity": _NO_EFFECT,
-    "web_search_options": Rule("refuse", "the engines reach nothing outside"),
-    "functions": Rule("refuse", "vLLM 0.32 ignores it without a word: use tools", neutral=([],)),
-    "function_call": Rule(
-        "refuse", "vLLM 0.32 ignores it without a word: use tool_choice", neutral=("none",)
-    ),
+    "web_search_options": Rule("refuse", "the engines have no network access"),
+    "functions": Rule("refuse", "vLLM 0.32 ignores it silently: use tools", neutral=([],)),
+    "function_call": Rule("refuse", "vLLM 0.32 ignores it silently: use tool_choice", neutral=("none",)),
 }
 
 COMPLETION: dict[str, Rule] = SAMPLING | {
@@ -219,8 +232,8 @@ def _check_values(body: Body) -> None:
     temperature = body.get("temperature", 1.0)
     if not isinstance(temperature, int | float) or isinstance(temperature, bool):
         raise BadField("temperature", "temperature is a number from 0 to 2")
-    if 0 < temperature < _LEAST_TEMPERATURE:
-        raise BadField("temperature", f"temperature is 0 or at least {_LEAST_TEMPERATURE}")
+    if 0 < temperature < LOWEST_TEMPERATURE:
+        raise BadField("temperature", f"temperature is 0 or at least {LOWEST_TEMPERATURE}")
     choices = body.get("n", 1)
     if not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
         raise BadField("n", f"n is a whole number from 1 to {_MOST_CHOICES}")

@@ -3,7 +3,7 @@
 vLLM 0.32 keeps the arguments of a `strict` tool to their schema by a grammar, also where the model may answer
 in words: then no answer is one of the policy's own any more (C9). Of a tool that is not strict it takes any
 JSON as the arguments of a forced call, a number or a text too.
-Neighbours: admission.py frees, request_fields.py holds; support.py says what may be trained on. Pure.
+Neighbours: admission.py frees, request_fields.py holds; distribution.py says what may be trained on. Pure.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.gateway.requests import support
+from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Claim, Doubt, Exchange, Head, Journal, Loss, Place, Sample, Tags
 
 # Request ids remembered for a retry; beyond this the oldest are forgotten (the samples are not).
@@ -198,7 +198,7 @@ def unscorable(
     settings: Mapping[str, Any], completion_ids: list[int], logprobs: list[float | None]
 ) -> str | None:
     """Why a completion can never be trained on; None when it can (C9, C10)."""
-    if setting := support.cut_by(settings):
+    if setting := distribution.cut_by(settings):
         return setting
     if not completion_ids:
         return "empty completion"

@@ -1,6 +1,6 @@
 """Which step has which sample, and which samples of a step are left to train: no two steps train one.
 
-Neighbours: queue.py asks, when a step is taken in and again when it is taken out; selection.py sorts;
+Neighbours: queue.py asks when a step is taken in, handover.py when it is given out; selection.py sorts;
 step_records.py has on disk what a step has. Knows nothing of the trainer or of what a step came to.
 """
 

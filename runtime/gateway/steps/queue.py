@@ -1,15 +1,14 @@
 """The queue of training steps: taken in once per key, given to the trainer one at a time, published.
 
-Neighbours: the gateway's routes submit and wait; claims.py says which samples a step has, selection.py builds
-the batch, step_records.py has it on disk first; the trainer takes `steps/NNNNNN/` and commits
-`checkpoints/step-NNNNNN/`; `publish` (the gateway's) serves that. Knows nothing of HTTP, engines or tensors.
+Neighbours: the gateway's routes submit and wait; claims.py says which samples a step has, step_records.py has
+each step on disk first; handover.py gives it to the trainer and waits for its commit; `publish`
+(publishing.py's) serves that. Knows nothing of HTTP, engines, batches or tensors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import logging
 import math
@@ -28,12 +27,11 @@ from runtime.gateway.http.step_errors import (
 )
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.claims import Claims
+from runtime.gateway.steps.handover import Handover, NotTrainedError
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Said
-from runtime.gateway.steps.selection import build
-from runtime.gateway.steps.step_records import Step, StepFolder
+from runtime.gateway.steps.step_records import Step, StepFolder, digest_of
 from runtime.shared import failpoints
-from runtime.shared.batch import SCHEMA, empty_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.metrics import line_of
 from runtime.shared.schema import (
@@ -51,7 +49,6 @@ log = logging.getLogger(__name__)
 MOST_QUEUED = 8
 RETRY_SECONDS = 30.0
 DISK_SECONDS = 2.0  # a disk that takes nothing is tried again this often
-_LOOK_SECONDS = 0.02
 
 Publish = Callable[[Checkpoint], Awaitable[dict[str, Any]]]
 # Makes members given by content into members given by sample; the second argument: whether a step has it.
@@ -78,12 +75,11 @@ class StepQueue:
         self._folder = StepFolder(state_dir / "steps")
         self._publish = publish
         self._resolve = resolve
-        self._said = said
-        self._trainer_failure = trainer_failure
         self._rewind = Rewind.read(state_dir)
         self._steps: dict[int, Step] = {}
         self._by_key: dict[str, Step] = {}
         self._claims = Claims(samples, self._folder, max_lag)
+        self._handover = Handover(self._folder, self._claims, samples, checkpoints, trainer_failure, said)
         self._wake = asyncio.Event()
         self.client_state: dict[str, Any] | None = None
         self.last_metrics: dict[str, float] = {}
@@ -106,7 +102,7 @@ class StepQueue:
     async def submit(self, request: StepRequest) -> StepStatus:
         """Take a step in, once per key. Raises a StepError."""
         _check_size(request.client_state)
-        digest = _digest(request.model_dump(mode="json", exclude={"key"}))
+        digest = digest_of(request.model_dump(mode="json", exclude={"key"}))
         if known := self._known(request.key, digest):
             return known.status
         if self._rewind is not None:
@@ -138,7 +134,7 @@ class StepQueue:
         Raises a StepError.
         """
         _check_size(client_state)
-        digest = _digest({"restore": name, "client_state": client_state})
+        digest = digest_of({"restore": name, "client_state": client_state})
         if known := self._known(key, digest):
             return known.status
         kept = await self._checkpoint(name)
@@ -208,7 +204,7 @@ class StepQueue:
         """Take in the run's first step, once; whether anything is still to come before the run has begun."""
         first = self._by_key.get(KEY)
         if first is None and not (self._steps or self._claims.committed):
-            first = Step(1, KEY, _digest({"restore": START}), "restore", source=START)
+            first = Step(1, KEY, digest_of({"restore": START}), "restore", source=START)
             self._take_in(first)
         return (
             max(self._claims.committed, default=0) <= 1 and first is not None and first.state != "published"
@@ -227,52 +223,20 @@ class StepQueue:
             self._fail(step, f"{type(error).__name__}: {error}")
 
     async def _drive(self, step: Step) -> None:
-        if step.state == "queued" and not await self._take_out(step):
+        try:
+            if step.state == "queued":
+                await self._handover.give(step)
+            if step.state == "training":
+                self._commit(step, await self._handover.until_committed(step))
+        except (NothingToTrainError, NotTrainedError) as error:
+            self._fail(step, str(error))
             return
-        if step.state == "training":
-            await self._until_committed(step)
         if step.state == "committed":
             checkpoint = await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id))
             failpoints.passing("gateway.committed")
             await self._publish_step(step, checkpoint)
         elif step.state in ("published", "failed"):  # its end could not be written
             self._end(step)
-
-    async def _take_out(self, step: Step) -> bool:
-        """Write the batch for the trainer; staleness is judged here, with what has been committed since."""
-        meta = {
-            "schema": SCHEMA, "kind": step.kind, "step": step.id, "key": step.key,
-            "request_sha256": step.digest, "from": step.source, "client_state": step.client_state,
-        }  # fmt: skip
-        failpoints.passing("gateway.giving")
-        if step.kind == "restore":
-            await asyncio.to_thread(self._folder.give, step.id, empty_batch(meta))
-        else:
-            async with self._claims.sorting:
-                selection = await self._claims.select(step.groups, step.id)
-                self._claims.add(step, selection.ids)
-            if not selection.samples:
-                self._fail(step, str(NothingToTrainError(selection.counts)), counts=selection.counts)
-                return False
-            batch = await asyncio.to_thread(build, selection, self._samples, meta)
-            step.counts = StepCounts.model_validate(batch.meta["counts"])
-            if self._said is not None:
-                await asyncio.to_thread(self._said.write, step.id, selection, self._samples)
-            await asyncio.to_thread(self._folder.give, step.id, batch)
-        failpoints.passing("gateway.given")
-        step.state = "training"
-        return True
-
-    async def _until_committed(self, step: Step) -> None:
-        while True:
-            if (self.checkpoints.root / checkpoint_name(step.id)).exists():
-                self._commit(step, await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id)))
-                return
-            error = self._folder.failure(step.id) or self._trainer_failure()
-            if error is not None:
-                self._fail(step, error)
-                return
-            await asyncio.sleep(_LOOK_SECONDS)
 
     def _commit(self, step: Step, checkpoint: Checkpoint) -> None:
         step.state, step.committed = "committed", True
@@ -298,7 +262,7 @@ class StepQueue:
         step.state = "published"
         self._end(step)
 
-    def _fail(self, step: Step, error: str, counts: StepCounts | None = None) -> None:
+    def _fail(self, step: Step, error: str) -> None:
         log.error("step %d failed: %s", step.id, error)
         if step.committed:
             error = f"committed, but not published: {error}"
@@ -306,7 +270,6 @@ class StepQueue:
         else:
             self._claims.give_back(step)
             self._folder.withdraw(step.id, error)
-        step.counts = counts or step.counts
         step.state, step.error = "failed", error
         self._end(step)
 
@@ -321,9 +284,9 @@ class StepQueue:
     def _known(self, key: str, digest: str) -> Step | None:
         step = self._by_key.get(key)
         if step is not None and step.digest != digest:
-            raise KeyReusedError(f"key {key!r} belongs to step {step.id}, which had another body")
+            raise KeyReusedError(f"key {key!r} belongs to step {step.id}, which had a different body")
         if step is None and self.queued >= MOST_QUEUED:
-            raise QueueFullError(f"{MOST_QUEUED} steps are waiting already")
+            raise QueueFullError(f"{MOST_QUEUED} steps are already waiting")
         return step
 
     def _take_in(self, step: Step) -> StepStatus:
@@ -381,8 +344,6 @@ class StepQueue:
 
 def _check_size(client_state: dict[str, Any] | None) -> None:
     if (size := len(json.dumps(client_state))) > CLIENT_STATE_MAX_BYTES:
-        raise ClientStateTooLargeError(f"client_state has {size} bytes, at most {CLIENT_STATE_MAX_BYTES}")
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        raise ClientStateTooLargeError(
+            f"client_state has {size} bytes; the maximum is {CLIENT_STATE_MAX_BYTES}"
+        )

@@ -62,7 +62,7 @@ class Rewind:
         """`what` was lost."""
         return RewoundError(
             f"{what} not known here: the machine was lost, and the run went back to step {self.to_step}; "
-            "roll out again from its client_state",
+            "roll out again from that step's client_state",
             self.to_step,
             self.client_state,
         )

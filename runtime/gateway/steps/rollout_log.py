@@ -7,7 +7,7 @@
 `prompt` and `completion` are the engine's own ids as text, special tokens included; `…_cut`: the prompt's
 beginning, the completion's end is left out. `dropped` is why the gateway trains nothing of it; what the
 trainer leaves out besides is counted in `metrics.jsonl`. A member without a sample is a line without text.
-Bounded, and without what looks like a secret. Neighbours: queue.py has it written before a batch is handed
+Bounded, and without what looks like a secret. Neighbours: handover.py has it written before a batch is handed
 over, selection.py says what was named; the launcher brings the files home. Nothing is trained from them.
 """
 

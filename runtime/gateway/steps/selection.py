@@ -1,8 +1,9 @@
 """Which samples a step trains, and what becomes of the rest: everything named is trained or counted.
 
-Neighbours: queue.py asks when a step is taken in and again when it is taken out; samples come from the
-gateway's store; turns.py says which of them are one sequence; the result is a `Batch`. Computes no advantage
-and tokenises nothing (C1). All but a Snapshot reads tokens, a minute's work of long rollouts: in a thread.
+Neighbours: claims.py asks when a step is taken in and again when it is given to the trainer; samples come
+from the gateway's store; turns.py says which of them are one sequence; batch_building.py makes arrays of
+them. Computes no advantage and tokenises nothing (C1). All but a Snapshot reads tokens, a minute's work of
+long rollouts: in a thread.
 """
 
 from __future__ import annotations
@@ -11,16 +12,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from runtime.gateway.samples.journal import Exchange, Sample
 from runtime.gateway.samples.samples import SampleRef, SampleStore
-from runtime.gateway.samples.turns import Turn, join, load_turn
+from runtime.gateway.samples.turns import join
 from runtime.shared import redaction
-from runtime.shared.batch import Batch
 from runtime.shared.schema import Group, Member, StepCounts
 
 # A reason becomes a key in counts, metrics and terminals.
@@ -210,83 +207,6 @@ class _Sorting:
             self.dropped["stale"] += len(turns)
             self.why |= dict.fromkeys((ref.id for ref in turns), "stale")
         return fresh
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One sequence of the batch: arrays over its tokens, and what is said of it."""
-
-    tokens: NDArray[np.int32]
-    sampled: NDArray[np.uint8]
-    logprobs: NDArray[np.float32]
-    temperature: float
-    version: int
-    cut_off: bool
-    described: dict[str, Any]
-
-
-def build(selection: Selection, store: Source, meta: dict[str, Any]) -> Batch:
-    """The batch of a selection: the engine's own ids and logprobs, copied. `meta` is added to its JSON."""
-    rows = [_row([load_turn(ref, store.load) for ref in turns]) for turns, _ in selection.sequences]
-    sampled = np.concatenate([row.sampled for row in rows])
-    counts = selection.counts.model_copy(update={"sampled_tokens": int(sampled.sum())})
-    return Batch(
-        tokens=np.concatenate([row.tokens for row in rows]),
-        sampled=sampled,
-        logprobs=np.concatenate([row.logprobs for row in rows]),
-        offsets=np.cumsum([0, *(len(row.tokens) for row in rows)], dtype=np.int64),
-        temperature=np.asarray([row.temperature for row in rows], np.float32),
-        version=np.asarray([row.version for row in rows], np.int64),
-        truncated=np.asarray([row.cut_off for row in rows], np.uint8),
-        member=np.asarray([member for _, member in selection.sequences], np.int64),
-        reward=np.asarray([member.reward for _, member in selection.members], np.float32),
-        group=np.asarray([group for group, _ in selection.members], np.int64),
-        meta=meta | _meta(selection, rows, counts),
-    )
-
-
-def _row(turns: list[Turn]) -> _Row:
-    """A sequence's turns, laid down in the ids of its last."""
-    last = turns[-1]
-    tokens = np.asarray(last.prompt + last.completion, np.int32)
-    sampled = np.zeros(len(tokens), np.uint8)
-    logprobs = np.zeros(len(tokens), np.float32)
-    for turn in turns:
-        sampled[len(turn.prompt) : turn.end] = 1
-        logprobs[len(turn.prompt) : turn.end] = np.asarray(turn.logprobs, np.float32)
-    tags = turns[0].ref.tags
-    described = {
-        "id": turns[0].ref.id,
-        "rollout": tags.rollout,
-        "predictor": tags.predictor,
-        "call": tags.call,
-        "turns": [_segment(turn) for turn in turns],
-    }
-    oldest = min(turn.ref.version for turn in turns)
-    return _Row(tokens, sampled, logprobs, last.temperature, oldest, last.cut_off, described)
-
-
-def _meta(selection: Selection, rows: list[_Row], counts: StepCounts) -> dict[str, Any]:
-    return {
-        "groups": [{"id": group.id, "predictor": group.predictor} for group in selection.groups],
-        "members": [
-            {"rollout": member.rollout, "predictor": member.predictor, "call": member.call, "group": group}
-            for group, member in selection.members
-        ],
-        "samples": [row.described for row in rows],
-        "counts": counts.model_dump(),
-    }
-
-
-def _segment(turn: Turn) -> dict[str, Any]:
-    """Where a turn's sampled tokens lie in its sequence, and which policy version sampled them (C38)."""
-    return {
-        "id": turn.ref.id,
-        "call": turn.ref.tags.call,
-        "version": turn.ref.version,
-        "start": len(turn.prompt),
-        "end": turn.end,
-    }
 
 
 def _refs(group: Group, member: Member, store: Source) -> list[SampleRef]:

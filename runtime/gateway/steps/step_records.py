@@ -12,6 +12,7 @@ whole or absent.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import math
@@ -65,6 +66,11 @@ class Step:
             publication=self.publication,
             error=self.error,
         )
+
+
+def digest_of(request: Any) -> str:
+    """By which a request that comes again is known from another with the same key."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
 class StepFolder:

@@ -2,7 +2,7 @@
 
 What answers under a version's name are that version's weights or nothing (C55): the checkpoint is read
 whole, its adapter must be the one that was published under the name, and the engines prove it as they do at
-a publication. Neighbours: fleet.py asks before it gives out an engine; publication.py proves; versions.py
+a publication. Neighbours: fleet.py asks before it gives out an engine; version_proof.py proves; versions.py
 says for which versions there is room. A version's first return is a line in `publications.jsonl`, each in the
 log: programs that name more versions than there is room for bring them back at every request.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.publication import Publisher
+from runtime.gateway.engines.version_proof import Prover
 from runtime.gateway.versions.versions import Versions
 from runtime.shared import files
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
@@ -30,10 +30,10 @@ class Recall:
     """Brings versions back, one at a time. The gateway's event loop is its only user."""
 
     def __init__(
-        self, publisher: Publisher, versions: Versions, checkpoints: CheckpointStore, record: Path
+        self, prover: Prover, versions: Versions, checkpoints: CheckpointStore, record: Path
     ) -> None:
         """`record`: publications.jsonl."""
-        self._publisher = publisher
+        self._prover = prover
         self._versions = versions
         self._checkpoints = checkpoints
         self._record = record
@@ -48,7 +48,7 @@ class Recall:
 
         It comes also where who named it leaves meanwhile: half of it would be on the engines, counted by
         nobody, and clients less patient than it takes would never have it.
-        Raises ApiError where it cannot come back or must wait, PublicationError where it is not proven.
+        Raises ApiError where it cannot come back or must wait, NotProvenError where it is not proven.
         """
         if self._versions.is_loaded(version):
             return False
@@ -74,8 +74,8 @@ class Recall:
         checkpoint = await self._checkpoint(version)
         if (old := self._versions.make_room()) is not None:
             log.info("%s is unloaded to make room: it comes back when named", self._versions.named(old))
-            await self._publisher.unload(old)
-        proof = asdict(await self._publisher.recall(engines, checkpoint))
+            await self._prover.unload(old)
+        proof = asdict(await self._prover.prove_on(engines, checkpoint))
         self._versions.recalled(version)
         log.info("%s is loaded again, and proven", self._versions.named(version))
         if version not in self._recorded:
@@ -94,11 +94,11 @@ class Recall:
         try:
             checkpoint = await asyncio.to_thread(self._checkpoints.load, checkpoint_name(version))
         except CheckpointError as error:
-            why = f"was served once, and what is kept of it is not whole ({error})"
+            why = f"was served once, but its saved weights are incomplete ({error})"
             raise self._versions.gone(version, why) from error
         published = await asyncio.to_thread(_published_sha256, self._record, version)
         if checkpoint.version != version or published not in (None, checkpoint.adapter_sha256):
-            raise self._versions.gone(version, "was served once, and what is kept are other weights")
+            raise self._versions.gone(version, "was served once, but different weights are saved now")
         return checkpoint
 
 

@@ -1,8 +1,8 @@
 """Which policy versions are served, which one the alias means, and which are in use at this moment.
 
-Neighbours: proxy.py resolves a model name at admission and holds its version until the answer; publication.py
-stages versions and unloads those nobody holds; recall.py loads again what a request names. `serving.json` is
-the alias: one write moves it.
+Neighbours: proxy.py resolves a model name at admission and holds its version until the answer;
+version_proof.py stages versions and unloads those nobody holds; recall.py loads again what a request names.
+`serving.json` is the alias: one write moves it.
 
 `policy@v12` is a version by its number, `policy@v12+3f2a9c1b4d5e` the same with the beginning of its weights'
 hash. After the loss of a machine numbers are given a second time: then the number alone is refused (C55).
@@ -131,7 +131,7 @@ class Versions:
         if version is None or version > self.current:
             raise unknown_model(model)
         if version not in self.staged and version not in self._kept():
-            raise self.gone(version, "was served once and its weights are no longer kept")
+            raise self.gone(version, "was served once, but its weights are no longer kept")
         self._check_weights(name, version, weights)
         if version in self._recalled:
             self._recalled.move_to_end(version)
@@ -170,7 +170,10 @@ class Versions:
             if not self._held[version]:
                 self.forget(version)
                 return version
-        raise not_ready(f"{MOST_RECALLED} older versions are answering at this moment, and no more fit", 1)
+        message = (
+            f"{MOST_RECALLED} older versions are answering at this moment, and there is no room for more"
+        )
+        raise not_ready(message, 1)
 
     def recalled(self, version: int) -> None:
         """The engines have it again."""

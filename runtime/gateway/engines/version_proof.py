@@ -1,8 +1,8 @@
-"""A publication is proven: staged on every engine, compared tensor by tensor, scored against the trainer.
+"""Proves that engines hold a committed version: stages, compares tensor by tensor, scores like the trainer.
 
-Neighbours: promotion.py calls `publish` with a committed checkpoint and moves the alias only when it returns;
-engine_client.py talks to each engine. Knows nothing of requests, steps or HTTP. The probe is what the trainer
-wrote beside the adapter: sequences it trained on, with its own logprobs for the new policy and for the base.
+Neighbours: publishing.py and recall.py (`versions/`) ask for a proof before a version answers;
+engine_client.py talks to each engine; logprob_probe.py has the trainer's word. Knows nothing of aliases,
+requests, steps or HTTP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 
 from runtime.gateway.engines.engine_client import AdapterReport, EngineClient, EngineError
-from runtime.gateway.engines.logprob_probe import Errors, Probe, ProbeError, Scores
+from runtime.gateway.engines.logprob_probe import Errors, LogprobProbe, ProbeError, Scores
+from runtime.shared.probe_file import PROBE_FILE
 
 T = TypeVar("T")
 
@@ -32,11 +33,11 @@ MAX_ERROR_CACHED = {"float32": 1e-3, "bfloat16": 0.5}
 _EFFECT_SHARE = 0.5
 
 
-class PublicationError(Exception):
-    """The checkpoint is not served; what was served before still is. The text says what failed, and where."""
+class NotProvenError(Exception):
+    """An engine does not hold the version, or not surely. The text says what failed, and where."""
 
 
-class Published(Protocol):
+class Committed(Protocol):
     """What is needed of a checkpoint (shared/checkpoint.py)."""
 
     @property
@@ -50,8 +51,8 @@ class Published(Protocol):
 
 
 @dataclass(frozen=True)
-class Publication:
-    """The proof. Errors are served minus trained logprobs over the probe's sampled tokens, all engines.
+class VersionProof:
+    """What was found. Errors are served minus trained logprobs over the probe's sampled tokens, all engines.
 
     `cached_error`: how far a logprob is off when the prefix cache is read.
     `effect`: how far the adapter moves the probe's logprobs from the base, at most, by the trainer's word;
@@ -74,8 +75,8 @@ class Publication:
     probe_seconds: float
 
 
-class Publisher:
-    """Brings adapters to all engines. The gateway's event loop is its only user."""
+class Prover:
+    """Stages adapters on engines and proves them there. The gateway's event loop is its only user."""
 
     def __init__(
         self,
@@ -93,17 +94,20 @@ class Publisher:
         """`policy@v12`."""
         return f"{self._served_name}@v{version}"
 
-    async def publish(self, checkpoint: Published) -> Publication:
-        """Stage, compare and score on every engine. Raises PublicationError, with nothing left staged."""
-        return await self._bring(self._engines, checkpoint)
+    async def prove(self, checkpoint: Committed) -> VersionProof:
+        """Stage, compare and score on every engine. Raises NotProvenError, with nothing left staged."""
+        return await self.prove_on(self._engines, checkpoint)
 
-    async def restage(self, engine: EngineClient, checkpoint: Published) -> Publication:
-        """Bring a served version back to an engine that started anew. Raises PublicationError."""
-        return await self._bring([engine], checkpoint)
-
-    async def recall(self, engines: list[EngineClient], checkpoint: Published) -> Publication:
-        """Bring a version that was unloaded back to these engines, proven anew. Raises PublicationError."""
-        return await self._bring(engines, checkpoint)
+    async def prove_on(self, engines: list[EngineClient], checkpoint: Committed) -> VersionProof:
+        """The same on these engines alone: those that started anew, or have unloaded the version."""
+        name = self.name(checkpoint.version)
+        self._refuse_reuse(name, checkpoint)
+        staged: list[EngineClient] = []
+        try:
+            return await self._prove(engines, name, checkpoint, staged)
+        except (NotProvenError, EngineError, ProbeError) as error:
+            await self._unload(staged, name)
+            raise NotProvenError(f"{name}: {error}") from error
 
     async def unload(self, version: int) -> None:
         """Forget a version on every engine, whatever they say to it."""
@@ -122,26 +126,16 @@ class Publisher:
             await self._unload(self._engines, versions[version])
         return gone
 
-    async def _bring(self, engines: list[EngineClient], checkpoint: Published) -> Publication:
-        name = self.name(checkpoint.version)
-        self._refuse_reuse(name, checkpoint)
-        staged: list[EngineClient] = []
-        try:
-            return await self._prove(engines, name, checkpoint, staged)
-        except (PublicationError, EngineError, ProbeError) as error:
-            await self._unload(staged, name)
-            raise PublicationError(f"{name}: {error}") from error
-
-    def _refuse_reuse(self, name: str, checkpoint: Published) -> None:
+    def _refuse_reuse(self, name: str, checkpoint: Committed) -> None:
         if checkpoint.version < 1:
-            raise PublicationError(f"{name}: version 0 is the base model, which is always served")
+            raise NotProvenError(f"{name}: version 0 is the base model, which is always served")
         known = self._weights.setdefault(name, checkpoint.adapter_sha256)
         if known != checkpoint.adapter_sha256:
-            raise PublicationError(f"{name} was used for other weights: a name is never used again")
+            raise NotProvenError(f"{name} was used for other weights: a name is never used again")
 
     async def _prove(
-        self, engines: list[EngineClient], name: str, checkpoint: Published, staged: list[EngineClient]
-    ) -> Publication:
+        self, engines: list[EngineClient], name: str, checkpoint: Committed, staged: list[EngineClient]
+    ) -> VersionProof:
         started = time.monotonic()
         await _all(engines, lambda engine: _load(engine, name, checkpoint.adapter, staged))
         loaded = time.monotonic()
@@ -149,12 +143,12 @@ class Publisher:
         for engine, report in zip(engines, reports, strict=True):
             _judge_report(engine.name, report, checkpoint.adapter_sha256)
         verified = time.monotonic()
-        probe = Probe.read(checkpoint.folder / "probe.safetensors", await engines[0].context_length())
+        probe = LogprobProbe.read(checkpoint.folder / PROBE_FILE, await engines[0].context_length())
         scores = await _all(engines, lambda engine: probe.score(engine, name))
         errors = [
             self._judge_scores(engine.name, probe, one) for engine, one in zip(engines, scores, strict=True)
         ]
-        return Publication(
+        return VersionProof(
             version=checkpoint.version,
             name=name,
             engines=len(engines),
@@ -171,27 +165,27 @@ class Publisher:
             probe_seconds=round(time.monotonic() - verified, 4),
         )
 
-    def _judge_scores(self, engine: str, probe: Probe, scores: Scores) -> Errors:
+    def _judge_scores(self, engine: str, probe: LogprobProbe, scores: Scores) -> Errors:
         errors = probe.errors(scores)
         if not np.isfinite(scores.served).all():
-            raise PublicationError(f"{engine}: a served logprob is not finite")
+            raise NotProvenError(f"{engine}: a served logprob is not finite")
         if not errors.cached <= MAX_ERROR_CACHED[self._dtype]:
-            raise PublicationError(
+            raise NotProvenError(
                 f"{engine}: a logprob is {errors.cached:.2g} off when the prefix cache is read: it holds "
                 "other weights' keys and values under this name"
             )
         if self._dtype == "float32" and errors.largest > MAX_ERROR_FP32:
-            raise PublicationError(
+            raise NotProvenError(
                 f"{engine}: served and trained logprobs differ by {errors.largest:.2g} "
                 f"(at most {MAX_ERROR_FP32})"
             )
         if errors.mean > MEAN_ERROR_BF16:
-            raise PublicationError(
+            raise NotProvenError(
                 f"{engine}: served and trained logprobs differ by {errors.mean:.2g} on average "
                 f"(at most {MEAN_ERROR_BF16})"
             )
         if errors.effect_share is not None and abs(errors.effect_share - 1) > _EFFECT_SHARE:
-            raise PublicationError(
+            raise NotProvenError(
                 f"{engine}: it shows {errors.effect_share:.2f} of what the adapter does to the policy"
             )
         return errors
@@ -221,12 +215,12 @@ async def _load(engine: EngineClient, name: str, adapter: Path, staged: list[Eng
 
 def _judge_report(engine: str, report: AdapterReport, sha256: str) -> None:
     if not report.modules:
-        raise PublicationError(f"{engine}: {'; '.join(report.mismatched[:3]) or 'it holds no module of it'}")
+        raise NotProvenError(f"{engine}: {'; '.join(report.mismatched[:3]) or 'it holds no module of it'}")
     if report.sha256 != sha256:
-        raise PublicationError(f"{engine}: the adapter file is not the one the trainer committed")
+        raise NotProvenError(f"{engine}: the adapter file is not the one the trainer committed")
     if not report.exact:
         what = "; ".join(report.mismatched[:3]) or "no tensor differs"
-        raise PublicationError(
+        raise NotProvenError(
             f"{engine}: holds {report.modules} of {report.expected} modules, "
             f"{len(report.mismatched)} tensors differ from the file: {what}"
         )

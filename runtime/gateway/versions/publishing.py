@@ -1,8 +1,8 @@
-"""From a committed checkpoint to the served policy: prove it on every engine, then move the alias.
+"""Publishing: a committed checkpoint becomes the served policy, by a proof on every engine, then the alias.
 
-Neighbours: publication.py stages and proves; versions.py holds the alias; the step queue calls `publish`
-after each commit; fleet.py calls `restage` for an engine that started anew; recall.py brings back an older
-version that is named. Every attempt is a line in `publications.jsonl`.
+Neighbours: version_proof.py stages and proves; versions.py holds the alias; queue.py calls `publish` after
+each commit; fleet.py calls `restage` for an engine that started anew; recall.py brings back an older version
+that is named. Every attempt is a line in `publications.jsonl`. Knows nothing of what a proof compares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
 from runtime.gateway.engines.fleet import Fleet
-from runtime.gateway.engines.publication import PublicationError, Publisher
+from runtime.gateway.engines.version_proof import NotProvenError, Prover
 from runtime.gateway.http.step_errors import NotPublishedError
 from runtime.gateway.versions.recall import Recall
 from runtime.gateway.versions.versions import Versions
@@ -33,23 +33,23 @@ REFUSALS = 2
 ATTEMPTS = 5
 
 
-class Promotion:
-    """Moves the alias, and only after proof."""
+class Publisher:
+    """Moves the alias, and only after a proof."""
 
     def __init__(
         self,
         engines: list[EngineClient],
         machine: Machine,
-        publisher: Publisher,
+        prover: Prover,
         versions: Versions,
         checkpoints: CheckpointStore,
         state_dir: Path,
     ) -> None:
-        self._publisher = publisher
+        self._prover = prover
         self._versions = versions
         self._checkpoints = checkpoints
         self._record = state_dir / "publications.jsonl"
-        self._recall = Recall(publisher, versions, checkpoints, self._record)
+        self._recall = Recall(prover, versions, checkpoints, self._record)
         self._fleet = Fleet(engines, machine, self.restage, self._recall)
 
     @property
@@ -68,8 +68,8 @@ class Promotion:
                 self._write(checkpoint, "failed", started, reason=reason)
                 break
             try:
-                proof = asdict(await self._publisher.publish(checkpoint))
-            except PublicationError as error:
+                proof = asdict(await self._prover.prove(checkpoint))
+            except NotProvenError as error:
                 self._write(checkpoint, "failed", started, reason=str(error))
                 log.error("version %d not published: %s", checkpoint.version, error)
                 reason = str(error)
@@ -91,21 +91,21 @@ class Promotion:
         """Unload what nobody needs. A failure harms nothing yet: it is tried again after the next step."""
         try:
             async with self._recall.lock:
-                await self._publisher.retire(self._versions.retire)
+                await self._prover.retire(self._versions.retire)
         except EngineError as error:
             log.warning("old versions not unloaded: %s", error)
 
     async def restage(self, engine: EngineClient) -> None:
         """Give a fresh engine every version requests may ask of it.
 
-        Raises PublicationError or CheckpointError when the alias's own version cannot be brought; an older
+        Raises NotProvenError or CheckpointError when the alias's own version cannot be brought; an older
         one that cannot is served no longer.
         """
         for version in sorted(self._versions.staged - {0}, reverse=True):
             try:
                 name = checkpoint_name(version)
-                await self._publisher.restage(engine, await asyncio.to_thread(self._checkpoints.load, name))
-            except (PublicationError, CheckpointError) as error:
+                await self._prover.prove_on([engine], await asyncio.to_thread(self._checkpoints.load, name))
+            except (NotProvenError, CheckpointError) as error:
                 if version == self._versions.current:
                     raise
                 log.warning("version %d is served no longer: %s", version, error)

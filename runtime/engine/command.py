@@ -1,0 +1,189 @@
+"""What one vLLM server is told at its start: its command line and its environment.
+
+Neighbours: server.py starts vLLM with them; engine_client.py asks by the names and the mode said here. Of the
+policy it knows how large an adapter may be and how many versions are loaded at a time; of training, nothing.
+Imports no vLLM: the gateway imports this.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from runtime.shared.projections import PROJECTIONS
+from runtime.shared.schema import RuntimeConfig
+
+LOGPROBS_MODE = "processed_logprobs"
+BASE_NAME = "base"
+# Probes of a publication go before rollouts (0), and find a place beside a full batch.
+SCORE_PRIORITY = -1
+_PLACES_FOR_PROBES = 4
+# How long the engine leaves an idle connection open; vLLM's own 5 s are about what a training step takes.
+KEEP_ALIVE_SECONDS = 600
+WORKER_EXTENSION = "runtime.engine.worker.WorkerExtension"
+
+_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+# What an adapter of ours has (C14). Of a Llama, vLLM would wrap head and embeddings as well, and with those
+# its CPU engine dies of the first request for prompt logprobs: a publication's probe.
+_LORA_MODULES = PROJECTIONS
+# The ranks vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+# vLLM starts only where its cache holds one sequence of full length: a model's own 128k would not fit here.
+_LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
+_SMALL_WEIGHTS_BYTES = 100 * 2**20
+# How a family of models writes tool calls, by the model_type of its config.json.
+_TOOL_PARSERS = {"qwen2": "hermes", "qwen3": "hermes", "llama": "llama3_json", "mistral": "mistral"}
+# The token without which vLLM's parser ends the engine at its start; not every Llama is a Llama 3.
+_TOOL_TOKENS = {"llama3_json": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+
+
+def socket_path(config: RuntimeConfig, index: int) -> Path:
+    """Where engine `index` listens."""
+    return Path(config.socket_dir) / f"engine-{index}.sock"
+
+
+def arguments(config: RuntimeConfig, index: int) -> list[str]:
+    """vLLM's command line for engine `index`."""
+    engine = config.engine
+    words = ["--model", config.model_path, "--served-model-name", BASE_NAME]
+    words += ["--uds", str(socket_path(config, index))]
+    words += ["--dtype", config.dtype, "--logprobs-mode", LOGPROBS_MODE, "--enable-prefix-caching"]
+    words += ["--max-num-seqs", str(engine.max_num_seqs + _PLACES_FOR_PROBES)]
+    words += ["--scheduling-policy", "priority"]
+    words += ["--max-model-len", str(engine.max_model_len or longest_context(config))]
+    words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.train.lora.rank))]
+    words += ["--lora-target-modules", *_LORA_MODULES]
+    # The served version, those rollouts may still be on, and the one being staged (C35).
+    slots = max(engine.max_loras, config.max_staleness + 2)
+    words += ["--max-loras", str(slots), "--max-cpu-loras", str(4 * slots)]
+    words += ["--worker-extension-cls", WORKER_EXTENSION, "--distributed-executor-backend", _EXECUTOR]
+    # The model's own top-p and penalties would change the support (C9).
+    words += ["--generation-config", "vllm"]
+    words += ["--disable-uvicorn-access-log"]
+    # Left to itself vLLM takes what the first grammar asks for, and later ones fail that need another.
+    words += ["--structured-outputs-config", json.dumps({"backend": "xgrammar"})]
+    if parser := _tool_parser(config.model_path):
+        words += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
+    if config.device == "cpu":
+        words += ["--enforce-eager", "--kv-cache-memory-bytes", str(_kv_cache_bytes(config))]
+        # Of the memory node, and checked at start even where the cache's size is given.
+        words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.1)]
+    else:
+        words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.9)]
+    return words
+
+
+def scratch_path(config: RuntimeConfig, index: int) -> Path:
+    """Where vLLM's own sockets and rendezvous files go: it leaves them behind, so the folder goes with it."""
+    return Path(config.socket_dir) / f"e{index}"
+
+
+def environment(config: RuntimeConfig, index: int) -> dict[str, str]:
+    """What vLLM and torch read from the environment, beyond what this process was given."""
+    scratch = str(scratch_path(config, index))
+    words = {
+        "TMPDIR": scratch,
+        "VLLM_RPC_BASE_PATH": scratch,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # /collective_rpc, /server_info: on a socket in a 0700 folder only
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_XGRAMMAR_CACHE_MB": "64",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
+        # torch.distributed and vLLM's own sockets: without these they take the machine's outward address.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the fork
+    }
+    if Path(config.model_path).is_dir():
+        words |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if config.device == "cpu":
+        words |= _cpu_environment(config.model_path)
+    return words
+
+
+def longest_context(config: RuntimeConfig) -> int:
+    """The model's own context length in tokens, capped by device."""
+    described = model_description(config.model_path)
+    text = described.get("text_config", described)
+    cap = _LONGEST_CONTEXT[config.device]
+    return min(int(text.get("max_position_embeddings", cap)), cap)
+
+
+def _kv_cache_bytes(config: RuntimeConfig) -> int:
+    """What is configured, but no more than two full batches of the longest sequences could ever fill."""
+    configured = int(config.engine.kv_cache_gib * 2**30)
+    described = model_description(config.model_path)
+    try:
+        heads = described["num_attention_heads"]
+        width = described.get("head_dim") or described["hidden_size"] // heads
+        rows = 2 * described["num_hidden_layers"] * described.get("num_key_value_heads", heads)
+    except KeyError:  # another kind of model: its own sizes are not known here
+        return configured
+    token = rows * width * (4 if config.dtype == "float32" else 2)
+    length = config.engine.max_model_len or longest_context(config)
+    return min(configured, 2 * (config.engine.max_num_seqs + _PLACES_FOR_PROBES) * length * token)
+
+
+def _tool_parser(model: str) -> str | None:
+    """vLLM's parser of this model's tool calls; None where it has none, or its tokenizer lacks the token."""
+    parser = _TOOL_PARSERS.get(model_description(model).get("model_type", ""))
+    token = _TOOL_TOKENS.get(parser or "")
+    if token is None:
+        return parser
+    tokenizer = _model_file(model, "tokenizer.json")
+    return parser if tokenizer.is_file() and json.dumps(token) in tokenizer.read_text() else None
+
+
+def model_description(model: str) -> dict[str, Any]:
+    """The model's config.json."""
+    return json.loads(_model_file(model, "config.json").read_text())
+
+
+def _model_file(model: str, name: str) -> Path:
+    """A file of the model, from its folder or from the hub."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder / name
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(model, name))
+
+
+def _lora_rank(rank: int) -> int:
+    return next(size for size in _LORA_RANKS if size >= rank)
+
+
+def _cpu_environment(model: str) -> dict[str, str]:
+    words = {
+        # The cores are shared with the trainer and the gateway: threads are not bound, and wait asleep.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(_threads(model)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        # No compiler is needed: vLLM compiles a helper on the first request that asks for logprobs.
+        "TORCHDYNAMO_DISABLE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    # One OpenMP runtime in the process: vLLM's kernels ask for the system's, torch brings its own.
+    if library := _torch_openmp():
+        before = os.environ.get("LD_PRELOAD", "")
+        words["LD_PRELOAD"] = f"{before}:{library}" if before else str(library)
+    return words
+
+
+def _threads(model: str) -> int:
+    """One for a small model: its steps are so short that waking a second thread costs more than the work."""
+    weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    return 1 if 0 < weights < _SMALL_WEIGHTS_BYTES else len(os.sched_getaffinity(0))
+
+
+def _torch_openmp() -> Path | None:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    package = Path(found.origin).parent
+    places = (package / "lib", package.parent / "torch.libs")
+    return next((file for place in places for file in sorted(place.glob("libgomp*.so*"))), None)

@@ -1,0 +1,95 @@
+"""The batch of a selection: the engine's own ids and logprobs, laid down sequence by sequence.
+
+Neighbours: selection.py says what is trained, handover.py gives the batch to the trainer, shared/batch.py is
+its form on disk. Reads every token: in a thread. Judges nothing, tokenises nothing (C1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.gateway.samples.turns import Turn, load_turn
+from runtime.gateway.steps.selection import Selection, Source
+from runtime.shared.batch import Batch
+from runtime.shared.schema import StepCounts
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One sequence of the batch: arrays over its tokens, and what is said of it."""
+
+    tokens: NDArray[np.int32]
+    sampled: NDArray[np.uint8]
+    logprobs: NDArray[np.float32]
+    temperature: float
+    version: int
+    cut_off: bool
+    described: dict[str, Any]
+
+
+def build(selection: Selection, store: Source, meta: dict[str, Any]) -> Batch:
+    """The batch of a selection: the engine's own ids and logprobs, copied. `meta` is added to its JSON."""
+    rows = [_row([load_turn(ref, store.load) for ref in turns]) for turns, _ in selection.sequences]
+    sampled = np.concatenate([row.sampled for row in rows])
+    counts = selection.counts.model_copy(update={"sampled_tokens": int(sampled.sum())})
+    return Batch(
+        tokens=np.concatenate([row.tokens for row in rows]),
+        sampled=sampled,
+        logprobs=np.concatenate([row.logprobs for row in rows]),
+        offsets=np.cumsum([0, *(len(row.tokens) for row in rows)], dtype=np.int64),
+        temperature=np.asarray([row.temperature for row in rows], np.float32),
+        version=np.asarray([row.version for row in rows], np.int64),
+        truncated=np.asarray([row.cut_off for row in rows], np.uint8),
+        member=np.asarray([member for _, member in selection.sequences], np.int64),
+        reward=np.asarray([member.reward for _, member in selection.members], np.float32),
+        group=np.asarray([group for group, _ in selection.members], np.int64),
+        meta=meta | _meta(selection, rows, counts),
+    )
+
+
+def _row(turns: list[Turn]) -> _Row:
+    """A sequence's turns, laid down in the ids of its last."""
+    last = turns[-1]
+    tokens = np.asarray(last.prompt + last.completion, np.int32)
+    sampled = np.zeros(len(tokens), np.uint8)
+    logprobs = np.zeros(len(tokens), np.float32)
+    for turn in turns:
+        sampled[len(turn.prompt) : turn.end] = 1
+        logprobs[len(turn.prompt) : turn.end] = np.asarray(turn.logprobs, np.float32)
+    tags = turns[0].ref.tags
+    described = {
+        "id": turns[0].ref.id,
+        "rollout": tags.rollout,
+        "predictor": tags.predictor,
+        "call": tags.call,
+        "turns": [_segment(turn) for turn in turns],
+    }
+    oldest = min(turn.ref.version for turn in turns)
+    return _Row(tokens, sampled, logprobs, last.temperature, oldest, last.cut_off, described)
+
+
+def _meta(selection: Selection, rows: list[_Row], counts: StepCounts) -> dict[str, Any]:
+    return {
+        "groups": [{"id": group.id, "predictor": group.predictor} for group in selection.groups],
+        "members": [
+            {"rollout": member.rollout, "predictor": member.predictor, "call": member.call, "group": group}
+            for group, member in selection.members
+        ],
+        "samples": [row.described for row in rows],
+        "counts": counts.model_dump(),
+    }
+
+
+def _segment(turn: Turn) -> dict[str, Any]:
+    """Where a turn's sampled tokens lie in its sequence, and which policy version sampled them (C38)."""
+    return {
+        "id": turn.ref.id,
+        "call": turn.ref.tags.call,
+        "version": turn.ref.version,
+        "start": len(turn.prompt),
+        "end": turn.end,
+    }

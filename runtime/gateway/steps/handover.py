@@ -1,0 +1,87 @@
+"""A step on the trainer's side: its batch is built and given, then its commit is waited for.
+
+Neighbours: queue.py has the step before and after; claims.py says what of it is trained, batch_building.py
+makes the batch and step_records.py writes it; the trainer takes `steps/NNNNNN/` and commits
+`checkpoints/step-NNNNNN/`. Knows nothing of keys, publications or what the queue says of the step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from runtime.gateway.http.step_errors import NothingToTrainError
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.batch_building import build
+from runtime.gateway.steps.claims import Claims
+from runtime.gateway.steps.rollout_log import Said
+from runtime.gateway.steps.step_records import Step, StepFolder
+from runtime.shared import failpoints
+from runtime.shared.batch import SCHEMA, Batch, empty_batch
+from runtime.shared.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
+from runtime.shared.schema import StepCounts
+
+_LOOK_SECONDS = 0.02
+
+
+class NotTrainedError(Exception):
+    """The trainer cannot do the step, by its own word or by the supervisor's; the message is the reason."""
+
+
+class Handover:
+    """What passes between the queue and the trainer. The gateway's event loop is its only user."""
+
+    def __init__(
+        self,
+        folder: StepFolder,
+        claims: Claims,
+        samples: SampleStore,
+        checkpoints: CheckpointStore,
+        trainer_failure: Callable[[], str | None],
+        said: Said | None,
+    ) -> None:
+        self._folder = folder
+        self._claims = claims
+        self._samples = samples
+        self._checkpoints = checkpoints
+        self._trainer_failure = trainer_failure
+        self._said = said
+
+    async def give(self, step: Step) -> None:
+        """Write the batch for the trainer; staleness is judged here, with what has been committed since.
+
+        Raises OSError, and NothingToTrainError where nothing is left to train.
+        """
+        failpoints.passing("gateway.giving")
+        await asyncio.to_thread(self._folder.give, step.id, await self._batch(step))
+        failpoints.passing("gateway.given")
+        step.state = "training"
+
+    async def _batch(self, step: Step) -> Batch:
+        meta = {
+            "schema": SCHEMA, "kind": step.kind, "step": step.id, "key": step.key,
+            "request_sha256": step.digest, "from": step.source, "client_state": step.client_state,
+        }  # fmt: skip
+        if step.kind == "restore":
+            return empty_batch(meta)
+        async with self._claims.sorting:
+            selection = await self._claims.select(step.groups, step.id)
+            self._claims.add(step, selection.ids)
+        if not selection.samples:
+            step.counts = selection.counts
+            raise NothingToTrainError(selection.counts)
+        batch = await asyncio.to_thread(build, selection, self._samples, meta)
+        step.counts = StepCounts.model_validate(batch.meta["counts"])
+        if self._said is not None:
+            await asyncio.to_thread(self._said.write, step.id, selection, self._samples)
+        return batch
+
+    async def until_committed(self, step: Step) -> Checkpoint:
+        """The step's checkpoint, once the trainer has committed it. Raises NotTrainedError."""
+        name = checkpoint_name(step.id)
+        while not (self._checkpoints.root / name).exists():
+            error = self._folder.failure(step.id) or self._trainer_failure()
+            if error is not None:
+                raise NotTrainedError(error)
+            await asyncio.sleep(_LOOK_SECONDS)
+        return await asyncio.to_thread(self._checkpoints.load, name)
