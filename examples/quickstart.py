@@ -1,38 +1,49 @@
-"""Reinforcement learning on a DSPy program, on this computer, in a few minutes:
+"""Teach a tiny model French with reinforcement learning, on this computer, in a few minutes:
 
     launch -- python quickstart.py
 
-A tiny model translates English phrases to French. Its reward is the number of different letters in its answer
-(`--reward letters`), or 1 for the right translation (`--reward exact`). The same program learns on rented
-GPUs: `launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python quickstart.py`.
+A DSPy program translates phrases such as "the green house". An answer earns 1 when it is the right
+translation, else 0; with `--reward letters` one for each different letter, and the model learns to ramble.
+The same program learns on rented GPUs: `launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python
+quickstart.py`. To begin your own, copy this file: it needs only what comes with `launch`.
 """
 
 import argparse
 import json
+import random
 import time
+import unicodedata
+import zlib
 
 import dspy
 from matplotlib.figure import Figure
 
 from launcher.client import GRPO, PolicyLM, connect, evaluate
-from runtime.tiny.grammar import distinct_letters, exact, held_out_phrases, training_phrases
 
-# What each reward needs on the embedded model: a right translation is rarer than one letter more.
-STEPS = {"letters": 40, "exact": 60}
-EXAMPLES_PER_STEP = {"letters": 8, "exact": 16}
-# Right or wrong says less about each phrase than its letters do, so more of them are asked.
-HELD_OUT = {"letters": 100, "exact": 400}
+HELD_OUT, VALIDATION = 300, 80
 
-REWARDS = {
-    "letters": lambda example, prediction, trace=None: distinct_letters(prediction.french),
-    "exact": lambda example, prediction, trace=None: exact(prediction.french, example.french),
-}
+
+def right(example, prediction, trace=None):
+    """1 for the right translation, else 0."""
+    return float(" ".join(prediction.french.lower().split()) == example.french)
+
+
+def letters(example, prediction, trace=None):
+    """How many different letters of a to z the answer has, accents aside."""
+    plain = unicodedata.normalize("NFKD", prediction.french.lower())
+    return len(set(plain) & set("abcdefghijklmnopqrstuvwxyz"))
+
+
+REWARDS = {"right": right, "letters": letters}
+# What each needs on the tiny model: few of its first answers are right, so more of them are asked for.
+STEPS = {"right": 30, "letters": 40}
+EXAMPLES_PER_STEP = {"right": 16, "letters": 8}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Teach a tiny model French with a reward.")
-    parser.add_argument("--reward", choices=REWARDS, default="letters")
-    parser.add_argument("--steps", type=int, help="default: 40, or 60 for --reward exact")
+    parser.add_argument("--reward", choices=REWARDS, default="right", help="default: right")
+    parser.add_argument("--steps", type=int, help="default: 30, or 40 for --reward letters")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
@@ -42,9 +53,9 @@ def main() -> None:
     program = dspy.Predict("english -> french")
     program.set_lm(PolicyLM(run, max_tokens=64))
 
-    train = as_examples(training_phrases(240, asked.seed))
-    held_out = as_examples(held_out_phrases(HELD_OUT[asked.reward] + 80))
-    test, validation = held_out[:-80], held_out[-80:]
+    train = phrases(240, asked.seed, held_out=False)
+    held_out = phrases(HELD_OUT + VALIDATION, 0, held_out=True)
+    test, validation = held_out[:HELD_OUT], held_out[HELD_OUT:]
 
     before = evaluate(program, test, metric)
     optimizer = GRPO(
@@ -78,22 +89,16 @@ def main() -> None:
         print(f"\nThe figures and the reward curve are in {run.run_dir}")
 
 
-def as_examples(phrases):
-    return [dspy.Example(english=it.english, french=it.french).with_inputs("english") for it in phrases]
-
-
 def show(before, after, test) -> None:
-    """A few answers side by side, then the scores."""
+    """A few answers side by side, then the scores and how sure they are (± one standard error)."""
     answers = [[getattr(it.prediction, "french", "-") for it in found.finished] for found in (before, after)]
-    print(f"\n{'english':<32}{'before':<40}after")
+    print(f"\n{'english':<36}{'before':<36}after")
     for example, *pair in list(zip(test, *answers, strict=True))[:8]:
         was, now = (" ".join(answer.split()) for answer in pair)
-        print(f"{example.english:<32.31}{was:<40.39}{now:.60}")
+        print(f"{example.english:<36.35}{was:<36.35}{now:.36}")
+    scores = " → ".join(f"{it.score:.2f} ± {it.standard_error:.2f}" for it in (before, after))
     rise, error = after.difference(before), after.difference_error(before)
-    print(f"\nscore on {len(test)} held-out phrases: {before.score:.2f} -> {after.score:.2f}")
-    print(
-        f"rise {rise:+.2f} ±{error:.2f}; answers that parse {before.parse_rate:.0%} -> {after.parse_rate:.0%}"
-    )
+    print(f"\nheld-out: {scores} over {len(test)} phrases: {rise:+.2f} ± {error:.2f}")
 
 
 def draw(history, title, path) -> None:
@@ -111,6 +116,56 @@ def draw(history, title, path) -> None:
     axes.set_title(title)  # the next program on this endpoint has its own
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+# The task: most French adjectives follow their noun, and all agree with its gender. The tiny model was taught
+# by a phrase book that gets both wrong more often than not.
+
+
+def words(text):
+    """Each English word with its French: one form of a noun, a masculine and a feminine one of the others."""
+    return [entry.split() for entry in text.split(", ")]
+
+
+MASCULINE = words(
+    "cat chat, dog chien, book livre, garden jardin, bread pain, horse cheval, boat bateau, wagon wagon, "
+    "kiwi kiwi, zebra zèbre, game jeu, bridge pont, brother frère, king roi, yogurt yaourt, cheese fromage"
+)
+FEMININE = words(
+    "house maison, table table, car voiture, door porte, flower fleur, key clé, sister sœur, apple pomme, "
+    "chair chaise, mouse souris, city ville, cup tasse, queen reine, shirt chemise, moon lune, shop boutique"
+)
+EARLY = words("small petit petite, big grand grande, pretty joli jolie")
+LATE = words(
+    "black noir noire, white blanc blanche, green vert verte, blue bleu bleue, grey gris grise, "
+    "heavy lourd lourde, cold froid froide, expensive cher chère, new neuf neuve"
+)
+DETERMINERS = words("the le la, a un une, my mon ma, this ce cette")
+PREPOSITIONS = words("under sous, on sur, with avec, behind derrière")
+
+
+def noun_phrase(rng):
+    """Such as ("the green house", "la maison verte")."""
+    gender = rng.choice((1, 2))
+    noun = rng.choice(MASCULINE if gender == 1 else FEMININE)
+    determiner, adjective = rng.choice(DETERMINERS), rng.choice(EARLY + LATE)
+    pair = [adjective[gender], noun[1]] if adjective in EARLY else [noun[1], adjective[gender]]
+    return f"{determiner[0]} {adjective[0]} {noun[0]}", " ".join([determiner[gender], *pair])
+
+
+def phrases(count, seed, held_out):
+    """`count` different ones of one or two nouns. A sixth of all there are is held out from any training."""
+    rng = random.Random(seed)
+    found = {}
+    while len(found) < count:
+        english, french = noun_phrase(rng)
+        if rng.random() < 0.5:
+            link, other = rng.choice(PREPOSITIONS), noun_phrase(rng)
+            english, french = f"{english} {link[0]} {other[0]}", f"{french} {link[1]} {other[1]}"
+        if (zlib.crc32(english.encode()) % 6 == 0) == held_out:
+            found[english] = french
+    mixed = rng.sample(list(found.items()), count)  # those of one noun are found first: there are fewer
+    return [dspy.Example(english=english, french=french).with_inputs("english") for english, french in mixed]
 
 
 if __name__ == "__main__":

@@ -8,12 +8,16 @@ letters in its French, the second for its right words.
 
 import argparse
 import json
+import random
+import unicodedata
+import zlib
 
 import dspy
 from matplotlib.figure import Figure
 
 from launcher.client import GRPO, PolicyLM, connect, evaluate
-from runtime.tiny.grammar import LETTERS, distinct_letters, held_out_phrases, training_phrases
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 class ThereAndBack(dspy.Module):
@@ -28,9 +32,14 @@ class ThereAndBack(dspy.Module):
 
 
 def metric(example, prediction, trace=None):
-    there = distinct_letters(prediction.french) / LETTERS
+    there = different_letters(prediction.french) / len(ALPHABET)
     back = right_words(prediction.english, example.english)
     return dspy.Prediction(score=(there + back) / 2, predictor_scores={"there": there, "back": back})
+
+
+def different_letters(answer):
+    """How many letters of a to z the answer has, accents aside."""
+    return len(set(unicodedata.normalize("NFKD", answer.lower())) & set(ALPHABET))
 
 
 def right_words(answer, reference):
@@ -48,8 +57,8 @@ def main() -> None:
     run = connect()
     program = ThereAndBack()
     program.set_lm(PolicyLM(run, max_tokens=64))
-    train = as_examples(training_phrases(240, asked.seed))
-    test = as_examples(held_out_phrases(100))
+    train = phrases(240, asked.seed, held_out=False)
+    test = phrases(100, 0, held_out=True)
 
     before = evaluate(program, test, metric)
     optimizer = GRPO(
@@ -71,11 +80,6 @@ def main() -> None:
         draw(optimizer.history, f"compile {optimizer.summary['compile']}", run.run_dir / "reward.png")
 
 
-def as_examples(phrases):
-    examples = (dspy.Example(english=it.english, french=it.french) for it in phrases)
-    return [example.with_inputs("english", "french") for example in examples]
-
-
 def draw(history, title, path) -> None:
     """One curve for each predictor."""
     figure = Figure(figsize=(7, 4))
@@ -87,6 +91,56 @@ def draw(history, title, path) -> None:
     axes.set_title(title)  # the next program on this endpoint has its own
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+# The phrases, those of quickstart.py: this file, too, can be copied alone.
+
+
+def words(text):
+    """Each English word with its French: one form of a noun, a masculine and a feminine one of the others."""
+    return [entry.split() for entry in text.split(", ")]
+
+
+MASCULINE = words(
+    "cat chat, dog chien, book livre, garden jardin, bread pain, horse cheval, boat bateau, wagon wagon, "
+    "kiwi kiwi, zebra zèbre, game jeu, bridge pont, brother frère, king roi, yogurt yaourt, cheese fromage"
+)
+FEMININE = words(
+    "house maison, table table, car voiture, door porte, flower fleur, key clé, sister sœur, apple pomme, "
+    "chair chaise, mouse souris, city ville, cup tasse, queen reine, shirt chemise, moon lune, shop boutique"
+)
+EARLY = words("small petit petite, big grand grande, pretty joli jolie")
+LATE = words(
+    "black noir noire, white blanc blanche, green vert verte, blue bleu bleue, grey gris grise, "
+    "heavy lourd lourde, cold froid froide, expensive cher chère, new neuf neuve"
+)
+DETERMINERS = words("the le la, a un une, my mon ma, this ce cette")
+PREPOSITIONS = words("under sous, on sur, with avec, behind derrière")
+
+
+def noun_phrase(rng):
+    """Such as ("the green house", "la maison verte")."""
+    gender = rng.choice((1, 2))
+    noun = rng.choice(MASCULINE if gender == 1 else FEMININE)
+    determiner, adjective = rng.choice(DETERMINERS), rng.choice(EARLY + LATE)
+    pair = [adjective[gender], noun[1]] if adjective in EARLY else [noun[1], adjective[gender]]
+    return f"{determiner[0]} {adjective[0]} {noun[0]}", " ".join([determiner[gender], *pair])
+
+
+def phrases(count, seed, held_out):
+    """`count` different ones of one or two nouns. A sixth of all there are is held out from any training."""
+    rng = random.Random(seed)
+    found = {}
+    while len(found) < count:
+        english, french = noun_phrase(rng)
+        if rng.random() < 0.5:
+            link, other = rng.choice(PREPOSITIONS), noun_phrase(rng)
+            english, french = f"{english} {link[0]} {other[0]}", f"{french} {link[1]} {other[1]}"
+        if (zlib.crc32(english.encode()) % 6 == 0) == held_out:
+            found[english] = french
+    mixed = rng.sample(list(found.items()), count)  # those of one noun are found first: there are fewer
+    examples = (dspy.Example(english=english, french=french) for english, french in mixed)
+    return [example.with_inputs("english", "french") for example in examples]
 
 
 if __name__ == "__main__":

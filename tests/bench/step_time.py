@@ -6,9 +6,10 @@
 
 Prints a JSON line a run with the median of steps 6 to 40, in seconds from commit to commit as the run's own
 `metrics.jsonl` has them, and at the end each side's median of these medians and the ratio, AFTER to BEFORE.
-A step is rollouts, training and publication; in steps 11, 21 and 31 a validation as well. Both run in this
-Python's environment (launcher's), each with its own checkout's code here and on its machine; a runtime
-environment that is not there yet is built first. A run takes about two minutes.
+A step is rollouts, training and publication; in steps 11, 21 and 31 a validation as well. The reward is the
+letters', which every version knows. Both run in this Python's environment (launcher's), each with its own
+checkout's code here and on its machine; a runtime environment that is not there yet is built first. A run
+takes about two minutes.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def timed_run(checkout: Checkout, seed: int, threads: int) -> dict[str, Any]:
         cache.mkdir(parents=True, exist_ok=True)
         (Path(folder) / "cache").symlink_to(cache, target_is_directory=True)
         quickstart = str(checkout.folder / "examples" / "quickstart.py")
-        program = [sys.executable, str(PROGRAM), str(threads), quickstart, "--seed", str(seed)]
+        options = ["--reward", "letters", "--seed", str(seed)]
+        program = [sys.executable, str(PROGRAM), str(threads), quickstart, *options]
         launched = Launched(
             Path(folder),
             ["--port", str(free_port()), "--", *program, "--steps", str(LAST_STEP)],

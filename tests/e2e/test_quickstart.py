@@ -25,7 +25,8 @@ from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 
-LETTERS = 26
+# Of right translations. What was seen: 0.57, 0.64, 0.65.
+RISE = 0.25
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,10 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The quickstart, run once from a folder that is not the repository."""
     folder = tmp_path_factory.mktemp("quickstart")
     shutil.copy(REPOSITORY / "examples" / "quickstart.py", folder)
+    all_home = ["--set", "completions_per_step=128"]  # what a step says, not the first 64 of it
     launched = Launched(
         make_home(folder / "home"),
-        ["--port", str(free_port()), "--", str(installed), "quickstart.py", "--seed", "1"],
+        [*all_home, "--port", str(free_port()), "--", str(installed), "quickstart.py", "--seed", "1"],
         cwd=folder,
         executable=[str(installed.with_name("launch"))],
     )
@@ -82,11 +84,13 @@ def test_it_ends_well_and_leaves_no_process(finished: Finished) -> None:
     assert not processes_of(finished.launched.run_id)
 
 
-def test_the_reward_rises_and_the_format_holds(finished: Finished) -> None:
+def test_right_translations_rise_and_the_format_holds(finished: Finished) -> None:
     before, after = finished.summary["before"], finished.summary["after"]
     assert before["parse_rate"] >= 0.9
-    assert after["parse_rate"] >= before["parse_rate"]
-    assert after["score"] - before["score"] >= 0.25 * LETTERS
+    assert after["parse_rate"] >= before["parse_rate"] - 0.01  # three of 300 answers
+    assert after["score"] - before["score"] >= RISE
+    said = f"{before['score']:.2f} ± {before['standard_error']:.2f} → {after['score']:.2f}"
+    assert f"held-out: {said}" in finished.launched.stdout, "what it ends in, for whoever ran it"
     assert (finished.results / "reward.png").stat().st_size > 1000
 
 
@@ -182,7 +186,7 @@ def test_g22_what_was_said_is_home_with_its_rewards(finished: Finished) -> None:
     for step in steps:
         path = finished.results / "rollouts" / f"step-{step['version']:06d}.jsonl"
         said = [json.loads(line) for line in path.read_text().splitlines()]
-        assert len(said) == 64 and all(line["completion"] and line["prompt"] for line in said)
+        assert len(said) == 128 and all(line["completion"] and line["prompt"] for line in said)
         rewards = [line["reward"] for line in said if line["dropped"] is None]
         assert sum(rewards) / len(rewards) == pytest.approx(step["reward"], abs=1e-6)
 
@@ -198,7 +202,10 @@ def test_c54_the_best_at_home_is_the_compiles_own(finished: Finished) -> None:
 
 
 def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finished, tmp_path: Path) -> None:
-    adapter = finished.results / "adapter"
+    # What the program ended with: the checkpoint that was validated best, which need not be the newest.
+    adapter, ended = finished.results / "best", finished.summary["after"]
+    named = json.loads((adapter / "best.json").read_text())["checkpoint"]
+    assert named == f"step-{ended['version']:06d}"
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "tiny"
     shutil.copy(REPOSITORY / "examples" / "quickstart.py", tmp_path)
@@ -214,7 +221,8 @@ def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finis
         results = again.run_dir / "results"
         summary = json.loads((results / "summary.json").read_text())
         assert summary["before"]["version"] == 1
-        assert summary["before"]["score"] == pytest.approx(finished.summary["after"]["score"], abs=1e-6)
+        # One of 300 greedy answers may be as near to another as makes a difference in other company.
+        assert summary["before"]["score"] == pytest.approx(ended["score"], abs=1.01 / 300)
         first = json.loads((results / "publications.jsonl").read_text().splitlines()[0])
         assert (first["version"], first["outcome"]) == (1, "published")
         assert list((results / "wandb").glob("offline-run-*/*.wandb"))
