@@ -1,4 +1,4 @@
-"""The help texts in README.md: `python -m tests.readme_blocks --write` brings them up to date.
+"""The help texts in the READMEs: `python -m tests.readme_blocks --write` brings them up to date.
 
 A block is fenced with ```text and stands below a line `<!-- help: launch --help -->`.
 """
@@ -10,9 +10,9 @@ import io
 import re
 import shlex
 import sys
-from pathlib import Path
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+from tests.support import readmes
+
 _BLOCK = re.compile(r"(<!-- help: launch(?P<words>[^>]*) -->\n+```text\n)(?P<text>|.*?\n)(```\n)", re.DOTALL)
 
 
@@ -25,19 +25,20 @@ def real_help(words: str) -> str:
     return out.getvalue().strip("\n")
 
 
-def blocks(text: str) -> dict[str, str]:
-    """Command → the text the README shows for it."""
-    return {match["words"].strip(): match["text"].rstrip("\n") for match in _BLOCK.finditer(text)}
+def blocks() -> dict[str, str]:
+    """Command → the text that a README shows for it."""
+    texts = [readme.read_text() for readme in readmes.every()]
+    return {
+        found["words"].strip(): found["text"].rstrip("\n")
+        for text in texts
+        for found in _BLOCK.finditer(text)
+    }
 
 
 def updated(text: str) -> str:
-    """The README with the real texts."""
-    return _BLOCK.sub(lambda match: f"{match[1]}{real_help(match['words'])}\n{match[4]}", text)
+    """A README with the real texts."""
+    return _BLOCK.sub(lambda found: f"{found[1]}{real_help(found['words'])}\n{found[4]}", text)
 
 
 if __name__ == "__main__":
-    before = README.read_text()
-    after = updated(before)
-    if "--write" in sys.argv:
-        README.write_text(after)
-    sys.exit(0 if "--write" in sys.argv or before == after else "README.md is behind: --write")
+    sys.exit(readmes.bring(updated))

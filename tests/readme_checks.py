@@ -1,4 +1,4 @@
-"""The table of checks in README.md: `python -m tests.readme_checks --write` brings it up to date.
+"""The table of checks in tests/README.md: `python -m tests.readme_checks --write` brings it up to date.
 
 A row is a known way to be silently wrong (C) or a promise (G) with the tests that are named after it, and
 whether a mutation proves that they can fail.
@@ -10,12 +10,11 @@ import ast
 import re
 import sys
 from collections import defaultdict
-from pathlib import Path
 
+from tests.support import readmes
 from tests.support.mutants import Mutant
 
-ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+README = readmes.ROOT / "tests" / "README.md"
 _BLOCK = re.compile(r"(<!-- checks -->\n).*?(\n?<!-- end of checks -->)", re.DOTALL)
 _NAME = re.compile(r"test_([cg]\d\d)_(\w+)")
 
@@ -23,7 +22,7 @@ _NAME = re.compile(r"test_([cg]\d\d)_(\w+)")
 def table() -> str:
     """One row for each number, in order."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in sorted((readmes.ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and (match := _NAME.fullmatch(node.name)):
                 found[match[1].upper()].append(match[2].replace("_", " "))
@@ -38,13 +37,9 @@ def table() -> str:
 
 
 def updated(text: str) -> str:
-    """The README with the real table."""
+    """A README with the real table."""
     return _BLOCK.sub(lambda match: match[1] + table() + match[2], text)
 
 
 if __name__ == "__main__":
-    before = README.read_text()
-    after = updated(before)
-    if "--write" in sys.argv:
-        README.write_text(after)
-    sys.exit(0 if "--write" in sys.argv or before == after else "README.md is behind: --write")
+    sys.exit(readmes.bring(updated))

@@ -1,5 +1,6 @@
-"""The list of files in README.md, one line each: `python -m tests.readme_tree --write` brings it up to date.
+"""The lists of files in the READMEs, one line each: `python -m tests.readme_tree --write` makes them anew.
 
+A list stands in a ```text block below a line `<!-- tree: FOLDER -->` and has the folder's own folders too.
 A line is the first sentence of the file's own docstring, or of its leading comment where it is no Python.
 """
 
@@ -7,43 +8,42 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+from tests.support import readmes
+
+# Every folder of the product has its list in one README or another.
 ROOMS = ("launcher", "runtime", "sky", "examples")
-_BLOCK = re.compile(r"(<!-- tree -->\n+```text\n)(?:|.*?\n)(```\n)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- tree: (?P<room>\S+) -->\n+```text\n)(?:|.*?\n)(```\n)", re.DOTALL)
 _SUFFIXES = {".py", ".yaml", ".toml"}
 
 
-def tree() -> str:
-    """Every source file of the product with what it is for."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *ROOMS],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+def tree(room: str) -> str:
+    """Every source file of a folder with what it is for."""
+    paths = [Path(name).relative_to(readmes.ROOT) for name in readmes.listed(room)]
     lines: list[str] = []
     folder = Path()
-    for path in sorted(map(Path, listed.stdout.split()), key=lambda path: (path.parts[:-1], path.name)):
-        if path.suffix not in _SUFFIXES or not (ROOT / path).exists():
+    for path in sorted(paths, key=lambda path: (path.parts[:-1], path.name)):
+        if path.suffix not in _SUFFIXES:
             continue
         if path.parent != folder:
             folder = path.parent
             lines.append(f"{folder}/")
-        sentence = _sentence(ROOT / path)
+        sentence = _sentence(readmes.ROOT / path)
         if sentence:
             lines.append(f"  {path.name:<22} {sentence}")
     return "\n".join(lines)
 
 
+def rooms(text: str) -> list[str]:
+    """The folders whose lists a README has."""
+    return [found["room"] for found in _BLOCK.finditer(text)]
+
+
 def updated(text: str) -> str:
-    """The README with the real tree."""
-    return _BLOCK.sub(lambda match: f"{match[1]}{tree()}\n{match[2]}", text)
+    """A README with the real lists."""
+    return _BLOCK.sub(lambda found: f"{found[1]}{tree(found['room'])}\n{found[3]}", text)
 
 
 def _sentence(path: Path) -> str:
@@ -58,8 +58,4 @@ def _sentence(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    before = README.read_text()
-    after = updated(before)
-    if "--write" in sys.argv:
-        README.write_text(after)
-    sys.exit(0 if "--write" in sys.argv or before == after else "README.md is behind: --write")
+    sys.exit(readmes.bring(updated))
