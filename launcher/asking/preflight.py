@@ -7,7 +7,6 @@ Knows nothing of machines or of the runtime's processes; reads files, and binds 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import netrc
 import os
@@ -41,7 +40,7 @@ def check_platform() -> None:
         system = {"darwin": "macOS"}.get(sys.platform, sys.platform)
         raise PreflightError(
             f"a run on this computer needs Linux, this is {system}",
-            "what ends the run's processes when launch is killed is Linux's own",
+            "launch needs a Linux feature to end the run's processes if it is killed",
             "run the same command on a Linux computer, in a container or a virtual machine",
         )
 
@@ -56,7 +55,7 @@ def check_command(command: Sequence[str], folder: Path | None = None) -> None:
         raise PreflightError(f"cannot run {program or 'an empty command'}", *_not_runnable(command))
     if interpreter := _missing_interpreter(Path(found)):
         raise PreflightError(
-            f"cannot run {program}", f"its first line asks for {interpreter}", f"head -1 {found}"
+            f"cannot run {program}", f"its first line names {interpreter}", f"head -1 {found}"
         )
     script = command[1] if len(command) > 1 and _PYTHON.fullmatch(Path(program).name) else ""
     place = folder or Path.cwd()
@@ -73,7 +72,7 @@ def check_tools(*tools: str) -> None:
     """The programs that a rented machine is reached with are on this computer: these, or all TOOLS."""
     if missing := missing_tools(*tools):
         raise PreflightError(
-            f"a rented machine is reached with {' and '.join(tools or TOOLS)}",
+            f"launch reaches a rented machine with {' and '.join(tools or TOOLS)}",
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on this computer",
             how_to_install(missing),
         )
@@ -96,13 +95,13 @@ def _not_runnable(command: Sequence[str]) -> tuple[str, str]:
     program = command[0]
     path = Path(program)
     if not program:
-        return "the word behind -- is empty", "launch -- python my.py"
+        return "the word after -- is empty", "launch -- python my.py"
     if path.is_dir():
         return "it is a folder", f"ls {program}"
     with_python = f"launch -- python {' '.join(command)}"
     if os.sep in program and path.exists():
         hint = with_python if program.endswith(".py") else f"chmod +x {program}"
-        return "it is there but may not be run", hint
+        return "it exists but is not executable", hint
     if path.exists():
         hint = with_python if program.endswith(".py") else f"launch -- ./{program}"
         return "a file of that name is in this folder, but not on PATH", hint
@@ -121,7 +120,7 @@ def _missing_interpreter(program: Path) -> str | None:
     if not first.startswith(b"#!"):
         return None
     words = os.fsdecode(first[2:]).split()
-    return words[0] + ", which is not there" if words and not os.path.exists(words[0]) else None
+    return words[0] + ", which does not exist" if words and not os.path.exists(words[0]) else None
 
 
 # ------------------------------------------------------------------ the model
@@ -168,25 +167,20 @@ def port_trouble(port: int) -> str | None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            return "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+            return "another program uses it" if error.errno == errno.EADDRINUSE else error.strerror
     return None
 
 
 def holder_of(port: int, home: Home | None = None) -> str | None:
     """Who listens on a port, as far as this user may know: a run of ours, else a process of the user's."""
-    import psutil
-
     from launcher.base import processes
     from launcher.ledger.records import RecordStore
 
     for record in RecordStore(home).list() if home else ():
         if record.live and record.attended and record.url and record.url.endswith(f":{port}"):
-            return f"the run {record.name or record.id} listens there"
-    for pid in psutil.pids():
-        if processes.listens(pid, port):
-            with contextlib.suppress(psutil.Error, OSError):
-                return f"{psutil.Process(pid).name()} (pid {pid}) listens there"
-    return None
+            return f"the run {record.name or record.id} uses it"
+    found = processes.listener(port)
+    return None if found is None else f"{processes.name_of(found)} (pid {found.pid}) uses it"
 
 
 def check_folders(home: Home) -> None:
@@ -248,7 +242,7 @@ def check_environment(home: Home, variant: str = "cpu") -> None:
         ) from None
     if trouble:
         raise PreflightError(
-            "the runtime's environment is not built, and its packages cannot be had",
+            "the runtime's environment is not built, and its packages cannot be downloaded",
             trouble.splitlines()[0],
             "connect to the network for the first run; once the environment is built, launch works offline",
         )

@@ -104,7 +104,7 @@ def load(
     if adapter is not None:
         layers.append(_adapter_layer(model, adapter))
     if (adapter.base if adapter else model) == TINY_MODEL:
-        layers.append(_toml_layer(_tiny_settings(), "the embedded model", known))
+        layers.append(_toml_layer(_tiny_settings(), "the built-in model", known))
     overrides = _overrides(layers, runtime_defaults, values)
     return Settings(
         model=adapter.base if adapter else model,
@@ -163,8 +163,8 @@ def _set_layer(sets: tuple[str, ...], known: list[str]) -> _Layer:
             )
         if key in SETTINGS:
             option = "--" + key.replace("_", "-")
-            what = f"--set {key}: this has an option of its own"
-            raise UsageError(what, f"{option} sets it", f"launch {option} {value}")
+            what = f"--set {key}: this setting has its own option"
+            raise UsageError(what, f"use {option}", f"launch {option} {value}")
         _known_or_raise(key, f"--set {key}", known, UsageError, "launch --set {}=" + value)
         values[key] = value
     return _Layer(values, lambda key: f"--set {key}", UsageError)
@@ -238,7 +238,7 @@ def _from_variables(variables: Mapping[str, str], known: list[str], place: str) 
         if name in by_variable:
             values[by_variable[name]] = value
         elif meant := suggestion(name, by_variable, _TYPO):
-            why = f"the nearest is {meant}"
+            why = f"did you mean {meant}?"
             raise ConfigError(f"{name} in {place}: no such setting", why, f"export {meant}=…")
     return values
 
@@ -249,11 +249,11 @@ def _known_or_raise(key: str, place: str, known: list[str], error: type[LaunchEr
     from launcher.asking.runtime_config import OURS
 
     if key in OURS:
-        raise error(f"{place}: launch sets this itself", "it follows from the options", "launch config")
+        raise error(f"{place}: launch sets this itself", "it depends on the options", "launch config")
     full = _meant(key, known)
     raise error(
         f"{place}: no such setting",
-        f"the nearest is {full}" if full else "`launch config` lists every key",
+        f"did you mean {full}?" if full else "`launch config` lists every key",
         hint.format(full) if full else "launch config",
     )
 
@@ -275,7 +275,7 @@ def _resolve(setting: Setting, layers: list[_Layer]) -> Value:
             try:
                 return Value(setting.parse(raw), place)
             except ValueError as reason:
-                raise layer.error(f"{place}: {raw!r} does not fit", str(reason), "launch --help") from None
+                raise layer.error(f"{place}: {raw!r} is not valid", str(reason), "launch --help") from None
     return Value(setting.default, "default")
 
 
@@ -290,7 +290,7 @@ def _check_runtime(overrides: Mapping[str, Any], layers: list[_Layer]) -> None:
         layer = next(layer for layer in layers if key in layer.values)
         place = layer.place(key)
         name = place if key in place else f"{place}: {key}"
-        said = f"{name}: {overrides[key]!r} does not fit"
+        said = f"{name}: {overrides[key]!r} is not valid"
         raise layer.error(said, invalid.reason, "launch config") from None
 
 

@@ -44,7 +44,7 @@ def refusal(package: str, found: PurePath) -> PreflightError:
     path = found.parent if found.name == "__init__.py" else found
     return PreflightError(
         f"{path} hides the package {package} that comes with launch",
-        f"Python looks beside the program first, so `import {package}` finds this one",
+        f"Python looks in the program's folder first, so `import {package}` finds this one",
         f"mv {path} {path.with_name('my_' + path.name)}   (and change what imports it)",
     )
 

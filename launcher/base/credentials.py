@@ -63,14 +63,14 @@ def read_dotenv(named: Path | None, folder: Path) -> DotEnv:
             return DotEnv()
         raise ConfigError(f"no file {named}", "named by --env-file", f"ls -l {named}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{shown} cannot be read", "it is no UTF-8 text", f"file {path}") from None
+        raise ConfigError(f"{shown} cannot be read", "it is not UTF-8 text", f"file {path}") from None
     except OSError as error:
         raise ConfigError(f"{shown} cannot be read", error.strerror, f"ls -ld {path}") from None
     variables = _parse(text, shown, path)
     secrets = [name for name, value in variables.items() if value and secret_name(name)]
     REDACTOR.hide(variables[name] for name in secrets)
     if secrets and mode & _OTHERS_MAY_READ:
-        return DotEnv(variables, (f"{shown} holds secrets and others may read it: chmod 600 {path}",))
+        return DotEnv(variables, (f"{shown} holds secrets and other users can read it: chmod 600 {path}",))
     return DotEnv(variables)
 
 
@@ -107,7 +107,7 @@ def _parse(text: str, shown: str, path: Path) -> dict[str, str]:
             line = binding.original.line + _newlines(start[: len(start) - len(start.lstrip())])
             raise ConfigError(
                 f"{shown}: line {line} cannot be read",
-                "a line is NAME=value, or a comment that starts with #",
+                "a line must be NAME=value, or a comment that starts with #",
                 f"sed -n {line}p {path}",
             )
     values = dotenv_values(stream=io.StringIO(text))

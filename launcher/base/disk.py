@@ -18,9 +18,9 @@ def unwritable(folder: Path) -> str | None:
     except OSError as error:
         return error.strerror
     if not existing.is_dir():
-        return f"{existing} is no folder"
+        return f"{existing} is not a folder"
     if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{existing} may not be written"
+        return f"{existing} is not writable"
     if os.statvfs(existing).f_flag & os.ST_RDONLY:
         return f"{existing} is on a read-only disk"
     return None

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # What this computer refuses whoever asks: no bug of ours.
 _THIS_COMPUTERS = _NO_ROOM | frozenset(
@@ -128,12 +127,12 @@ def failure_of(error: Exception, log: Path | None = None) -> LaunchError:
     """What was raised as one of these; `log` has the traceback, else --debug shows it."""
     if isinstance(error, LaunchError):
         return error
-    look = f"less {log}" if log else "the same command with --debug shows the traceback"
+    look = f"less {log}" if log else "run the same command with --debug to see the traceback"
     if isinstance(error, OSError) and error.errno in _THIS_COMPUTERS:
         why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         room = f"df -h {log.parent}" if log else "df -h"
         hint = room if error.errno in _NO_ROOM else look
-        return PreflightError("this computer does not let launch go on", why, hint)
+        return PreflightError("an error on this computer stopped launch", why, hint)
     return LaunchError("launch has a bug", f"{type(error).__name__}: {error}", look)
 
 

@@ -1,6 +1,7 @@
 """Processes by pid *and* start time: naming exactly what was started, finding its tree, ending it.
 
-Neighbours: `records.py` stores these names; `guardian.py`, `minder.py` and `machines/local.py` end trees.
+Neighbours: `records.py` stores these names; `guardian.py`, `minder.py` and `machines/local.py` end trees,
+`leftovers.py` and `sky_home.py` ask what runs. Nobody else in the launcher lists processes.
 A pid alone is reused by the system; a pid with its start time is not. Linux keeps start times in ticks
 since boot, so a name holds its boot's id as well. Knows nothing of runs or of what processes do.
 """
@@ -13,11 +14,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
+
+_Answer = TypeVar("_Answer")
 
 _POLL_SECONDS = 0.02
 # Every look reads what all processes of the computer say of themselves: soon at first, then more rarely.
@@ -92,19 +96,46 @@ def carrying(variable: str, value: str) -> set[ProcessId]:
     Without this one and those above it: who asks is not what is left over. Only this user's processes can
     be read; those of others cannot be ours.
     """
+    return {process for process, environ in environments() if environ.get(variable) == value}
+
+
+def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
+    """The living processes, each with the environment it was started with; as in `carrying`, without this one
+    and those above it, and without those of other users."""
     running = _snapshot()
     parents = {process.pid: parent for process, parent in running.items()}
     own: int | None = os.getpid()
     while own is not None:
         own = parents.pop(own, None)
-    return {process for process in running if process.pid in parents and _carries(process, variable, value)}
+    for process in running:
+        if process.pid in parents and (environ := _asked(process, psutil.Process.environ)) is not None:
+            yield process, environ
 
 
-def _carries(process: ProcessId, variable: str, value: str) -> bool:
+def working_in(folder: Path) -> set[ProcessId]:
+    """The living processes, but this one, whose working folder this is."""
+    others = (process for process in _snapshot() if process.pid != os.getpid())
+    return {process for process in others if _asked(process, psutil.Process.cwd) == str(folder)}
+
+
+def runs_from(folder: Path) -> bool:
+    """Whether a process runs a program of this folder."""
+    inside = str(folder) + os.sep
+    commands = (_asked(process, psutil.Process.cmdline) for process in _snapshot())
+    return any(command and command[0].startswith(inside) for command in commands)
+
+
+def name_of(process: ProcessId) -> str:
+    """What the system calls it."""
+    return _asked(process, psutil.Process.name) or "(gone)"
+
+
+def _asked(process: ProcessId, question: Callable[[psutil.Process], _Answer]) -> _Answer | None:
+    """None of one that has ended, and of other users' where only they may ask."""
     try:
-        return psutil.Process(process.pid).environ().get(variable) == value
+        return question(psutil.Process(process.pid))
     except (psutil.Error, OSError):
-        return False
+        return None
 
 
 def end(
@@ -145,10 +176,7 @@ def wait_gone(process: ProcessId, seconds: float) -> bool:
 
 def stopped(process: ProcessId) -> bool:
     """Whether it is stopped (Ctrl-Z) at this moment, and so gets nowhere."""
-    try:
-        return psutil.Process(process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except (psutil.Error, OSError):
-        return False
+    return _asked(process, psutil.Process.status) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def listens(pid: int, port: int) -> bool:
@@ -159,6 +187,11 @@ def listens(pid: int, port: int) -> bool:
     except (psutil.Error, OSError):
         return False
     return any(one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port for one in connections)
+
+
+def listener(port: int) -> ProcessId | None:
+    """This user's process that listens on a TCP port; None where nobody of theirs does."""
+    return next((process for process in _snapshot() if listens(process.pid, port)), None)
 
 
 def adopt_orphans() -> None:

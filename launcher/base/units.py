@@ -24,12 +24,12 @@ def parse_duration(text: str) -> float:
     compact = text.strip().lower().replace(" ", "")
     parts = _PART.findall(compact)
     if not parts or "".join(number + unit for number, unit in parts) != compact:
-        raise ValueError("a duration is a number with its unit: 90s, 15m, 4h, 1h30m, 2d")
+        raise ValueError("a duration is a number with a unit: 90s, 15m, 4h, 1h30m, 2d")
     seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
     if seconds <= 0:
-        raise ValueError("a duration is longer than zero")
+        raise ValueError("a duration must be longer than zero")
     if seconds > _LONGEST_SECONDS:
-        raise ValueError("a duration is at most a year")
+        raise ValueError("a duration can be at most a year")
     return seconds
 
 
@@ -40,7 +40,7 @@ def parse_money(text: str) -> float:
         raise ValueError("an amount is a number of US dollars: 40, $40, 12.50")
     amount = float(match.group(1))
     if amount <= 0:
-        raise ValueError("an amount is more than zero")
+        raise ValueError("an amount must be more than zero")
     return amount
 
 
@@ -48,10 +48,10 @@ def parse_rate(text: str) -> float:
     """Bytes a second in "2MB/s", "500 kB/s", "1.5MB"."""
     match = _RATE.fullmatch(text.strip())
     if match is None:
-        raise ValueError("a rate is a number of bytes a second with its unit: 500kB/s, 2MB/s; or none")
+        raise ValueError("a rate is a number of bytes per second with a unit: 500kB/s, 2MB/s; or none")
     rate = float(match.group(1)) * _POWERS[match.group(2).lower()]
     if rate < _SLOWEST_BYTES_PER_SECOND:
-        raise ValueError(f"the least is {format_rate(_SLOWEST_BYTES_PER_SECOND)}")
+        raise ValueError(f"the minimum is {format_rate(_SLOWEST_BYTES_PER_SECOND)}")
     return rate
 
 

@@ -6,69 +6,31 @@ Knows nothing of how anything is done: it hands values on, and imports what does
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from launcher.base.errors import UsageError, suggestion
-from launcher.cli import help_text, options
+from launcher.base.errors import UsageError
+from launcher.cli import help_text, misuse, options
+from launcher.cli.invocation import OF_A_RUN, Invocation
 from launcher.cli.options import Debug, Json
 from launcher.screen.output import Output
-
-VERBS = (
-    "plan", "status", "logs", "ssh", "exec", "push", "pull", "down", "gc", "doctor", "env", "config",
-)  # fmt: skip
-_WITH_PROGRAM = ("ssh", "exec")
 
 _HELP = """Train a small open model with your own program and metric, on rented GPUs or on this computer.
 
 \b
-launch -- python optimize.py                 run a program against an endpoint that learns, here
-launch --gpus H100:4 -- python optimize.py   the same on rented GPUs, priced and agreed to first
-launch --name dev                            hold the endpoint: eval "$(launch env dev)" elsewhere
+launch -- python optimize.py                 train on this computer while your program runs
+launch --gpus H100:4 -- python optimize.py   train on rented GPUs; you agree to the price first
+launch --name dev                            start the endpoint alone; eval "$(launch env dev)"
 
-What stands before -- is for launch, what stands behind it is your program. It finds the endpoint
-in LAUNCH_BASE_URL, LAUNCH_API_KEY and LAUNCH_MODEL. However the run ends, the results come home
-first, then everything that was started is taken down, and that is checked.
+Options go before `--`; your program goes after it. It finds the endpoint in the variables
+LAUNCH_BASE_URL, LAUNCH_API_KEY and LAUNCH_MODEL. However the run ends, launch first copies the
+results to this computer, then stops everything it started and verifies that nothing is left.
 """
 
 
-# The parameters of `root` that are settings of a run; --max is named for what it is, max being Python's.
-_SETTINGS = (
-    "model", "name", "resume", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb", "port",
-    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace", "copy_rate",
-    "keep_output",
-)  # fmt: skip
 # `launch plan` takes these as well: all but taking up a run.
-_OF_A_PLAN = frozenset({*_SETTINGS, "settings", "env_file", "as_json", "debug"} - {"resume"})
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """What goes round the option parser; `command` is None without a `--`. The options of a run are added."""
-
-    command: list[str] | None
-    output: Output
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    sets: tuple[str, ...] = ()
-    env_file: Path | None = None
-
-    def with_options(self, given: Mapping[str, Any]) -> Invocation:
-        """With what the parser read, by parameter, over what there is already."""
-        flags = {name: given.get(name) for name in _SETTINGS}
-        flags["max"] = flags.pop("maximum")
-        flags["infra"] = ",".join(flags["infra"]) if flags["infra"] else None
-        env_file = given.get("env_file")
-        return replace(
-            self,
-            flags={key: self.flags.get(key) if value is None else value for key, value in flags.items()},
-            sets=(*self.sets, *(given.get("settings") or ())),
-            env_file=self.env_file if env_file is None else Path(env_file),
-        )
+_OF_A_PLAN = frozenset({*OF_A_RUN, "settings", "env_file", "as_json", "debug"} - {"resume"})
 
 
 class PlanCommand(help_text.VerbHelp):
@@ -96,7 +58,7 @@ OptionalName = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="The run's name or id; all runs without one.",
+        help="The run's name or id. Without it: all runs.",
         autocompletion=options.run_names,
     ),
 ]
@@ -120,7 +82,8 @@ def invoke(own: list[str], invocation: Invocation) -> int:
     try:
         code = command.main(args=own, prog_name="launch", standalone_mode=False, obj=invocation)
     except typer.TyperException as error:
-        raise _usage_error(error, own) from None
+        known = [name for parameter in command.params for name in parameter.opts]
+        raise misuse.usage_error(error, own, known) from None
     except typer.Abort:
         raise KeyboardInterrupt from None
     return code if isinstance(code, int) else 0
@@ -159,14 +122,12 @@ def root(
 ) -> int:
     invocation = context.obj = context.obj.with_options(context.params)
     if context.invoked_subcommand is not None:
-        _check_verb(context.invoked_subcommand, invocation, dry_run)
+        misuse.check_verb(context.invoked_subcommand, invocation, dry_run)
         return 0
     if version:
         return _show_version(invocation.output)
     if invocation.command == []:
-        raise UsageError(
-            "no program behind --", "-- is followed by the program to run", "launch -- python my.py"
-        )
+        raise UsageError("no program after --", "the program to run goes after --", "launch -- python my.py")
     if dry_run:
         return _show_plan(invocation)
     from launcher.run.launching import launch_run
@@ -178,9 +139,9 @@ def root(
 @app.command(cls=PlanCommand, context_settings=help_text.SETTINGS)
 def plan(
     context: typer.Context,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Fetch the price catalogs anew first.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Fetch new price catalogs first.")] = False,
 ) -> int:
-    """Show where a run would be, at what price, and the most it can cost; start nothing."""
+    """Show where a run would go, the price and the maximum cost. Starts nothing."""
     return _show_plan(context.obj, refresh)
 
 
@@ -188,7 +149,7 @@ def plan(
 def status(
     context: typer.Context, name: OptionalName = None, as_json: Json = False, debug: Debug = False
 ) -> int:
-    """Show the runs, or one run and what its runtime says."""
+    """Show all runs, or one run in detail."""
     from launcher.cli import verbs
 
     return verbs.status(context.obj.output, name)
@@ -201,7 +162,7 @@ def logs(
     which: Annotated[
         str, typer.Option(metavar="LOG", help="launch, program, gateway, engine-0, trainer, supervisor, …")
     ] = "launch",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it until the run ends.")] = False,
     debug: Debug = False,
 ) -> int:
     """Print one of a run's logs."""
@@ -216,11 +177,11 @@ def ssh(
     name: Name,
     yes: Annotated[
         bool,
-        typer.Option("--yes", "-y", help="Have plain `ssh NAME` work too, by one line in ~/.ssh/config."),
+        typer.Option("--yes", "-y", help="Make plain `ssh NAME` work too: adds one line to ~/.ssh/config."),
     ] = False,
     debug: Debug = False,
 ) -> int:
-    """Enter a run's rented machine, or run what stands behind -- in the shell there."""
+    """Open a shell on a run's rented machine, or run the command after -- there."""
     from launcher.cli import remote_verbs
 
     invocation: Invocation = context.obj
@@ -232,7 +193,7 @@ def ssh(
 def exec(  # noqa: A001 - the verb's name
     context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False
 ) -> int:
-    """Run the program behind -- on a run's rented machine, with the runtime's Python."""
+    """Run the program after -- on a run's rented machine, with the runtime's Python."""
     from launcher.cli import remote_verbs
 
     return remote_verbs.execute(context.obj.output, name, context.obj.command or [])
@@ -240,7 +201,7 @@ def exec(  # noqa: A001 - the verb's name
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
 def push(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
-    """Bring this version of the runtime to a run's rented machine."""
+    """Copy this version of the runtime to a run's rented machine."""
     from launcher.cli import remote_verbs
 
     return remote_verbs.push(context.obj.output, name)
@@ -248,7 +209,7 @@ def push(context: typer.Context, name: Name, as_json: Json = False, debug: Debug
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
 def pull(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
-    """Bring home the newest checkpoint, metrics and logs of a run."""
+    """Copy the newest checkpoint, metrics and logs of a run to this computer."""
     from launcher.cli import verbs
 
     return verbs.pull(context.obj.output, name)
@@ -260,12 +221,12 @@ def down(
     name: Name,
     give_up: Annotated[
         bool,
-        typer.Option("--give-up-results", help="End a rented machine even if its results do not come home."),
+        typer.Option("--give-up-results", help="End a rented machine even if its results cannot be copied."),
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """End a run: pull its results, take everything down, check that nothing is left."""
+    """End a run: pull its results, take everything down, verify that nothing is left."""
     from launcher.cli import ending_verbs
 
     return ending_verbs.down(context.obj.output, name, give_up)
@@ -279,17 +240,18 @@ def gc(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Also the checkpoints and samples of runs that ended so long ago: 7d. Results stay.",
+            help="Also remove checkpoints and samples of runs that ended this long ago: 7d. Results stay.",
         ),
     ] = None,
     unpulled: Annotated[
-        bool, typer.Option("--unpulled", help="With --older-than: even where results are not home.")
+        bool,
+        typer.Option("--unpulled", help="With --older-than: even if the newest results were never copied."),
     ] = False,
     infra: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CLOUD",
-            help="Ask this cloud for machines too, as when the ledger is lost; those runs were on are asked.",
+            help="Also search this cloud for machines. Clouds of recorded runs are always searched.",
         ),
     ] = None,
     given_up: Annotated[
@@ -297,13 +259,13 @@ def gc(
         typer.Option(
             "--give-up-results",
             metavar="NAME",
-            help="End this run's rented machine even if its results do not come home. Repeat it for more.",
+            help="End this run's rented machine even if its results cannot be copied. Repeat it for more.",
         ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Find what is left of earlier runs, rented machines too, and remove it, once you agree."""
+    """Find what earlier runs left behind, rented machines too, and remove it once you agree."""
     from launcher.cli import ending_verbs
 
     agreed = yes or bool(context.obj.flags.get("yes"))
@@ -312,7 +274,7 @@ def gc(
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
 def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) -> int:
-    """Look whether this computer is ready for a run, and say what to do where it is not."""
+    """Check whether this computer is ready for a run, and say how to fix what is not."""
     from launcher.cli.doctor import doctor
 
     return doctor(context.obj.output, context.obj.env_file)
@@ -323,12 +285,12 @@ def env(
     context: typer.Context,
     name: Name,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Until the run has its endpoint, while it starts.")
+        bool, typer.Option("--wait", help="Wait until the run has started and has its endpoint.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Print what points a program at a run: eval "$(launch env NAME)"."""
+    """Print the variables that point a program at a run: eval "$(launch env NAME)"."""
     from launcher.cli import verbs
 
     return verbs.env(context.obj.output, name, wait)
@@ -343,39 +305,11 @@ def config(context: typer.Context, as_json: Json = False, debug: Debug = False) 
     return verbs.config(invocation.output, invocation.flags, invocation.sets, invocation.env_file)
 
 
-def _check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
-    """A verb takes no program, but for those of a machine, and none of a run's options; `config` shows them,
-    `plan` is about a run."""
-    if verb == "plan":
-        return
-    if invocation.command is not None and verb not in _WITH_PROGRAM:
-        raise UsageError(f"launch {verb} runs no program", "a program goes with no verb", "launch -- PROGRAM")
-    given = [key for key, value in invocation.flags.items() if value is not None]
-    if verb in ("gc", "ssh"):
-        given = [key for key in given if key != "yes"]
-    given += ["set"] if invocation.sets else []
-    if dry_run:
-        raise UsageError(f"--dry-run does not go with {verb}", "it is about a run", f"launch {verb}")
-    if given and verb != "config":
-        raise _option_of_a_run("--" + given[0].replace("_", "-"), verb)
-
-
-def _option_of_a_run(option: str, verb: str) -> UsageError:
-    """`config` shows what a run's options come to, where they stand before it; other verbs take none."""
-    if verb == "config":
-        return UsageError(
-            f"{option} stands before the verb", "it is an option of a run", f"launch {option} … config"
-        )
-    return UsageError(
-        f"{option} does not go with {verb}", "it is an option of a run", f"launch {verb} --help"
-    )
-
-
 def _show_plan(invocation: Invocation, refresh: bool = False) -> int:
-    from launcher.asking import quote
+    from launcher.cli import plan_verb
 
     flags, sets, env_file = invocation.flags, invocation.sets, invocation.env_file
-    return quote.show(invocation.output, flags, sets, env_file, refresh=refresh)
+    return plan_verb.show(invocation.output, flags, sets, env_file, refresh=refresh)
 
 
 def _show_version(output: Output) -> int:
@@ -384,33 +318,3 @@ def _show_version(output: Output) -> int:
     number = version("slipway-rl")
     output.result({"version": number}, number)
     return 0
-
-
-def _usage_error(error: typer.TyperException, own: list[str]) -> UsageError:
-    """The parser's complaint as three lines; a program without `--` and a misspelt word get their hint."""
-    message = error.format_message().partition(" (")[0].rstrip(".")
-    words = [word for word in own if not word.startswith("-")]
-    stranger = next((word for word in words if f"'{word}'" in message), None)
-    if message.startswith("No such command") and stranger is not None:
-        return _not_a_verb(stranger, own)
-    command = f"launch {words[0]}" if words and words[0] in VERBS else "launch"
-    why = "the command line could not be read"
-    if message.startswith("No such option"):
-        option = message.rpartition(" ")[2]
-        known = [name for parameter in typer.main.get_command(app).params for name in parameter.opts]
-        if option in known and command != "launch":
-            return _option_of_a_run(option, words[0])
-        meant = suggestion(option, known)
-        message = f"no such option: {option}"
-        why = f"did you mean {meant}?" if meant else why
-    return UsageError(message, why, f"{command} --help")
-
-
-def _not_a_verb(stranger: str, own: list[str]) -> UsageError:
-    message = f"{stranger} is not a verb of launch"
-    if shutil.which(stranger) or Path(stranger).exists():
-        program = " ".join(own[own.index(stranger) :])
-        return UsageError(message, "a program goes behind --", f"launch -- {program}")
-    if meant := suggestion(stranger, VERBS):
-        return UsageError(message, f"did you mean {meant}?", f"launch {meant}")
-    return UsageError(message, f"the verbs are {', '.join(VERBS)}", "launch --help")

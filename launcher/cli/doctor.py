@@ -76,7 +76,7 @@ def doctor(output: Output, env_file: Path | None) -> int:
 def _verdict_here(works: bool) -> str:
     if works:
         return f"{_HERE} can work"
-    return f"{_HERE} cannot work yet" if sys.platform == "linux" else f"{_HERE} cannot work: it is no Linux"
+    return f"{_HERE} cannot work yet" if sys.platform == "linux" else f"{_HERE} cannot work: it needs Linux"
 
 
 def _lacking_to_rent(checks: list[Check]) -> list[str]:
@@ -156,7 +156,7 @@ def _compiler() -> Check:
     found = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
     if found:
         return Check("compiler", "ok", found)
-    return Check("compiler", "warn", "none: compiled kernels are left out", "apt-get install g++")
+    return Check("compiler", "warn", "none: runs without compiled kernels", "apt-get install g++")
 
 
 def _uv() -> Check:
@@ -176,7 +176,7 @@ def _memory() -> Check:
     detail = f"{cores} cores, {disk.in_units(memory.available)} of {disk.in_units(memory.total)} free"
     if memory.available < _LEAST_MEMORY_BYTES:
         least = disk.in_units(_LEAST_MEMORY_BYTES)
-        return Check("memory", "warn", f"{detail}; a run needs about {least}", "end what else needs memory")
+        return Check("memory", "warn", f"{detail}; a run needs about {least}", "close other programs")
     if cores < _LEAST_CORES:
         return Check("memory", "warn", f"{detail}; engine and trainer share one core", "expect a slow run")
     return Check("memory", "ok", detail)
@@ -195,7 +195,7 @@ def _disk(home: Home) -> Check:
     needed = bootstrap.NEEDED_BYTES["cpu"]
     if free < needed and not bootstrap.is_ready(home.environments):
         fix = "free some space, or set LAUNCH_HOME to a folder on a larger disk"
-        return Check("disk", "fail", f"{detail}, the environment needs {disk.in_units(needed)}", fix)
+        return Check("disk", "fail", f"{detail}; the environment needs {disk.in_units(needed)}", fix)
     if free < 10**9:
         return Check("disk", "warn", detail, "free some space: a run writes checkpoints")
     return Check("disk", "ok", detail)
@@ -219,14 +219,14 @@ def _environment(home: Home) -> Check:
 
     environment = bootstrap.Environment(home.environments.absolute(), "cpu")
     if not environment.whole():
-        detail = "not built yet; the first run builds it, which takes minutes and the network"
+        detail = "not built yet; the first run builds it, which takes minutes and needs the network"
         return Check("environment", "info", detail)
     missing = environments.missing(home.environments)
     if missing:
         few = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         detail = f"{len(missing)} packages are missing: {few}"
         return Check("environment", "fail", detail, f"rm -r {environment.folder}   (the next run builds it)")
-    return Check("environment", "ok", f"complete: {environment.folder}")
+    return Check("environment", "ok", f"complete, in {environment.folder}")
 
 
 def _network(home: Home, bound_seconds: float) -> Check:
@@ -236,17 +236,17 @@ def _network(home: Home, bound_seconds: float) -> Check:
     ready = bootstrap.is_ready(home.environments)
     trouble = environments.unreachable(bound_seconds=bound_seconds)
     if trouble is None:
-        return Check("network", "ok", "the package index answers, or all packages are in uv's cache")
+        return Check("network", "ok", "the package index answers, or uv's cache has all packages")
     if ready:
         return Check("network", "info", f"{trouble}; the environment is built, so a run works offline")
     if trouble.startswith(environments.SILENT):
-        return Check("network", "warn", f"{trouble}: it is slow, or out of reach", "launch doctor   (again)")
+        return Check("network", "warn", f"{trouble}: it is slow or unreachable", "launch doctor   (again)")
     return Check("network", "fail", trouble, "connect to the network for the first run")
 
 
 def _model() -> Check:
     folder = preflight.find_model("tiny")
-    return Check("model", "ok", f"the embedded one is whole: {folder}")
+    return Check("model", "ok", f"the built-in one is complete: {folder}")
 
 
 # ------------------------------------------------------------------ the user's own
@@ -279,7 +279,7 @@ def _left_over(home: Home) -> Check:
 
     finds = leftovers.look(home, older_than_seconds=None, unpulled=False, idle_seconds=leftovers.IDLE_SECONDS)
     if not finds:
-        return Check("left over", "ok", "nothing is left of earlier runs")
+        return Check("left over", "ok", "earlier runs left nothing behind")
     few = "; ".join(find.what for find in finds[:2]) + ("; …" if len(finds) > 2 else "")
     return Check("left over", "warn", f"{len(finds)}: {few}", "launch gc")
 
@@ -289,7 +289,7 @@ def _skypilot() -> Check:
     found = _installed_skypilot()
     if found is None:
         fix = "pip install 'slipway-rl[cloud]'"
-        return Check("skypilot", "info", "not installed; only rented machines need it", fix)
+        return Check("skypilot", "info", "not installed; needed only for rented machines", fix)
     installed = f"{found} is installed"
     if missing := preflight.missing_tools():
         fix = preflight.how_to_install(missing)
@@ -320,7 +320,7 @@ def _clouds() -> Check:
 
     known = _with_credentials()
     if not known:
-        return Check("clouds", "info", "no account with any; only rented machines need one (sky check)")
+        return Check("clouds", "info", "no cloud account; needed only for rented machines (sky check)")
     priced = prices.at_hand(Path.home())
     without = [cloud for cloud in known if cloud not in priced and cloud not in clouds.OWN]
     said = f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"

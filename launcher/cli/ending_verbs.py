@@ -1,7 +1,7 @@
 """The verbs that end what was started: down and gc.
 
-Neighbours: `commands.py` calls these, `safety/take_down.py` ends a run, `leftovers.py` and `rented_run.py`
-beside it find what is left of others, `output.py` prints.
+Neighbours: `commands.py` calls these, `safety/take_down.py` ends a run, `leftovers.py` and
+`rented_leftovers.py` beside it find what is left of others, `output.py` prints.
 Imports no HTTP library and no pydantic.
 """
 
@@ -48,11 +48,11 @@ def down(output: Output, name: str, give_up: bool = False) -> int:
     if record.live:
         with output.busy(f"ending {name}") as progress:
             record = take_down.take_down(store, record, "down", output.note, progress, give_up=give_up)
-    proof = record.proof or {"verified": True, "detail": "nothing had been started"}
+    proof = record.proof or {"verified": True, "detail": "nothing was started"}
     said = f"{name} is down: verified ({proof['detail']})"
     if was_live and record.unpulled is not None and not give_up:
-        hint = f"launch status {name}   (what was durable is in its results)"
-        raise NotPulled(f"{said}; its newest results did not come home", record.unpulled, hint)
+        hint = f"launch status {name}   (its results hold what was copied before)"
+        raise NotPulled(f"{said}; its newest results were not copied", record.unpulled, hint)
     output.result({"run_id": record.id, "down": proof, "unpulled": record.unpulled}, said)
     return EXIT_OK
 
@@ -70,7 +70,7 @@ def gc(
     try:
         seconds = None if older_than is None else parse_duration(older_than)
     except ValueError as error:
-        what = f"--older-than: {older_than!r} does not fit"
+        what = f"--older-than: {older_than!r} is not valid"
         raise UsageError(what, str(error), "launch gc --older-than 7d") from None
     home = Home.find()
     for name in given_up:
@@ -80,9 +80,9 @@ def gc(
     finds += at_providers
     rows = [["LEFT", "WHY"], *([find.what, find.why] for find in finds)]
     if not finds:
-        known = f"; what {', '.join(unasked)} has is not known" if unasked else ""
+        known = f"; {', '.join(unasked)} could not be asked" if unasked else ""
         nothing = {"found": [], "removed": False, "unasked": unasked}
-        output.result(nothing, f"nothing is left of earlier runs{known}")
+        output.result(nothing, f"earlier runs left nothing behind{known}")
     elif yes or _agreed(output, columns(rows), len(finds)):
         return _remove(output, finds, unasked)
     else:
@@ -127,7 +127,7 @@ def _given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecor
     try:
         return store.update(record.id, given_up=True)
     except OSError as error:
-        output.note(f"its record cannot say that its results are given up: {error}")
+        output.note(f"cannot record that its results are given up: {error}")
         return record
 
 

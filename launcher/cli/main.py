@@ -1,6 +1,6 @@
 """`launch`: takes the command line apart, and turns every end into three lines and an exit code.
 
-Neighbours: `commands.py` has the options and their help, `output.py` prints, `failures.py` has the codes.
+Neighbours: `commands.py` has the options and their help, `output.py` prints, `errors.py` has the codes.
 Imports nothing heavy before the first words are out: typer alone takes 0.1 s.
 """
 
@@ -64,13 +64,14 @@ def _first_words(own: list[str]) -> None:
     """Tell a person at once that a run was asked for; `output.py` draws over it a moment later."""
     is_run = _NO_RUN.isdisjoint(own) and "_LAUNCH_COMPLETE" not in os.environ
     if is_run and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        sys.stderr.write("launch: looking at this computer\r")
+        sys.stderr.write("launch: checking this computer\r")
         sys.stderr.flush()
 
 
 def _dispatch(own: list[str], command: list[str] | None) -> int:
     from launcher.asking import shadowing
-    from launcher.cli.commands import Invocation, invoke
+    from launcher.cli.commands import invoke
+    from launcher.cli.invocation import Invocation
     from launcher.screen.output import Output
 
     output = Output(as_json="--json" in own, plain="--plain" in own)

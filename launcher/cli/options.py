@@ -35,13 +35,13 @@ Model = Annotated[
 ]
 Name = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="A name for the run, instead of its id.", rich_help_panel=_WHAT),
+    typer.Option(metavar="NAME", help="A name for the run, to use instead of its id.", rich_help_panel=_WHAT),
 ]
 Resume = Annotated[
     str | None,
     typer.Option(
         metavar="RUN",
-        help="Take up a run that ended or was killed: its name or id. Without -- its own program runs.",
+        help="Resume a run that ended or was killed, by name or id. Without --, its own program runs.",
         rich_help_panel=_WHAT,
         autocompletion=run_names,
     ),
@@ -50,7 +50,7 @@ Gpus = Annotated[
     str | None,
     typer.Option(
         metavar="TYPE:COUNT",
-        help="Rent GPUs, such as H100:4, for the length of the run; H100 is one. Without it the run is here.",
+        help="Rent GPUs for this run, such as H100:4; H100 means one. Default: run on this computer.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -58,8 +58,8 @@ Infra = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PLACE",
-        help="Where: aws, aws/us-east-1, k8s/CONTEXT, ssh/POOL, slurm, …; several with commas, the cheapest "
-        "is tried first. Default: every cloud you have an account with.",
+        help="Where to rent: aws, aws/us-east-1, k8s/CONTEXT, ssh/POOL, slurm, … With several (commas), "
+        "the cheapest is tried first. Default: every cloud you have an account with.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -67,18 +67,18 @@ TrainGpus = Annotated[
     str | None,
     typer.Option(
         metavar="COUNT",
-        help="GPUs that train. Default: a quarter, at least one; a single GPU does both.",
+        help="GPUs for training. Default: a quarter of them, at least one. A single GPU does both.",
         rich_help_panel=_WHAT,
     ),
 ]
 InferGpus = Annotated[
     str | None,
-    typer.Option(metavar="COUNT", help="GPUs that serve. Default: the others.", rich_help_panel=_WHAT),
+    typer.Option(metavar="COUNT", help="GPUs for inference. Default: the rest.", rich_help_panel=_WHAT),
 ]
 Disk = Annotated[
     str | None,
     typer.Option(
-        metavar="GB", help="The rented machine's disk. Default: by the model's size.", rich_help_panel=_WHAT
+        metavar="GB", help="The rented machine's disk. Default: fits the model.", rich_help_panel=_WHAT
     ),
 ]
 Set = Annotated[
@@ -86,7 +86,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of the runtime, such as train.learning_rate=2e-3. Repeat it for more.",
+        help="Change a runtime setting, such as train.learning_rate=2e-3. Repeat it for more.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -110,14 +110,14 @@ OpenaiEnv = Annotated[
     bool | None,
     typer.Option(
         "--openai-env",
-        help="Set OPENAI_BASE_URL and OPENAI_API_KEY for the program as well.",
+        help="Also set OPENAI_BASE_URL and OPENAI_API_KEY for your program.",
         rich_help_panel=_WHAT,
     ),
 ]
 EnvFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Secrets and ids. Default: .env in this folder.", rich_help_panel=_WHAT
+        metavar="FILE", help="File with secrets and ids. Default: .env in this folder.", rich_help_panel=_WHAT
     ),
 ]
 
@@ -127,27 +127,27 @@ Budget = Annotated[
     str | None,
     typer.Option(
         metavar="DOLLARS",
-        help="End the run when it has cost so much. With --gpus: here a run costs nothing.",
+        help="Stop when the run has cost this much. Needs --gpus: a run on this computer is free.",
         rich_help_panel=_MONEY,
     ),
 ]
 MaxPrice = Annotated[
     str | None,
     typer.Option(
-        metavar="DOLLARS", help="Rent nothing that costs more than this an hour.", rich_help_panel=_MONEY
+        metavar="DOLLARS", help="Do not rent anything above this price per hour.", rich_help_panel=_MONEY
     ),
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Show where it would run, at what price, and the most it can cost; start nothing.",
+        help="Show where it would run, the price and the maximum cost. Starts nothing.",
         rich_help_panel=_MONEY,
     ),
 ]
 Yes = Annotated[
     bool | None,
-    typer.Option("--yes", "-y", help="Do not ask before money is spent.", rich_help_panel=_MONEY),
+    typer.Option("--yes", "-y", help="Do not ask before spending money.", rich_help_panel=_MONEY),
 ]
 
 # ------------------------------------------------------------------ lifetime
@@ -157,7 +157,7 @@ Maximum = Annotated[
     typer.Option(
         "--max",
         metavar="TIME",
-        help="The deadline: 90s, 15m, 4h. Default: none here; 4h on rented GPUs without a budget.",
+        help="Stop after this long: 90s, 15m, 4h. Default: 4h for rented GPUs without a budget, else none.",
         rich_help_panel=_LIFETIME,
     ),
 ]
@@ -165,7 +165,7 @@ Lease = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="End when this computer was silent for so long: 15s or more. Default: 15m.",
+        help="Stop if this computer has not been heard from for this long. At least 15s. Default: 15m.",
         rich_help_panel=_LIFETIME,
     ),
 ]
@@ -173,7 +173,7 @@ Idle = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="A rented machine ends itself so long after nothing keeps it. Default: 10m.",
+        help="A rented machine shuts itself down after this long idle. Default: 10m.",
         rich_help_panel=_LIFETIME,
     ),
 ]
@@ -182,7 +182,7 @@ Grace = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="What the program has to save its own work after Ctrl-C, or when the run is ended. Default: 5s.",
+        help="How long your program has to save its work after Ctrl-C or when the run stops. Default: 5s.",
         rich_help_panel=_LIFETIME,
     ),
 ]
@@ -191,8 +191,8 @@ CopyRate = Annotated[
     str | None,
     typer.Option(
         metavar="RATE",
-        help="How fast checkpoints come home while a rented run works, such as 2MB/s; none: no bound. "
-        "Default: half of what the line carries.",
+        help="Limit for copying checkpoints to this computer during a rented run: 2MB/s, or none. "
+        "Default: half of your bandwidth.",
         rich_help_panel=_LIFETIME,
     ),
 ]
@@ -203,7 +203,7 @@ Json = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="One JSON object a line on stdout; what a program prints goes to stderr.",
+        help="Print one JSON object per line on stdout; your program's output goes to stderr.",
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -211,15 +211,15 @@ KeepOutput = Annotated[
     bool | None,
     typer.Option(
         "--keep-output/--no-keep-output",
-        help="Keep what the program prints, for `launch logs RUN --which program`. Without it the program "
-        "writes to the terminal itself, as full-screen programs need. Default: kept.",
+        help="Save your program's output for `launch logs RUN --which program`. With --no-keep-output it "
+        "writes straight to the terminal, as full-screen programs need. Default: save it.",
         rich_help_panel=_OUTPUT,
     ),
 ]
 Plain = Annotated[
-    bool, typer.Option("--plain", help="No live line, only plain lines.", rich_help_panel=_OUTPUT)
+    bool, typer.Option("--plain", help="Print plain lines, no live line.", rich_help_panel=_OUTPUT)
 ]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_OUTPUT)
+    bool, typer.Option("--debug", help="Show the traceback if there is an error.", rich_help_panel=_OUTPUT)
 ]
 Version = Annotated[bool, typer.Option("--version", help="Show the version.", rich_help_panel=_OUTPUT)]

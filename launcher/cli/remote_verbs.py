@@ -33,7 +33,7 @@ def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
     store = RecordStore(Home.find())
     machine = _machine(store.load(name))
     if include and ssh_config.include(store.runs):
-        output.note("~/.ssh/config has one Include line until the last run is down")
+        output.note("launch added one Include line to ~/.ssh/config, and removes it with the last run")
     words = machine.host.command(*(["--", *command] if command else []))
     sys.stdout.flush()
     os.execvp(words[0], words)
@@ -45,9 +45,7 @@ def execute(output: Output, name: str, command: list[str]) -> int:
     As over ssh it has all the rights of the machine's user: it is not shielded (`runtime/shield.py`).
     """
     if not command:
-        raise UsageError(
-            "nothing to run", "the program stands behind --", f"launch exec {name} -- nvidia-smi"
-        )
+        raise UsageError("nothing to run", "the program goes after --", f"launch exec {name} -- nvidia-smi")
     machine = _machine(RecordStore(Home.find()).load(name))
     _refuse_what_hides(machine, command)
     there = (
@@ -75,8 +73,8 @@ def push(output: Output, name: str) -> int:
     seconds = time.monotonic() - begun
     output.result(
         {"pushed": machine_scripts.CODE, "seconds": round(seconds, 3)},
-        f"~/{machine_scripts.CODE} is as it is here; a process of the runtime takes it up when it "
-        "starts anew",
+        f"~/{machine_scripts.CODE} now matches this computer; each process of the runtime uses it "
+        "once it restarts",
     )
     return EXIT_OK
 
@@ -122,7 +120,7 @@ def _machine(record: RunRecord) -> CloudMachine:
     label = record.name or record.id
     if record.machine.get("kind") != CloudMachine.kind:
         raise UsageError(
-            f"{label} is on no rented machine", "what it runs is on this computer", f"launch status {label}"
+            f"{label} has no rented machine", "it is a run on this computer", f"launch status {label}"
         )
     preflight.check_tools("ssh")
     if not record.live:

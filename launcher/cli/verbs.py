@@ -78,10 +78,10 @@ def logs(output: Output, name: str, which: str, follow: bool) -> int:
 def pull(output: Output, name: str) -> int:
     """Bring home what there is now."""
     store = RecordStore(Home.find())
-    with output.busy(f"bringing home {name}", "or waiting for another pull of it") as progress:
+    with output.busy(f"copying the results of {name}", "or waiting for another pull to finish") as progress:
         report = take_down.pull(store, store.load(name), progress)
     for missing in report.missing:
-        output.note(f"not brought home: {missing}")
+        output.note(f"not copied: {missing}")
     step = "no step yet" if report.step is None else f"step {report.step}"
     output.result(
         {
@@ -152,7 +152,7 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         ["run", f"{record.id}" + (f" ({record.name})" if record.name else "")],
         ["state", _state(record)],
         ["age", _age(record)],
-        ["program", " ".join(record.command) or "none: the endpoint is held"],
+        ["program", " ".join(record.command) or "none: only the endpoint runs"],
         ["endpoint", _url(record) or "-"],
         ["folder", str(store.folder(record.id))],
     ]
@@ -163,7 +163,7 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
     trained = compile_records.of_run(store.folder(record.id) / RESULTS)
     rows += [["compile", f"{one.id} · {one.describe()}"] for one in trained]
     if record.unpulled:
-        rows.append(["results", f"the newest are NOT at home: {record.unpulled}"])
+        rows.append(["results", f"the newest were NOT copied: {record.unpulled}"])
     rows += [["trouble", trouble] for trouble in record.troubles]
     if record.exit_code is not None:
         rows.append(["exit code", f"{record.exit_code} (the program's)"])
@@ -244,14 +244,14 @@ def _age(record: RunRecord) -> str:
     if not record.earlier_lives:
         return age
     count, together = len(record.lives), lives.seconds(record.lives, now)
-    return f"{age} in its life number {count}, {format_duration(together)} in all"
+    return f"{age} since start number {count}, {format_duration(together)} in all"
 
 
 def _rented(record: RunRecord, standing: Mapping[str, Any]) -> str:
     now = time.time()
     so_far = f"{format_money(standing['price_per_hour'])}/h, {format_money(record.life.cost(now))} so far"
     if record.earlier_lives:
-        so_far += f", {format_money(lives.cost(record.lives, now))} with its earlier lives"
+        so_far += f", {format_money(lives.cost(record.lives, now))} since its first start"
     return f"{standing['where']} · {standing['instance_type']} · {so_far}"
 
 
@@ -325,7 +325,7 @@ def _endpoint(store: RecordStore, name: str, wait: bool) -> tuple[RunRecord, End
             if not (is_open(record) and record.state in _STARTING):
                 raise
             if not wait:
-                why = f"it is starting: {record.state}"
+                why = f"it is still starting: {record.state}"
                 raise UsageError(none_now.message, why, f"launch env {name} --wait") from None
         time.sleep(_FOLLOW_EVERY_SECONDS)
 

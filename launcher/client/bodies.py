@@ -62,7 +62,7 @@ class Member(Body):
     def _is_about_one_thing(self) -> Self:
         named = [bool(self.rollout), self.messages is not None, self.sample is not None]
         if sum(named) != 1 or (self.messages is None) != (self.completion is None):
-            raise ValueError("a member names a rollout, or messages and their completion, or a sample")
+            raise ValueError("a member must have a rollout, or messages and a completion, or a sample")
         return self
 
 

@@ -64,7 +64,7 @@ def connect(
     if not base_url or not api_key:
         missing = "LAUNCH_BASE_URL" if not base_url else "LAUNCH_API_KEY"
         raise NotConnected(
-            f"This program has no run to train on: {missing} is not set",
+            f"This program has no run to train with: {missing} is not set",
             hint="start it with `launch -- python YOUR_PROGRAM.py`",
         )
     endpoint = Endpoint(base_url.rstrip("/").removesuffix("/v1"), api_key)
@@ -195,7 +195,7 @@ class Session:
                     f"Step {step} failed",
                     step,
                     why=status.error,
-                    hint="the policy before it is still served; the trainer's log has the rest",
+                    hint="the policy before it is still served; see the trainer's log",
                 )
             if status.state in _SETTLED:
                 return status
@@ -252,8 +252,8 @@ class Session:
     def _say_let_go(self, checkpoints: Iterable[str]) -> None:
         names = ", ".join(f"{self.model}@v{int(it.removeprefix('step-'))}" for it in checkpoints)
         sys.stderr.write(
-            f"slipway: pinned no longer, as others have been since: {names}. What a program goes on naming "
-            "must be pinned again while it answers\n"
+            f"slipway: no longer pinned, because others were pinned since: {names}. Pin again what a program "
+            "still names, while it answers\n"
         )
         sys.stderr.flush()
 
@@ -313,7 +313,7 @@ def _refusal(method: str, path: str, response: httpx.Response) -> Refused:
         error = {}
     kind = Rewound if error.get("code") == "rewound" else Refused
     return kind(
-        f"{method} {path.partition('?')[0]} was refused with HTTP {response.status_code}",
+        f"{method} {path.partition('?')[0]} failed with HTTP {response.status_code}",
         response.status_code,
         error,
         why=str(error.get("message") or response.text[:300]),
@@ -325,5 +325,5 @@ def _check_size(client_state: dict[str, Any]) -> None:
     size = len(json.dumps(client_state).encode())
     if size > CLIENT_STATE_MAX_BYTES:
         raise ValueError(
-            f"client_state is {size} bytes of JSON; at most {CLIENT_STATE_MAX_BYTES} ride on a step"
+            f"client_state is {size} bytes of JSON; a step carries at most {CLIENT_STATE_MAX_BYTES}"
         )

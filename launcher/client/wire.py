@@ -81,7 +81,7 @@ class Patience:
             seconds = float(said)
         except ValueError:
             raise NotConnected(
-                f"{PATIENCE_VARIABLE} is no number of seconds: {said}",
+                f"{PATIENCE_VARIABLE} is not a number of seconds: {said}",
                 hint='eval "$(launch env RUN)" sets it',
             ) from None
         return cls(_LONGEST_ANSWER_SECONDS + 2 * seconds, seconds)

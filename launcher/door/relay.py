@@ -154,14 +154,14 @@ class Relay:
             except OSError as error:
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     raise
-                why = f"{os.strerror(error.errno)}: perhaps another run listens there"
+                why = f"{os.strerror(error.errno)}: another run may be using it"
                 continue
             return self._runner.addresses[0][1]
         await self._close_session()
         raise PreflightError(
-            f"port {self._wanted_port} on {HOST} cannot be had",
+            f"cannot use port {self._wanted_port} on {HOST}",
             why,
-            "leave --port out to take the next free one",
+            "leave out --port to use the next free one",
         )
 
     async def _close(self) -> None:
@@ -207,9 +207,9 @@ class Relay:
     def _refused(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse | None:
         """The answer to who may not come in, before anything of a body is read."""
         if request.version not in (HttpVersion10, HttpVersion11):
-            return self._refuse(400, "this door speaks HTTP/1.1 and 1.0", "bad_request")
+            return self._refuse(400, "this endpoint speaks HTTP/1.1 and 1.0", "bad_request")
         if not relay_rules.is_text(request.headers, request.raw_path):
-            return self._refuse(400, "the request's head is not text", "bad_request")
+            return self._refuse(400, "the request's headers are not text", "bad_request")
         if reason := relay_rules.refusal(request.headers, request.raw_path):
             return self._refuse(403, reason, "refused_by_relay")
         reason = self._token and relay_rules.without_token(request.headers, self._token)

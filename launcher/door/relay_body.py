@@ -34,7 +34,7 @@ async def read_body(request: web.BaseRequest) -> bytes:
         async with asyncio.timeout(_TOTAL_SECONDS):
             return await _read(request)
     except TimeoutError as error:
-        raise BodyError(408, "the body did not come in time", "request_timeout") from error
+        raise BodyError(408, "the body did not arrive in time", "request_timeout") from error
     except web.RequestPayloadError as error:
         raise BodyError(400, "the body is not well-formed", "bad_request") from error
 
@@ -58,10 +58,10 @@ async def _ask_for_it(request: web.BaseRequest) -> None:
     if expected is None or request.version < HttpVersion11:
         return
     if expected.lower() != "100-continue":
-        raise BodyError(417, "of Expect only 100-continue is understood", "expectation_failed")
+        raise BodyError(417, "the only supported Expect is 100-continue", "expectation_failed")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # no part of the answer
 
 
 def _too_large() -> BodyError:
-    return BodyError(413, f"a request has at most {BODY_BYTES} bytes", "too_large")
+    return BodyError(413, f"a request may have at most {BODY_BYTES} bytes", "too_large")

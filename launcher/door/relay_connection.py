@@ -102,8 +102,8 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")
         if status >= 500:
-            log.error("the relay failed at a request", exc_info=exc)
-            return relay_rules.error(500, "the relay failed at this request", "relay_failed", closes=True)
+            log.error("the relay failed on a request", exc_info=exc)
+            return relay_rules.error(500, "the relay failed on this request", "relay_failed", closes=True)
         self._door.on_malformed()
         return relay_rules.error(400, "this is not a well-formed HTTP request", "bad_request", closes=True)
 

@@ -130,7 +130,7 @@ class Forwarder:
         if relay_rules.rewards(request.method, request.raw_path) and not await self._receipts.told(
             self._replay_seconds
         ):
-            return self._given_up("what was received could not be told")
+            return self._given_up("could not tell the gateway what was received")
         response = await self._ask_until_answered(call)
         if call.begun is not None:
             return response
@@ -200,7 +200,7 @@ class Forwarder:
                 raise  # our client hung up, or the door closes
             if call.begun is not None:
                 return call.begun
-            raise LostError("the gateway stands still", silent_since=self._silent_since) from None
+            raise LostError("the gateway makes no progress", silent_since=self._silent_since) from None
         finally:
             self._attempts.discard(attempt)
             attempt.cancel()

@@ -31,12 +31,12 @@ _STEPS = "/slipway/steps"
 def refusal(headers: Mapping[str, str], target: str) -> str | None:
     """Why a request may not pass: it came for another host (DNS rebinding), or from another site's page."""
     if _host_name(f"//{headers.get('Host', '')}") not in LOOPBACK:
-        return "this door answers 127.0.0.1 and localhost, no other host"
+        return "this endpoint answers only to 127.0.0.1 and localhost"
     origin = headers.get("Origin")
     if origin is not None and _host_name(origin) not in LOOPBACK:
-        return "pages of other sites may not use this door"
+        return "web pages of other sites may not use this endpoint"
     if not target.startswith("/"):
-        return "this door is no general proxy"
+        return "this endpoint is not a general proxy"
     return None
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.base import locks
+from launcher.base import atomic, locks
 from launcher.base.errors import LaunchError, UsageError, suggestion
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
@@ -193,8 +193,8 @@ class RecordStore:
             record = RunRecord(
                 id=run_id, created=time.time(), name=name, command=command, launch=ProcessId.own(), **fields
             )
-            _replace(self.path(run_id), record.to_json())
-            _sync_folder(self.runs)
+            self._write(record)
+            atomic.sync(self.runs)
         return record
 
     def reopen(self, run_id: str, **fields: Any) -> RunRecord:
@@ -221,8 +221,8 @@ class RecordStore:
             return
         if not NAME_PATTERN.fullmatch(name) or ID_PATTERN.fullmatch(name):
             raise UsageError(
-                f"{name!r} cannot be a run's name",
-                "a name is 1 to 40 of a-z, 0-9 and -, neither first nor last a -, and not of an id's form",
+                f"{name!r} is not a valid run name",
+                "a name has 1 to 40 of a-z, 0-9 and -, no - at either end, and must not look like a run id",
                 "launch --name my-run",
             )
         for record in self.list():
@@ -233,7 +233,7 @@ class RecordStore:
         """Change fields of the newest record on disk, whoever wrote it; durable when this returns."""
         with _locked(self.folder(run_id) / ".lock"):
             record = dataclasses.replace(self._read(run_id), **changes)
-            _replace(self.path(run_id), record.to_json())
+            self._write(record)
         return record
 
     def load(self, id_or_name: str) -> RunRecord:
@@ -284,6 +284,9 @@ class RecordStore:
     def _read(self, run_id: str) -> RunRecord:
         return RunRecord.from_json(self.path(run_id).read_text())
 
+    def _write(self, record: RunRecord) -> None:
+        atomic.write(self.path(record.id), record.to_json(), durable=True, private=True, locked=True)
+
     def _mint(self) -> str:
         """A new id with its folder (0700). The id is nobody else's: making the folder decides."""
         while True:
@@ -304,29 +307,9 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a whole file or none: temporary file, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync_folder(path.parent)
-
-
 def _make_durable_folder(folder: Path) -> None:
     """Make a folder and its parents, and have their entries on disk."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in reversed(missing):
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        atomic.sync(path.parent)

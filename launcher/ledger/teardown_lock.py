@@ -162,7 +162,7 @@ def _wait(
         now = time.monotonic()
         at_it = _read(descriptor)
         look(at_it)
-        text = "somebody is ending it" if at_it is None else at_it.describe()
+        text = "another process is ending it" if at_it is None else at_it.describe()
         what = text if at_it is None else f"{at_it.who} {at_it.doing.partition(_DETAIL)[0]}"
         if what != said or now - said_at > _SAY_EVERY_SECONDS:
             note(f"{run}: {text}; waiting")
@@ -173,7 +173,7 @@ def _wait(
             still_since = now
         elif now - still_since > STILL_SECONDS:
             if insist:
-                note(f"{run}: {text}, but it stands still; going on beside it")
+                note(f"{run}: {text}, but it is stuck; continuing without it")
                 return False
             raise _stands_still(run, text, at_it)
         time.sleep(_LOOK_EVERY_SECONDS)
@@ -182,7 +182,7 @@ def _wait(
 
 def _stands_still(run: str, text: str, at_it: Holder | None) -> TeardownUnverified:
     hint = "ps -ef | grep launch" if at_it is None else f"kill -CONT {at_it.process.pid}"
-    return TeardownUnverified(f"{run} is not proven to be down", f"{text}, but it stands still", hint)
+    return TeardownUnverified(f"could not verify that {run} is down", f"{text}, but it is stuck", hint)
 
 
 def _locked(descriptor: int) -> bool:

@@ -1,8 +1,8 @@
 """A machine rented through SkyPilot: armed before anything else, taken down by the provider's own word.
 
 Neighbours: `machine.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
-its bounded calls; `link.py` is the way to the runtime; `teardown.py` its end. `safety/guardian.py` ends it
-from its description.
+its bounded calls; `remote_machine.py` is the machine by ssh, `link.py` the way to the runtime; `teardown.py`
+its end. `safety/guardian.py` ends it from its description.
 Knows nothing of prices, programs or the terminal.
 
     arm     an empty launch: provisioned, and autodown armed about 25 s after the machine was asked for
@@ -29,16 +29,17 @@ from launcher.machines import machine_of_record
 from launcher.machines.local import make_own_folder, short_folder
 from launcher.machines.over_ssh import machine_scripts, model_upload, ssh_config
 from launcher.machines.over_ssh.cloud_results import CloudResults
-from launcher.machines.over_ssh.link import Host, Link, run_on
+from launcher.machines.over_ssh.link import Host, Link
 from launcher.machines.over_ssh.remote_folder import RemoteFolder
 from launcher.machines.over_ssh.remote_job import RemoteJob
+from launcher.machines.over_ssh.remote_machine import RemoteMachine
 from launcher.machines.skypilot import forgotten_machines, sky_cache
 from launcher.machines.skypilot.provision import Order, Provisioning
 from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.teardown import Teardown
-from launcher.machines.still_there import Presence
-from launcher.machines.waiting_for_runtime import Startup, last_lines, reason_of_end
+from launcher.machines.still_there import StillThere
+from launcher.machines.waiting_for_runtime import RuntimeStart, last_lines, reason_of_end
 from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
@@ -103,8 +104,6 @@ class CloudMachine:
         self._limits = limits
         self._warn = warn
         self._link: Link | None = None
-        self._home_there: str | None = None
-        self._folder_there: RemoteFolder | None = None
         # Whether a provider may have been asked for a machine: from then on only its own list is a proof.
         self._asked = False
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
@@ -112,10 +111,11 @@ class CloudMachine:
         self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
         self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
         self._teardown = Teardown(run_id, gpus, infra, self._home, self._sky, self._learned)
-        self._presence = Presence(run_id, lambda: self._teardown.listed(self._standing))
+        self._still_there = StillThere(run_id, lambda: self._teardown.listed(self._standing))
         door = short_folder(run_id) / _DOOR
-        here = (run_id, self._remote_copy, self._remote, self._presence.gone, door)
-        self._results = CloudResults(*here, self._may_stay, copy_rate)
+        there = self._there = RemoteMachine(run_id, self._folder, lambda: self._standing)
+        where = (run_id, there.seen, there.run_folder, self._still_there.gone, door)
+        self._results = CloudResults(*where, self._may_stay, copy_rate)
 
     @classmethod
     def described(cls, description: dict[str, Any], stand_in: SpareHome | None = None) -> Self:
@@ -157,31 +157,17 @@ class CloudMachine:
     @property
     def host(self) -> Host:
         """How the machine is reached by ssh, once armed."""
-        if self._standing is None or self._standing["ssh"] is None:
-            raise LaunchError(f"{self._run_id} has no machine to reach", "it is not armed", None)
-        return Host.of(self._standing, self._folder / "known_hosts")
+        return self._there.host
 
     @property
     def state_dir(self) -> str:
         """See machine.py. Known once armed: it is below the home of the machine's user."""
-        return f"{self._user_home()}/slipway/{self._run_id}"
+        return self._there.state_dir
 
     @property
     def socket_dir(self) -> str:
         """See machine.py."""
         return f"/tmp/{self._run_id}"
-
-    def _user_home(self) -> str:
-        if self._home_there is None:
-            self._home_there = run_on(self.host, 'printf %s "$HOME"').stdout.decode()
-        return self._home_there
-
-    def _remote(self) -> RemoteFolder:
-        """One for all that is asked of it, so that looks are counted."""
-        host = self.host
-        if self._folder_there is None or self._folder_there.host != host:
-            self._folder_there = RemoteFolder(host, self.state_dir, self._remote_copy)
-        return self._folder_there
 
     @property
     def device(self) -> str:
@@ -192,9 +178,7 @@ class CloudMachine:
 
     def arm(self, progress: Progress = silent) -> None:
         """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing then."""
-        # What an earlier life's machine said must not be taken for what this one says.
-        shutil.rmtree(self._folder / "machine", ignore_errors=True)
-        (self._folder / "known_hosts").unlink(missing_ok=True)
+        self._there.forget()  # an earlier life's
         order = Order(
             cluster=self._run_id,
             infra=self._infra,
@@ -210,8 +194,7 @@ class CloudMachine:
         self._keep(self.describe())
         sky_cache.keep(self._home.folder, Path.home())
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
-        remote = self._remote()
-        remote.make(self.socket_dir)
+        self._there.run_folder().make(self.socket_dir)
         # SkyPilot's server is asked nothing until the end, which starts it again (`teardown.py`).
         self._tidy_up("ending SkyPilot's server", self._sky.rest)
 
@@ -223,11 +206,10 @@ class CloudMachine:
         """Bring the runtime's code there: a folder with `runtime` and nothing else."""
         import runtime
 
-        code = RemoteFolder(self.host, f"{self._user_home()}/{machine_scripts.CODE}", self._folder)
         package, without = Path(runtime.__file__).parent, shutil.ignore_patterns("__pycache__")
         with tempfile.TemporaryDirectory(prefix="slipway-push-") as staging:
             shutil.copytree(package, Path(staging) / "runtime", ignore=without)
-            code.send(Path(staging))
+            self._there.code().send(Path(staging))
         passing("cloud.pushed")
 
     def setup(self, progress: Progress = silent) -> None:
@@ -236,22 +218,21 @@ class CloudMachine:
         needs = self._needs or Needs(self._variant, self._gpus)
         self.run_job("setup", machine_scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
         if self._model is not None:
-            there = model_upload.place(str(self._model), self._user_home())
-            models = RemoteFolder(self.host, there, self._folder)
-            model_upload.bring(models, self._model, progress, self._presence.check)
+            models = RemoteFolder(self.host, self._there.model_path(str(self._model)), self._folder)
+            model_upload.bring(models, self._model, progress, self._still_there.check)
         passing("cloud.prepared")
 
     def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = silent) -> None:
         """A script on the machine, to its end. Raises JobFailed with its last line."""
-        job = RemoteJob(self._remote(), name)
+        job = RemoteJob(self._there.run_folder(), name)
         job.start(script, bound_seconds)
-        job.wait(bound_seconds, progress, self._presence.check)
+        job.wait(bound_seconds, progress, self._still_there.check)
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
         """Start the keeper, wait for the gateway through the link; the link's socket here."""
-        remote = self._remote()
+        remote = self._there.run_folder()
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
-        place["model_path"] = model_upload.place(config.model_path, self._user_home())
+        place["model_path"] = self._there.model_path(config.model_path)
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
         given = machine_scripts.given(token, self._secrets)
         RemoteJob(remote, "serve").start(machine_scripts.serve(self.state_dir), stdin=given)
@@ -268,11 +249,13 @@ class CloudMachine:
             except PreflightError:  # another machine answers there
                 raise
             except LaunchError as error:  # the runtime starts without us
-                self._presence.check()
+                self._still_there.check()
                 progress(f"{error.message}: {error.why}")
             return remote.exit_code()
 
-        Startup(self._run_id, remote.here, gateway, progress).wait(token, keeper_code, config.start_seconds)
+        RuntimeStart(self._run_id, remote.here, gateway, progress).wait(
+            token, keeper_code, config.start_seconds
+        )
         for line in last_lines(remote.here / "logs" / "serve.log"):
             self._warn(line)
         self._results.token = token
@@ -283,11 +266,11 @@ class CloudMachine:
         answers in its place."""
         if self._link is not None and self._link.failure is not None:
             raise self._link.failure
-        remote = self._remote()
+        remote = self._there.run_folder()
         try:
             remote.look()
         except LaunchError:  # a machine that cannot be reached may well be running
-            self._presence.check()
+            self._still_there.check()
             return None
         return None if remote.exit_code() is None else reason_of_end(remote.here)
 
@@ -314,11 +297,6 @@ class CloudMachine:
         limits = replace(self._limits, price_per_hour=self.price_per_hour or 0.0)
         return limits.reached(time.time()) is None
 
-    @property
-    def _remote_copy(self) -> Path:
-        """What was seen of the run's folder there."""
-        return self._folder / "machine"
-
     # -------------------------------------------------------------- down
 
     def down(self) -> None:
@@ -335,7 +313,7 @@ class CloudMachine:
         """See machine.py: `teardown.py` asks the provider."""
         if not self._asked:
             self._tidy_up("removing SkyPilot's home", self._home.remove)
-            return Proof(True, "nothing had been asked of a provider")
+            return Proof(True, "no provider had been asked for anything")
         proof = self._teardown.proof(self._standing)
         if proof.verified:
             self._tidy_up("forgetting its name for plain ssh", lambda: ssh_config.forget(self._folder))

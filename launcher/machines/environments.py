@@ -112,7 +112,7 @@ def _complaint(said: str) -> str:
     lines = [re.sub(r"^\W*((error|cause|Caused by): )?", "", line) for line in said.splitlines()]
     told = [line for line in lines if line and not line.startswith(("Using ", "warning"))]
     reasons = [line for line in told if "fetch" in line.lower() or line.startswith("Because")]
-    return (reasons or told or ["uv said nothing"])[0]
+    return (reasons or told or ["uv printed nothing"])[0]
 
 
 # ------------------------------------------------------------------ what can go

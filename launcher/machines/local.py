@@ -24,7 +24,7 @@ from launcher.base import credentials, processes
 from launcher.base.errors import PreflightError
 from launcher.base.processes import ProcessId
 from launcher.ledger.records import RUN_VARIABLE
-from launcher.machines.waiting_for_runtime import Startup, reason_of_end
+from launcher.machines.waiting_for_runtime import RuntimeStart, reason_of_end
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
 from launcher.results import checkpoints, durable, home_copy
@@ -158,7 +158,7 @@ class LocalMachine:
             raise PreflightError(
                 "the runtime's environment could not be built",
                 str(error),
-                "look at the network and the disk, then run the same command again",
+                "check the network and the disk, then run the same command again",
             ) from error
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
@@ -170,7 +170,9 @@ class LocalMachine:
         path.write_text(config.model_copy(update=place).model_dump_json(indent=1) + "\n")
         keeper = self._start_keeper(path, token)
         gateway = self._sockets / "gateway.sock"
-        Startup(self._run_id, self._folder, gateway, progress).wait(token, keeper.poll, config.start_seconds)
+        RuntimeStart(self._run_id, self._folder, gateway, progress).wait(
+            token, keeper.poll, config.start_seconds
+        )
         return gateway
 
     def ended(self) -> str | None:
@@ -185,8 +187,7 @@ class LocalMachine:
 
     def committed(self) -> int | None:
         """See machine.py."""
-        newest = checkpoints.newest_whole(self._folder / "checkpoints")
-        return None if newest is None else checkpoints.step_of(newest)
+        return checkpoints.newest_whole_step(self._folder / "checkpoints")
 
     def secure(self, into: Path, stopped: Stopped = never) -> Standing:
         """See machine.py. Linked where the disk can: the same bytes under a second name."""
@@ -267,8 +268,8 @@ def make_own_folder(folder: Path) -> None:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise PreflightError(
-                f"{folder} exists and is not this user's alone",
-                "the run's sockets would be open to others",
+                f"{folder} exists and other users can access it",
+                "other users could open the run's sockets",
                 f"ls -ld {folder}",
             ) from None
 

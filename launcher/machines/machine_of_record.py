@@ -34,7 +34,7 @@ class NoMachine:
 
     def proof(self) -> Proof:
         """Nothing was started."""
-        return Proof(True, "nothing had been started")
+        return Proof(True, "nothing was started")
 
 
 class Endable(Protocol):
@@ -128,4 +128,4 @@ def _proof(machine: Endable, troubles: list[str]) -> Proof:
         return machine.proof()
     except Exception as error:  # noqa: BLE001 - as above
         troubles.append(f"looking for what is left failed: {described(error)}")
-        return Proof(False, f"nobody says that it is gone: {'; '.join(troubles)}")
+        return Proof(False, f"nothing confirms that it is gone: {'; '.join(troubles)}")

@@ -18,7 +18,7 @@ _ASK_EVERY_SECONDS = 20.0
 _SURE_SECONDS = 2.0
 
 
-class Presence:
+class StillThere:
     """The machine of the run `run_id`; `listed()` are its instances that the provider lists."""
 
     def __init__(self, run_id: str, listed: Callable[[], list[str]]) -> None:
@@ -44,8 +44,8 @@ class Presence:
         if self.gone():
             raise JobFailed(
                 "the machine is gone",
-                "its provider lists it no more: it was taken back, ended itself, or was ended by somebody",
-                f"launch --resume {self._run_id}   (from the newest step that is at home)",
+                "its provider no longer lists it: it was reclaimed, shut itself down, or someone ended it",
+                f"launch --resume {self._run_id}   (from the newest step copied to this computer)",
             )
 
     def _listed_later(self) -> list[str]:

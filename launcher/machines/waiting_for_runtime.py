@@ -43,7 +43,7 @@ def start_seconds(model_path: str, model_bytes: int | None = None) -> float:
     return LEAST_START_SECONDS + size / _SLOWEST_BYTES_PER_SECOND
 
 
-class Startup:
+class RuntimeStart:
     """The start of one run's runtime, seen from its folder."""
 
     def __init__(self, run_id: str, state_dir: Path, gateway: Path, progress: Progress) -> None:
@@ -87,7 +87,7 @@ class Startup:
                 self._told[name] = state
                 self._progress(f"{name}: {state}")
             if state == "failed" or child["restarts"] > MOST_RESTARTS:
-                raise self._failed(f"the runtime's {name} does not start", name)
+                raise self._failed(f"the runtime's {name} did not start", name)
 
     def _children(self) -> list[dict[str, Any]]:
         try:

@@ -49,7 +49,7 @@ def of(model: str) -> Adapter | None:
     rank, alpha = said.get("r"), said.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         kind = said.get("peft_type")
-        _refuse(folder, f"{CONFIG} has no rank r and lora_alpha: it is no LoRA (peft_type {kind!r})")
+        _refuse(folder, f"{CONFIG} has no r and lora_alpha, so it is not a LoRA (peft_type {kind!r})")
     return Adapter(folder, _base(folder, said), rank, float(alpha), said)
 
 
@@ -62,8 +62,8 @@ def check(adapter: Adapter, rank: int, alpha: float, base_config: Mapping[str, A
     if (adapter.rank, adapter.alpha) != (rank, alpha):
         raise PreflightError(
             f"the adapter {folder} has rank {adapter.rank} and alpha {adapter.alpha:g}",
-            f"train.lora.rank is {rank} and train.lora.alpha {alpha:g}: it can only be trained on as it is",
-            f"launch --model {folder}   (without the two, its own are taken)",
+            f"train.lora.rank is {rank} and train.lora.alpha {alpha:g}: an adapter keeps its own",
+            f"launch --model {folder}   (without these settings: the adapter's own)",
         )
     try:
         check_adapter_config(dict(adapter.said), Lora(rank, alpha))
@@ -77,8 +77,8 @@ def check(adapter: Adapter, rank: int, alpha: float, base_config: Mapping[str, A
 
 def _check_weights(folder: Path) -> None:
     if not (folder / WEIGHTS).is_file():
-        found = "; its weights in another form are not read" if any(folder.glob("adapter_model.*")) else ""
-        _refuse(folder, f"no {WEIGHTS} in it{found}")
+        found = "; weights in other formats are not supported" if any(folder.glob("adapter_model.*")) else ""
+        _refuse(folder, f"it has no {WEIGHTS}{found}")
     if reason := model_folder.broken_safetensors(folder / WEIGHTS):
         _refuse(folder, f"{WEIGHTS}: {reason}", "copy the adapter again: launch pull RUN")
 
@@ -93,7 +93,7 @@ def _check_shapes(adapter: Adapter, base_config: Mapping[str, Any] | None) -> No
     found = model_folder.safetensors_shapes(adapter.folder / WEIGHTS)
     odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
     if odd:
-        why = f"{len(odd)} of its tensors are not those of {adapter.base}, such as {odd[0]}"
+        why = f"{len(odd)} of its tensors do not fit {adapter.base}, such as {odd[0]}"
         _refuse(adapter.folder, f"{why}: {found.get(odd[0], 'missing')}, not {wanted.get(odd[0], 'there')}")
 
 
@@ -104,7 +104,7 @@ def _read(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         _refuse(folder, f"{CONFIG} cannot be read: {error}", f"less {folder / CONFIG}")
     if not isinstance(said, dict):
-        _refuse(folder, f"{CONFIG} is no JSON object", f"less {folder / CONFIG}")
+        _refuse(folder, f"{CONFIG} is not a JSON object", f"less {folder / CONFIG}")
     return said
 
 
@@ -113,7 +113,7 @@ def _base(folder: Path, said: Mapping[str, Any]) -> str:
     name = said.get("base_model_name_or_path")
     hint = f"write its base's hub name or folder into base_model_name_or_path of {folder / CONFIG}"
     if not isinstance(name, str) or not name.strip():
-        _refuse(folder, "it does not say which model is its base", hint)
+        _refuse(folder, "it does not name its base model", hint)
     if name == TINY_MODEL:
         return name
     with contextlib.suppress(OSError, ValueError):  # no path at all
@@ -123,7 +123,7 @@ def _base(folder: Path, said: Mapping[str, Any]) -> str:
         return model
     if _HUB_NAME.fullmatch(name):
         return name
-    _refuse(folder, f"its base {name!r} is not known here: no hub name, no folder of this computer", hint)
+    _refuse(folder, f"its base {name!r} is neither a hub name nor a folder on this computer", hint)
 
 
 def _base_of_its_run(folder: Path, name: str) -> str | None:

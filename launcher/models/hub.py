@@ -33,7 +33,7 @@ def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bo
     if config is None and not _may_ask(environ):
         raise PreflightError(
             f"the model {model} is not on this computer",
-            "HF_HUB_OFFLINE is set, so it is not downloaded",
+            "HF_HUB_OFFLINE is set, so launch does not download it",
             "env -u HF_HUB_OFFLINE launch …, or --model FOLDER",
         )
     content = config.read_bytes() if config else _fetch(model, environ, token)
@@ -41,7 +41,7 @@ def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bo
         described = json.loads(content)
         model_folder.check_config(described if isinstance(described, dict) else {})
     except ValueError:
-        why = "its config.json is no JSON"
+        why = "its config.json is not JSON"
         raise PreflightError(f"the model {model} cannot be used", why, "launch --model FOLDER") from None
     except model_folder.UnusableError as unusable:
         raise model_folder.unusable_model(model, unusable, "launch --model FOLDER") from None
@@ -171,7 +171,7 @@ def _refused(model: str, endpoint: str, status: int, token: str | None) -> Prefl
     if status in (401, 403):
         # The hub answers 401 for what does not exist, too, unless it knows who asks.
         why = "it does not exist, or it is gated and HF_TOKEN is not set"
-        why = "it is gated, and the account of HF_TOKEN has no access" if token else why
+        why = "it is gated, and the HF_TOKEN account has no access" if token else why
         return PreflightError(f"the model {model} cannot be downloaded", why, f"look at {endpoint}/{model}")
     if status == 404:
         why = f"{endpoint} has no such model, or it has no config.json"

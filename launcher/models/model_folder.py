@@ -128,7 +128,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise UnusableError(f"{path}: {error.strerror}") from None
     if not isinstance(found, dict):
-        raise UnusableError(f"{path} is damaged: no JSON object", "copy or download the model again")
+        raise UnusableError(f"{path} is damaged: it is not a JSON object", "copy or download the model again")
     return found
 
 
@@ -145,7 +145,7 @@ def _weight_files(folder: Path) -> list[str]:
         return names
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if not names:
-        raise UnusableError(f"no *.safetensors in {folder}; other weight formats are not read")
+        raise UnusableError(f"no *.safetensors in {folder}; other weight formats are not supported")
     return names
 
 
@@ -171,7 +171,7 @@ def broken_safetensors(path: Path) -> str | None:
             if not all(isinstance(entry["shape"], list) for entry in entries):
                 return "its header is damaged"
     except FileNotFoundError:
-        return "named in the index, but not there"
+        return "listed in the index, but missing"
     except OSError as error:
         return error.strerror
     except (ValueError, KeyError, TypeError, AttributeError):

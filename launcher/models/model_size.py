@@ -1,6 +1,6 @@
 """How large a model's weights are, as well as that can be known here: for the disk and the GPUs of a plan.
 
-Neighbours: `quote.py` asks for a plan, `hub.py` asks the hub. A plan does without a network: then the name
+Neighbours: `pricing.py` asks for a plan, `hub.py` asks the hub. A plan does without a network: then the name
 may say enough.
 """
 

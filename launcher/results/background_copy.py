@@ -28,7 +28,7 @@ _STOP_SECONDS = 30.0
 _AGAIN_SECONDS = 10.0
 
 
-class Homeward:
+class BackgroundCopy:
     """Looks at what `machine` has committed until `stop`; `now()` is where the run stands."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Homeward:
         self._look_every_seconds = look_every_seconds
         self._standing = Standing()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="homeward", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="background-copy", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -2,7 +2,7 @@
 
 Neighbours: `home_copy.py` brings adapters home, `durable.py` whole checkpoints, both ways. The layout is
 that of `runtime/shared/checkpoint.py` and `manifest.py`. What is read was written on a machine that may be
-broken, or not ours any more: a name that leads out of its folder and a symbolic link are refused. Reads no
+broken, or not ours any more: a name that points outside its folder and a symbolic link are refused. Reads no
 tensors.
 """
 
@@ -20,6 +20,7 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from launcher.base import atomic
 from runtime.shared.manifest import MANIFEST, STATE, text_of
 
 PINNED = "pinned.json"
@@ -99,17 +100,17 @@ def read_manifest(checkpoint: Path) -> Manifest:
     try:
         said = json.loads(text)
         if text != text_of(said).encode():
-            raise NotWholeError("its manifest is not what was written")
+            raise NotWholeError("its manifest was changed after it was written")
         files: dict[str, dict[str, Any]] = said["files"]
         for name, expected in files.items():
             _check_name(name)
             if set(expected) != {"sha256", "bytes"}:
-                raise NotWholeError(f"its manifest says nothing usable of {name}")
+                raise NotWholeError(f"its manifest has no usable entry for {name}")
         step = int(said["step"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotWholeError(f"its manifest cannot be read ({error})") from error
     if step != step_of(checkpoint.name):
-        raise NotWholeError(f"its manifest is of step {step}")
+        raise NotWholeError(f"its manifest is for step {step}")
     return Manifest(step, files, text)
 
 
@@ -122,9 +123,21 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
             raise NotWholeError(f"{STATE} cannot be read ({error})") from error
 
 
+def newest_step(checkpoints: Path) -> int | None:
+    """The newest committed step; whether its checkpoint is whole is not looked at, which reads all of it."""
+    found = names(checkpoints)
+    return step_of(found[0]) if found else None
+
+
 def newest_whole(checkpoints: Path) -> str | None:
     """The newest checkpoint of which every byte is as promised: what the trainer will resume from."""
     return next((name for name in names(checkpoints) if is_whole(checkpoints / name)), None)
+
+
+def newest_whole_step(checkpoints: Path) -> int | None:
+    """The step of that one."""
+    found = newest_whole(checkpoints)
+    return None if found is None else step_of(found)
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -167,9 +180,9 @@ def copy(
         total += expected["bytes"]
     if not partial:
         (target / MANIFEST).write_bytes(manifest.text)
-        sync(target / MANIFEST)
+        atomic.sync(target / MANIFEST)
     for folder in {path.parent for path in target.rglob("*")} | {target}:
-        sync(folder)
+        atomic.sync(folder)
     return manifest, total
 
 
@@ -208,7 +221,7 @@ def _check_name(name: str) -> None:
     path = PurePosixPath(name)
     plain = str(path) == name and not path.is_absolute() and ".." not in path.parts
     if not plain or name == "." or "\\" in name or "\0" in name:
-        raise NotWholeError(f"{name!r} leads out of its folder")
+        raise NotWholeError(f"{name!r} points outside its folder")
 
 
 def _refuse_links(root: Path, name: str) -> None:
@@ -221,7 +234,7 @@ def _refuse_links(root: Path, name: str) -> None:
 
 def _check(found: dict[str, Any], expected: dict[str, Any], name: str) -> None:
     if found != expected:
-        raise NotWholeError(f"{name} is not what its manifest says")
+        raise NotWholeError(f"{name} does not match its manifest")
 
 
 def _linked(root: Path, name: str, target: Path) -> bool:
@@ -254,12 +267,3 @@ def _copied(root: Path, name: str, target: Path) -> dict[str, Any]:
         writing.flush()
         os.fsync(writing.fileno())
     return {"sha256": digest.hexdigest(), "bytes": size}
-
-
-def sync(path: Path) -> None:
-    """Have a file, or a folder's entries, on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

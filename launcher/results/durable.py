@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.base import atomic
 from launcher.base.errors import NotPulled, PreflightError
 from launcher.base.failpoints import passing
 from launcher.results import checkpoints
@@ -48,17 +48,17 @@ class Brought:
 
 def standing(state_dir: Path, results: Path) -> Standing:
     """Both steps as the two folders show them now."""
-    return Standing(_newest(state_dir / "checkpoints"), newest_step(results))
+    return Standing(checkpoints.newest_step(state_dir / "checkpoints"), newest_step(results))
 
 
 def none_whole(there: Path, skipped: list[str]) -> NotPulled:
     """The error for checkpoints that are all broken."""
-    return NotPulled("no checkpoint of the run is whole", "; ".join(skipped), f"ls -lR {there}")
+    return NotPulled("no checkpoint of the run is complete", "; ".join(skipped), f"ls -lR {there}")
 
 
 def newest_step(results: Path) -> int | None:
     """The newest durable step."""
-    return _newest(results / FOLDER)
+    return checkpoints.newest_step(results / FOLDER)
 
 
 def is_current(state_dir: Path, results: Path) -> bool:
@@ -94,8 +94,8 @@ def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
     for name in sorted(checkpoints.pinned(there) & set(names)):
         if name == newest or _bring_one(there, home, name, incoming, brought):
             kept.add(name)
-    _keep_pins(home, sorted(checkpoints.pinned(there) & kept), incoming)
-    _keep_best(home, _best_among(there, kept), incoming)
+    _keep_pins(home, sorted(checkpoints.pinned(there) & kept))
+    _keep_best(home, _best_among(there, kept))
     _remove_older(home, newest, kept, incoming)
     brought.step = checkpoints.step_of(newest)
     return brought
@@ -112,7 +112,7 @@ def seed(results: Path, state_dir: Path) -> int:
     newest = checkpoints.newest_whole(home)
     if newest is None and not (results / START).is_dir():
         raise PreflightError(
-            "nothing of the run is durable", f"no whole checkpoint in {home}", f"ls -lR {home}"
+            "the run has no durable checkpoint", f"no complete checkpoint in {home}", f"ls -lR {home}"
         )
     try:
         for name in (*_STATE_OF_STEPS, _SEEDING):
@@ -128,10 +128,10 @@ def seed(results: Path, state_dir: Path) -> int:
         _tell_rewound(home, state_dir, step, state.get("client_state"))
         passing("durable.seeding")
         (state_dir / _SEEDING).rename(state_dir / "checkpoints")
-        checkpoints.sync(state_dir)
+        atomic.sync(state_dir)
     except (OSError, NotWholeError) as error:
         raise PreflightError(
-            f"the run cannot begin again from {home}", str(error), f"df -h {state_dir}"
+            f"cannot restart the run from {home}", str(error), f"df -h {state_dir}"
         ) from error
     return step
 
@@ -186,13 +186,13 @@ def _copy_start(adapter: Path, target: Path) -> None:
         aside.mkdir(mode=0o700, parents=True)
         for name in FILES:
             shutil.copyfile(adapter / name, aside / name)
-            checkpoints.sync(aside / name)
+            atomic.sync(aside / name)
         _remove(target)
         aside.rename(target)
-        checkpoints.sync(target.parent)
+        atomic.sync(target.parent)
     except OSError as error:
         raise PreflightError(
-            f"the adapter {adapter} cannot be brought to the run", str(error), f"ls -l {adapter}"
+            f"cannot copy the adapter {adapter} to the run", str(error), f"ls -l {adapter}"
         ) from error
 
 
@@ -216,11 +216,6 @@ def _fill(there: Path, home: Path, newest: str) -> None:
         _write(there / checkpoints.BEST, json.dumps(asdict(best)))
 
 
-def _newest(folder: Path) -> int | None:
-    names = checkpoints.names(folder)
-    return checkpoints.step_of(names[0]) if names else None
-
-
 def _same(one: Path, other: Path) -> bool:
     """Whether two checkpoints have the same manifest, and so the same bytes once both were whole."""
     try:
@@ -242,18 +237,16 @@ def _bring_one(there: Path, home: Path, name: str, incoming: Path, brought: Brou
     if (home / name).exists():  # the same step of a run that was rewound and took it again
         (home / name).rename(incoming / f"durable-{name}-before")
     aside.rename(home / name)
-    checkpoints.sync(home)
+    atomic.sync(home)
     brought.files += len(manifest.files) + 1
     brought.bytes += size + len(manifest.text)
     return True
 
 
-def _keep_pins(home: Path, pins: list[str], incoming: Path) -> None:
+def _keep_pins(home: Path, pins: list[str]) -> None:
     if checkpoints.pinned(home) == set(pins):
         return
-    _write(incoming / checkpoints.PINNED, json.dumps(pins))
-    (incoming / checkpoints.PINNED).replace(home / checkpoints.PINNED)
-    checkpoints.sync(home)
+    _write(home / checkpoints.PINNED, json.dumps(pins))
 
 
 def _best_among(folder: Path, names: set[str]) -> Best | None:
@@ -262,12 +255,10 @@ def _best_among(folder: Path, names: set[str]) -> Best | None:
     return best if best is not None and best.checkpoint in names else None
 
 
-def _keep_best(home: Path, best: Best | None, incoming: Path) -> None:
+def _keep_best(home: Path, best: Best | None) -> None:
     if best is None or checkpoints.best(home) == best:
         return
-    _write(incoming / checkpoints.BEST, json.dumps(asdict(best)))
-    (incoming / checkpoints.BEST).replace(home / checkpoints.BEST)
-    checkpoints.sync(home)
+    _write(home / checkpoints.BEST, json.dumps(asdict(best)))
 
 
 def _remove_older(home: Path, newest: str, kept: set[str], incoming: Path) -> None:
@@ -285,11 +276,4 @@ def _remove(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """A whole file on disk, or none."""
-    aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    checkpoints.sync(path.parent)
+    atomic.write(path, text, durable=True, locked=True)

@@ -104,7 +104,7 @@ def _receiving(state_dir: Path, into: Path) -> Iterator[Path]:
         if isinstance(error, OSError):
             why = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
         raise NotPulled(
-            f"the results could not be brought to {into}",
+            f"could not copy the results to {into}",
             f"{why}; they are still in {state_dir}",
             f"ls -l {state_dir}",
         ) from error

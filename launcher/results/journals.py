@@ -14,6 +14,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from launcher.base import atomic
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -61,9 +63,7 @@ def bring(there: BinaryIO, home: Path) -> int:
 def _replace(path: Path, lines: bytes) -> int:
     if path.exists() and path.read_bytes() == lines:
         return 0
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_bytes(lines)
-    aside.replace(path)
+    atomic.write(path, lines, locked=True)
     return len(lines)
 
 

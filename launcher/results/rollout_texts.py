@@ -136,7 +136,7 @@ def _read(state_dir: Path, path: Path, most_bytes: int) -> bytes:
 
 def _put(content: bytes, target: Path, incoming: Path, stamp: int | None) -> None:
     """Whole or as it was; with the time of the file that it was made of, by which it is known again."""
-    aside = incoming / f"said-{target.name}"
+    aside = incoming / f"texts-{target.name}"
     aside.write_bytes(content)
     if stamp is not None:
         os.utime(aside, ns=(stamp, stamp))

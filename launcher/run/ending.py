@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 # What a Ctrl-C does after the first signal, whichever that was.
 AGAIN = " (one more Ctrl-C leaves it to the guardian)"
-_ENDING = f"already ending: results home, everything down{AGAIN}"
+_ENDING = f"already ending: copying results, taking everything down{AGAIN}"
 _KEEPING = "waiting for its results (Ctrl-C gives them up)"
 # A record that cannot be written is tried again: another process may hold its lock for a moment.
 _WRITES = 3
@@ -82,7 +82,7 @@ class Ending:
         # By how it lived: what its end comes to changes nothing about the program.
         self._program_code = program_code_of(failure, self._ended.command)
         if machine is None:
-            return self._finish(failure, Proof(True, "nothing had been started"))
+            return self._finish(failure, Proof(True, "nothing was started"))
         if isinstance(failure, LaunchError):
             self._warn(f"{failure.message}; ending the run")
         self._signals.consequence = _ENDING
@@ -97,24 +97,24 @@ class Ending:
                 turn.doing("down")
                 proof = self._down(machine)
             self._close_doors()
-            turn.doing("writing it down")
+            turn.doing("saving the record")
             return self._finish(failure or self._unpulled, proof)
 
     # -------------------------------------------------------------- steps
 
     def _bring_home(self, machine: Machine, turn: Turn) -> None:
         """The results home, if there is a runtime to have any; why not, when they stay where they are."""
-        turn.doing("results home")
-        if self._parts.homeward is not None:
-            self._try("ending the copies", self._parts.homeward.stop)
+        turn.doing("copying results")
+        if self._parts.background_copy is not None:
+            self._try("ending the copies", self._parts.background_copy.stop)
         if self._parts.pulse is not None:
-            self._try("asking the runtime once more", self._parts.pulse.look)
+            self._try("asking the runtime for its last status", self._parts.pulse.look)
         if not self._parts.served:
             return
         try:
             stopped = giving_up.after(take_down.TRIES_SECONDS, self._by_name)
             with self._shown(machine, "pull") as progress:
-                self._pulled = machine.pull(self._results, turn.telling("results home", progress), stopped)
+                self._pulled = machine.pull(self._results, turn.telling("copying results", progress), stopped)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
             if self._pulled is not None:  # they are at home, it could not be shown
                 self._trouble(f"showing pull failed: {machine_of_record.described(error)}")
@@ -128,13 +128,13 @@ class Ending:
     def _say_what_is_missing(self, pulled: PullReport) -> None:
         """Of a machine that is gone the newest never come: that is no good end."""
         for missing in pulled.missing:
-            self._warn(f"not brought home: {missing}")
-        if pulled.lost is not None and self._parts.homeward is not None:  # it was ready once
+            self._warn(f"not copied: {missing}")
+        if pulled.lost is not None and self._parts.background_copy is not None:  # it was ready once
             self._unpulled = NotPulled("the newest results are lost", pulled.lost, None)
 
     def _keep(self, machine: Machine, turn: Turn) -> None:
         """Keep a machine whose disk would go with it, as long as that is agreed to."""
-        if self._parts.homeward is None:  # it was never ready: nobody ever asked it for anything
+        if self._parts.background_copy is None:  # it was never ready: nobody ever asked it for anything
             return
         given_up = self._given_up()
         seconds = rented_run.keep_seconds(machine, self._ended.limits, self._ended.lease_seconds)
@@ -184,12 +184,12 @@ class Ending:
             return None
         if now.launch != self._ended.record.launch:  # we stood still, and it was ended and taken up meanwhile
             self._ours = False
-            return Proof(True, "another launch has taken it up since")
+            return Proof(True, "another launch has resumed it since")
         if now.live or now.proof is None:
             return None
-        self._warn(f"{now.ended_by} has ended it already")
+        self._warn(f"{now.ended_by} has already ended it")
         if now.unpulled is not None:
-            self._unpulled = NotPulled("the newest results are not at home", now.unpulled, None)
+            self._unpulled = NotPulled("the newest results were not copied", now.unpulled, None)
         return Proof(bool(now.proof["verified"]), str(now.proof["detail"]))
 
     # -------------------------------------------------------------- what it comes to
@@ -199,7 +199,7 @@ class Ending:
         if not proof.verified:
             # The guardian is not released: when this process ends it tries again.
             failure = TeardownUnverified(
-                "not everything is proven to be down", proof.detail, f"launch down {self._ended.label}"
+                "could not verify that everything is down", proof.detail, f"launch down {self._ended.label}"
             )
         if failure is None and self._signals.received is not None:
             failure = Interrupted(self._signals.received)
@@ -209,7 +209,7 @@ class Ending:
         if self._parts.guardian is not None and proof.verified and unwritten is None:
             self._try("letting the guardian go", self._parts.guardian.release)
         code = exit_code_of(failure)
-        self._try("saying how it was", lambda: self._say(failure, proof, code))
+        self._try("showing the summary", lambda: self._say(failure, proof, code))
         return code
 
     def _write_down(self, failure: BaseException | None, proof: Proof) -> LaunchError | None:
@@ -324,4 +324,4 @@ class Ending:
             return error
         LOGGER.debug("traceback", exc_info=True)
         hint = f"launch pull {self._ended.label}"
-        return NotPulled("the results could not be brought home", machine_of_record.described(error), hint)
+        return NotPulled("the results could not be copied", machine_of_record.described(error), hint)

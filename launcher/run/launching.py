@@ -1,7 +1,8 @@
-"""From what was typed to a run: checked, priced, agreed to; then it lives.
+"""From what was typed to a run, in five calls: read, check, plan, take up, agree; then it lives.
 
-Neighbours: `commands.py` calls it, `request.py` checks, `quote.py` has the price agreed to, `run.py` is the
-life of the run. Starts nothing and asks no provider before all of that is done.
+Neighbours: `commands.py` calls it; `reading.py`, `checking.py`, `pricing.py`, `taking_up.py` and
+`agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before all is
+checked, and no provider is asked for anything before its price is agreed to.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.asking import quote, request
+from launcher.asking import agreement, checking, pricing
+from launcher.asking.reading import Asked, read
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.run import machine_from_plan, rented_run, resume
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.run import machine_from_plan, rented_run, taking_up
+from launcher.run.request import Request
 from launcher.run.run import Run
+from launcher.run.taking_up import Resumed
 from launcher.screen.output import Output
+from launcher.values.machine import Machine
 
 
 def launch_run(
@@ -31,29 +36,35 @@ def launch_run(
     The flag `resume` names a run that is to be taken up.
     """
     home = Home.find()
-    resumed = None
-    if flags.get("resume") is not None:
-        store = RecordStore(home)
-        resumed = resume.find(
-            store,
-            flags["resume"],
-            lambda record: machine_from_plan.machine_of(record, store, home),
-            output.note,
-        )
-    checked = request.check(flags, sets, env_file, command, home, resumed, output.note)
-    if resumed is not None:
-        machine_from_plan.check_same_kind(checked.plan, resumed.record)
-    quote.confirm(output, checked.plan, checked.settings)
-    rented_run.agree_on_ssh(output, checked.plan, home.runs, checked.settings.yes)
+    asked = read(flags, sets, env_file, command, home)
+    model_path = checking.check(asked, home)
+    settings = asked.settings
+    plan = pricing.make(settings, output.note)
+    pricing.refuse_without_account(plan)
+    resumed = _take_up(asked, home, output)
+    agreement.confirm(output, plan, settings)
+    rented_run.agree_on_ssh(output, plan, home.runs, settings.yes)
     output.claim_stdout()
-    for warning in checked.settings.warnings:
+    for warning in settings.warnings:
         output.warn(warning)
-    for_runtime = request.secret_values(checked.settings)
     machine = functools.partial(
         machine_from_plan.machine_for,
-        checked.plan,
-        secrets=for_runtime,
+        plan,
+        secrets=checking.secret_values(settings),
         warn=output.warn,
-        copy_rate=checked.settings.copy_rate,
+        copy_rate=settings.copy_rate,
     )
-    return Run(checked, home, output, machine).execute()
+    request = Request(settings, plan, model_path, asked.command, asked.folder, resumed)
+    return Run(request, home, output, machine).execute()
+
+
+def _take_up(asked: Asked, home: Home, output: Output) -> Resumed | None:
+    """End what is left of the run that is taken up, if one is."""
+    if asked.earlier is None:
+        return None
+    store = RecordStore(home)
+
+    def machine_of(record: RunRecord) -> Machine:
+        return machine_from_plan.machine_of(record, store, home)
+
+    return taking_up.take_up(store, asked.earlier, machine_of, output.note)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.base.errors import UsageError
 from launcher.base.home import Home
 from launcher.ledger.lease import Limits
 from launcher.ledger.records import RecordStore, RunRecord
@@ -76,20 +75,6 @@ def _own_folder(model: str) -> Path | None:
     """The user's own model, which the machine cannot get by itself."""
     folder = Path(model).expanduser().absolute()
     return folder if model != TINY_MODEL and folder.is_dir() else None
-
-
-def check_same_kind(plan: Plan, record: RunRecord) -> None:
-    """A run that is taken up goes on where it was. Raises UsageError."""
-    was_rented = record.machine.get("kind") == "cloud"
-    if was_rented == (plan.rented is not None):
-        return
-    label = record.name or record.id
-    was = "rented GPUs" if was_rented else "this computer"
-    raise UsageError(
-        f"{label} cannot be taken up on {plan.where}",
-        f"it was begun on {was}: what it learned is in its results/adapter",
-        f"launch --resume {label}   (without --gpus and --infra)",
-    )
 
 
 def machine_of(record: RunRecord, store: RecordStore, home: Home) -> Machine:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
 from pathlib import Path
+
+from launcher.base import atomic
 
 _KEPT = 5
 
@@ -31,11 +32,9 @@ class Timings:
         self._seconds = self._read()
         key = f"{kind}/{phase}"
         self._seconds[key] = [*self._seconds.get(key, []), round(seconds, 2)][-_KEPT:]
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self._seconds))
-            os.replace(temporary, self._path)
+            atomic.write(self._path, json.dumps(self._seconds))
 
     def _read(self) -> dict[str, list[float]]:
         try:

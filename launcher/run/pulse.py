@@ -85,7 +85,7 @@ class Pulse:
             why = self._beat.silence or ""
             progress(f"no answer yet ({why})")
             if reason := ended():
-                raise JobFailed("the runtime has ended by itself", reason, self._hint)
+                raise JobFailed("the runtime ended by itself", reason, self._hint)
             left = bound - time.monotonic()
             if left <= 0:
                 what = f"the runtime has not answered for {patience_seconds:.0f} s"
@@ -101,7 +101,7 @@ class Pulse:
             self._ask(wait_seconds)
         except httpx.HTTPStatusError as error:
             if error.response.is_client_error:
-                raise JobFailed("the runtime refuses its own launch", str(error), self._hint) from error
+                raise JobFailed("the runtime rejects its own launch", str(error), self._hint) from error
             self._silent(error)
         except (httpx.HTTPError, ValueError) as error:
             self._silent(error)

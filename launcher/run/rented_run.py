@@ -32,10 +32,8 @@ def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
     if plan.rented is None or yes or consent.remembered(runs.parent, _SSH_LINE) is not None:
         return
     if not ssh_config.included(runs) and consent.can_ask(output):
-        output.note(
-            "launch ssh RUN always works. For plain ssh and scp, ~/.ssh/config needs one Include line,"
-        )
-        agreed = consent.agreed(output, "which goes with the last run. Add it, now and for later runs?")
+        output.note("launch ssh RUN always works. Plain ssh and scp need one Include line in ~/.ssh/config,")
+        agreed = consent.agreed(output, "removed with the last run. Add it, now and for later runs?")
         consent.remember(runs.parent, _SSH_LINE, agreed)
 
 
@@ -52,7 +50,7 @@ def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Pat
     answered = consent.remembered(runs.parent, _SSH_LINE)
     try:
         if (yes if answered is None else answered) and ssh_config.include(runs):
-            output.event("ssh", "one Include line is in ~/.ssh/config until the last run is down")
+            output.event("ssh", "added one Include line to ~/.ssh/config, removed with the last run")
     except PreflightError as error:  # a convenience, and the machine is paid for by now
         output.warn(f"plain ssh will not find it: {error.message} ({error.why})")
     cost = f"{format_money(price)}/h" if price else "no price"
@@ -76,7 +74,7 @@ def pull_later(
     nobody wants to wait for them."""
     price = f"{format_money(machine.price_per_hour)}/h" if machine.price_per_hour else "no price"
     warn(
-        f"the machine is kept for {format_duration(seconds)} at most while its results are not home, "
+        f"the machine is kept for {format_duration(seconds)} at most to copy its results, "
         f"{price}; Ctrl-C here or launch down {label} --give-up-results gives them up"
     )
     return pull_patiently(machine, results, seconds, given_up)

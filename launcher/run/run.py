@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.asking.request import Request
+from launcher.asking import earlier_run
 from launcher.base import clock, log, patience
 from launcher.base.errors import JobFailed, LaunchError, LimitReached, PreflightError, failure_of
 from launcher.base.failpoints import passing
@@ -32,9 +32,10 @@ from launcher.ledger.lease import Limits
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines.waiting_for_runtime import start_seconds
 from launcher.results import durable
-from launcher.run import machine_from_plan, rented_run, resume
+from launcher.run import machine_from_plan, rented_run
 from launcher.run.ending import AGAIN, Ending
 from launcher.run.phase_times import Timings
+from launcher.run.request import Request
 from launcher.run.run_parts import Ended, Parts
 from launcher.run.signals import Interrupted, Signals
 from launcher.safety import guardian, minder, program_log
@@ -90,11 +91,12 @@ class Run:
         settings = self._request.settings
         resumed, command = self._request.resumed, self._request.command
         details = {"plan": self._request.plan.to_dict(), "openai_env": settings.openai_env}
-        details |= resume.details(settings, self._request.model_path, self._request.folder)
+        details |= earlier_run.details(settings, self._request.model_path, self._request.folder)
         try:
             if resumed is not None:
-                drop_token(self._store.folder(resumed.record.id))
-                return self._store.reopen(resumed.record.id, command=command, details=details)
+                record = self._store.reopen(resumed.record.id, command=command, details=details)
+                drop_token(self._store.folder(record.id))
+                return record
             return self._store.create(name=settings.name, command=command, details=details)
         except OSError as error:
             hint = "LAUNCH_HOME=/a/folder/of/yours launch …"
@@ -146,7 +148,7 @@ class Run:
                     durable.lived(self._folder / RESULTS)
                 machine.seed(self._folder / RESULTS)
             elif resumed is None and (adapter := self._request.settings.adapter) is not None:
-                progress(f"beginning with the adapter {adapter.folder}")
+                progress(f"starting from the adapter {adapter.folder}")
                 durable.keep_start(self._folder / RESULTS, adapter.folder)
                 machine.seed(self._folder / RESULTS)
         if plan.rented is not None:
@@ -165,7 +167,7 @@ class Run:
         """The runtime runs and is ready: its token and its socket here."""
         token = secrets.token_urlsafe(32)
         log.REDACTOR.hide([token])
-        self._signals.consequence = f"bringing the logs home, taking everything down{AGAIN}"
+        self._signals.consequence = f"copying the logs, taking everything down{AGAIN}"
         with self._phase("serve") as progress:
             self._parts.served = True
             socket = machine.serve(self._runtime_config(machine), token, progress)
@@ -175,7 +177,7 @@ class Run:
     def _connect(self, machine: Machine, token: str, socket: Path) -> Endpoint:
         """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
         from launcher.door.relay import Relay
-        from launcher.results.background_copy import Homeward
+        from launcher.results.background_copy import BackgroundCopy
         from launcher.run.pulse import Pulse
 
         settings, patience_seconds = self._request.settings, self._patience_seconds
@@ -189,8 +191,8 @@ class Run:
             self._update(url=root)
         results = self._folder / RESULTS
         results.mkdir(mode=0o700, exist_ok=True)
-        homeward = self._parts.homeward = Homeward(machine, results)
-        homeward.start()
+        background_copy = self._parts.background_copy = BackgroundCopy(machine, results)
+        background_copy.start()
         return Endpoint(root, token, self._record.id, results, patience_seconds, settings.openai_env)
 
     # -------------------------------------------------------------- work
@@ -212,7 +214,7 @@ class Run:
                 self._update(minder=program.process)
             passing("cli.started")
             ending = "ending the program, " if command else ""
-            self._signals.consequence = f"{ending}results home, everything down{AGAIN}"
+            self._signals.consequence = f"{ending}copying results, taking everything down{AGAIN}"
             Work(self._watched(machine), program, shlex.join(command), self._output).do()
         finally:
             if program is not None and program.poll() is None:
@@ -222,7 +224,7 @@ class Run:
         from launcher.run.work import Watched
 
         assert self._parts.pulse is not None  # _connect made both
-        assert self._parts.homeward is not None
+        assert self._parts.background_copy is not None
         return Watched(
             self._label,
             self._begun_at,
@@ -230,7 +232,7 @@ class Run:
             self._request.plan.budget,
             self._parts.pulse,
             machine.ended,
-            self._parts.homeward.now,
+            self._parts.background_copy.now,
             self._patience_seconds,
             self._request.settings.grace_seconds,
         )
@@ -239,7 +241,7 @@ class Run:
         lines = [f"ready: {endpoint.base_url} · model {endpoint.variables()['LAUNCH_MODEL']}"]
         if not self._request.command:
             lines.append(f'  in another terminal: eval "$(launch env {self._label})"')
-            lines.append("  Ctrl-C here brings the results home and takes everything down")
+            lines.append("  Ctrl-C here copies the results and takes everything down")
         self._output.event(
             "ready",
             "\n".join(lines),
@@ -303,9 +305,9 @@ class Run:
         way up it is the alarm."""
         reached = self._limits.reached(clock.boot_seconds())
         if isinstance(ended, Interrupted) and ended.number == signal.SIGALRM:
-            why = f"the run had got as far as {self._record.state}"
+            why = f"the run was still at: {self._record.state}"
             return LimitReached(
-                reached or "the deadline is reached", why, "launch --max TIME --budget DOLLARS …"
+                reached or "the deadline has passed", why, "launch --max TIME --budget DOLLARS …"
             )
         if reached and isinstance(ended, JobFailed) and ended.job_exit_code is None:
             return LimitReached(reached, ended.message, "launch --max TIME --budget DOLLARS …")

@@ -15,7 +15,7 @@ from launcher.values.machine import Machine
 
 if TYPE_CHECKING:
     from launcher.door.relay import Relay
-    from launcher.results.background_copy import Homeward
+    from launcher.results.background_copy import BackgroundCopy
     from launcher.run.pulse import Pulse
 
 
@@ -30,7 +30,7 @@ class Parts:
     guardian: Guardian | None = None
     relay: Relay | None = None
     pulse: Pulse | None = None
-    homeward: Homeward | None = None
+    background_copy: BackgroundCopy | None = None
     served: bool = False
 
 

@@ -55,7 +55,7 @@ class Signals:
         self._rings_at: float | None = None
         self.received: int | None = None
         # What the first signal makes of the run, in words; `run.py` keeps it true.
-        self.consequence = "nothing has been started yet"
+        self.consequence = "nothing has started yet"
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:

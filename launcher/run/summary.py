@@ -76,7 +76,7 @@ class Summary:
         if self.results is not None:
             lines.append(f"  results  {self.results}")
         if self.unpulled is not None:
-            lines.append(f"  results  the newest are NOT at home: {self.unpulled}")
+            lines.append(f"  results  the newest were NOT copied: {self.unpulled}")
         steps = (self.standing.committed, self.standing.durable)
         if self.exit_code != EXIT_OK and steps != (None, None):
             lines.append(f"  resume   launch --resume {label}")
@@ -87,7 +87,7 @@ class Summary:
         cost = format_money(self.cost)
         if not self.cost_before:
             return cost
-        return f"{cost} ({format_money(self.cost + self.cost_before)} with its earlier lives)"
+        return f"{cost} ({format_money(self.cost + self.cost_before)} since its first start)"
 
 
 def exit_code_of(failure: BaseException | None) -> int:

@@ -113,7 +113,7 @@ class Work:
     def _check_limits(self, now: float) -> None:
         if reached := self._watched.limits.reached(now):
             raise LimitReached(
-                reached, "the run is ended here, its results are kept", "launch --max TIME --budget DOLLARS …"
+                reached, "the run ends here; its results are kept", "launch --max TIME --budget DOLLARS …"
             )
 
     def _check_runtime(self, beat: Beat) -> None:
@@ -127,9 +127,9 @@ class Work:
             return
         hint = f"launch logs {label} --which supervisor"
         if reason := self._watched.ended():
-            raise JobFailed("the runtime has ended by itself", reason, hint)
+            raise JobFailed("the runtime ended by itself", reason, hint)
         if time.monotonic() - beat.silent_since > self._watched.patience_seconds:
-            raise JobFailed("the runtime does not answer any more", beat.silence, hint)
+            raise JobFailed("the runtime no longer answers", beat.silence, hint)
 
     def _say_detail(self, beat: Beat) -> None:
         """Say once what keeps the runtime from serving its newest step, and when it is over."""
@@ -139,7 +139,7 @@ class Work:
         if detail and detail != self._detail:
             self._output.warn(detail)
         if self._detail and not detail:
-            self._output.event("served", "the newest step is served again", version=beat.status.version)
+            self._output.event("served", "the newest step is being served again", version=beat.status.version)
         self._detail = detail
 
     def _check_durable(self, standing: Standing) -> None:
@@ -147,9 +147,9 @@ class Work:
         late = standing.behind > standing.bound_steps
         if late and not self._late:
             why = f": {standing.trouble}" if standing.trouble else ""
-            self._output.warn(f"durability falls behind: {standing.describe()}{why}")
+            self._output.warn(f"copying checkpoints falls behind: {standing.describe()}{why}")
         if self._late and not late:
-            self._output.event("durable", f"durable again: {standing.describe()}", **standing.to_dict())
+            self._output.event("durable", f"copying caught up: {standing.describe()}", **standing.to_dict())
         self._late = late
 
     def _live(self, beat: Beat, now: float) -> Live:
@@ -158,7 +158,7 @@ class Work:
         degraded = status is not None and status.phase == "degraded"
         trouble = "a part of the runtime is restarting" if degraded else None
         if trouble and self._detail:
-            trouble = "the newest step is not served"
+            trouble = "the newest step is not being served"
         return Live(
             name=self._watched.label,
             up_seconds=now - self._watched.begun_at,

@@ -91,7 +91,7 @@ def start(record: Path) -> Guardian:
         popen.kill()
         popen.wait()
         raise PreflightError(
-            "the run's guardian does not start", "nothing was started", f"less {record.with_name(LOG)}"
+            "the run's guardian did not start", "nothing was started", f"less {record.with_name(LOG)}"
         )
     popen.stdout.close()
     return Guardian(popen, process)
@@ -152,20 +152,20 @@ def _end_alone(
         return 1 if processes.end(lambda: processes.carrying(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
     if not record.live or (launch is not None and record.launch != launch):
         return 0
-    gone = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended without a word"
+    gone = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended unexpectedly"
     reason = record.reason or gone
     _say(f"{run_id}: {reason}; taking the machine down")
     # From here on a full disk or a lost folder must not stop us: the machine matters, the record follows.
     _note(store, run_id, state="down", ended_by="guardian", reason=reason)
     with contextlib.suppress(Exception):
         drop_token(store.folder(run_id))
-    turn.doing("results home")
+    turn.doing("copying results")
     unpulled = _bring_home(store, record)
     turn.doing("down")
     proof = _take_down(record, stand_in)
     _end_own_children()
     _say(f"{run_id}: {proof.detail}")
-    turn.doing("writing it down")
+    turn.doing("saving the record")
     state = "verified" if proof.verified else "unverified"
     said = {"state": state, "proof": proof.to_dict(), "ended": time.time(), "unpulled": unpulled}
     for _ in range(_WRITES):
@@ -192,9 +192,9 @@ def _bring_home(store: RecordStore, record: RunRecord) -> str | None:
     bringing = threading.Thread(target=bring, daemon=True)
     bringing.start()
     bringing.join(PULL_SECONDS)
-    why = outcome[0] if outcome else f"they were not here after {PULL_SECONDS:.0f} s"
+    why = outcome[0] if outcome else f"they had not arrived after {PULL_SECONDS:.0f} s"
     if why is not None:
-        _say(f"{record.id}: its newest results go with it: {why}")
+        _say(f"{record.id}: its newest results are lost with it: {why}")
     return why
 
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from launcher.base import processes
 from launcher.base.errors import LaunchError, TeardownUnverified
 from launcher.base.home import Home
@@ -39,7 +37,8 @@ _SOCKETS_SECONDS = 600.0
 _HOME_VARIABLES = ("PYTHONPATH", "LAUNCH_RUN_DIR")
 _STEP = re.compile(r"step-(\d+)")
 _DEBRIS = (
-    "results/.incoming-*", ".record.json.tmp", ".skypilot.going", "skypilot-spare", ".skypilot-spare.going",
+    "results/.incoming-*", "results/**/.*.tmp", ".record.json.tmp", ".skypilot.going", "skypilot-spare",
+    ".skypilot-spare.going",
     "machine/steps/.tmp-*", "machine/checkpoints/.tmp-*",
 )  # fmt: skip
 
@@ -106,13 +105,13 @@ def _left_alone(
 
         def remove(record: RunRecord = record) -> str:
             if not (now := store.load(record.id)).live or now.attended:
-                return "its run lives after all" if now.live else "down: verified"
+                return "its run is alive after all" if now.live else "down: verified"
             give_up = not {now.id, now.name}.isdisjoint(given_up)
             ended = take_down.take_down(store, now, "gc", note, give_up=give_up)
             without = f"; without its newest results: {ended.unpulled}" if ended.unpulled else ""
             return f"down: verified{without}"
 
-        why = f"its state is {record.state}, and neither its launch nor its guardian lives"
+        why = f"its state is {record.state}, and neither its launch nor its guardian is alive"
         yield Find("run", f"run {record.name or record.id}", why, remove, record.id)
 
 
@@ -135,7 +134,7 @@ def _stray_processes(
 
         def remove(run_id: str = run_id) -> str:
             if any(known.live for known in store.list() if known.id == run_id):
-                return "it lives after all"
+                return "it is alive after all"
             left = processes.end(lambda: _carriers(home).get(run_id, set()), _GRACE_SECONDS)
             if left:
                 pids = ", ".join(str(process.pid) for process in sorted(left))
@@ -143,43 +142,28 @@ def _stray_processes(
             return "ended"
 
         pids = tuple(sorted(process.pid for process in found))
-        names = ", ".join(f"{pid} {_name(pid)}" for pid in pids)
+        names = ", ".join(f"{process.pid} {processes.name_of(process)}" for process in sorted(found))
         yield Find("processes", f"processes of {run_id}: {names}", why, remove, run_id, pids)
 
 
-def _all_carriers() -> Iterator[tuple[str, int, dict[str, str]]]:
-    """Every process that carries a run's id, whosever run: the id, its pid and its environment.
-
-    Those of other users cannot be read.
-    """
-    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    for process in psutil.process_iter():
-        try:
-            environ = process.environ()
-        except (psutil.Error, OSError):
-            continue
+def _all_carriers() -> Iterator[tuple[str, ProcessId, dict[str, str]]]:
+    """Every process that carries a run's id, whosever run: the id, the process and its environment."""
+    for process, environ in processes.environments():
         run_id = environ.get(RUN_VARIABLE, "")
-        if process.pid not in own and ID_PATTERN.fullmatch(run_id):
-            yield run_id, process.pid, environ
+        if ID_PATTERN.fullmatch(run_id):
+            yield run_id, process, environ
 
 
 def _carriers(home: Home) -> dict[str, set[ProcessId]]:
     """By run: the processes whose environment says that they belong to a run of this home."""
     found: dict[str, set[ProcessId]] = {}
-    for run_id, pid, environ in _all_carriers():
+    for run_id, process, environ in _all_carriers():
         paths = [path for name in _HOME_VARIABLES for path in environ.get(name, "").split(os.pathsep) if path]
         folder = os.path.realpath(home.run_folder(run_id))
         ours = any(os.path.realpath(path).startswith(folder + os.sep) for path in paths)
-        if ours and (process_id := ProcessId.of(pid)):
-            found.setdefault(run_id, set()).add(process_id)
+        if ours:
+            found.setdefault(run_id, set()).add(process)
     return found
-
-
-def _name(pid: int) -> str:
-    try:
-        return psutil.Process(pid).name()
-    except (psutil.Error, OSError):
-        return "(gone)"
 
 
 # ------------------------------------------------------------------ files
@@ -217,11 +201,11 @@ def _environments(home: Home, idle_seconds: float) -> Iterator[Find]:
         return
     for folder in environments.half_built(root):
         yield _folder_find(
-            "half-built", f"half-built environment {folder.name}", "its builder is gone", folder
+            "half-built", f"half-built environment {folder.name}", "the process that built it is gone", folder
         )
     for folder in environments.outdated(root):
         idle = time.time() - environments.last_used(folder)
-        if idle < idle_seconds or _in_use(folder):
+        if idle < idle_seconds or processes.runs_from(folder):
             continue
 
         def remove(folder: Path = folder) -> str:
@@ -230,19 +214,6 @@ def _environments(home: Home, idle_seconds: float) -> Iterator[Find]:
 
         why = f"this version does not use it; last used {format_duration(idle)} ago"
         yield Find("environment", f"environment {folder.name}", why, remove, path=folder)
-
-
-def _in_use(environment: Path) -> bool:
-    """Whether a process runs from it."""
-    inside = str(environment) + os.sep
-    for process in psutil.process_iter():
-        try:
-            command = process.cmdline()
-        except (psutil.Error, OSError):
-            continue
-        if command and command[0].startswith(inside):
-            return True
-    return False
 
 
 def _debris(store: RecordStore, records: Iterable[RunRecord]) -> Iterator[Find]:
@@ -268,7 +239,7 @@ def _old_runs(
             continue
         if not unpulled and not results_are_home(store.folder(record.id)):
             continue
-        why = f"ended {format_duration(age)} ago; its results stay, and the steps that are durable"
+        why = f"ended {format_duration(age)} ago; its results and durable steps stay"
         what = f"checkpoints and samples of {record.name or record.id}"
         yield _unless_live(store, _folder_find("old run", what, why, folder, record.id))
 
@@ -292,7 +263,7 @@ def _unless_live(store: RecordStore, find: Find) -> Find:
 
     def remove() -> str:
         assert find.run_id is not None  # it is in a run's folder
-        return "its run lives again" if store.load(find.run_id).live else find.remove()
+        return "its run is alive again" if store.load(find.run_id).live else find.remove()
 
     return replace(find, remove=remove)
 
@@ -305,7 +276,7 @@ def _folder_find(kind: str, what: str, why: str, path: Path, run_id: str | None 
             else:
                 path.unlink()
         except FileNotFoundError:
-            return "gone already"
+            return "already gone"
         except OSError as error:
             raise LaunchError(f"{path} cannot be removed", error.strerror, f"ls -la {path}") from error
         return "removed"

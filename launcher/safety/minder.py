@@ -33,7 +33,7 @@ from launcher.base import processes
 from launcher.base.log import REDACTOR
 from launcher.base.processes import ProcessId
 from launcher.safety.program_log import ProgramLog
-from launcher.safety.program_streams import Streams
+from launcher.safety.program_streams import ProgramStreams
 from launcher.screen import terminal
 
 GRACE_SECONDS = 5.0
@@ -168,14 +168,14 @@ def main(arguments: Sequence[str]) -> int:
     return _Minder(child, options.pipe, wakeup, options.grace, streams).run()
 
 
-def _kept(path: Path, pipe: int) -> Streams:
+def _kept(path: Path, pipe: int) -> ProgramStreams:
     """The streams of a command whose output is kept, once it is known what of it must not be."""
     said = b""
     while not said.endswith(b"\n") and (piece := os.read(pipe, 65536)):
         said += piece
     if said.endswith(b"\n"):  # else the launcher is gone, and the command ends at once
         REDACTOR.know(json.loads(said))
-    return Streams(ProgramLog(path))
+    return ProgramStreams(ProgramLog(path))
 
 
 def _catch_signals() -> int:
@@ -204,7 +204,7 @@ class _Minder:
         pipe: int,
         wakeup: int,
         grace_seconds: float,
-        streams: Streams | None = None,
+        streams: ProgramStreams | None = None,
     ) -> None:
         self._child = child
         self._streams = streams

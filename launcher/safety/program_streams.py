@@ -23,7 +23,7 @@ _BYTES = 65536
 _OUTPUT_FLAGS = 1  # of the list that tcgetattr gives
 
 
-class Streams:
+class ProgramStreams:
     """Our standard output and error, handed on. `for_command` are the two descriptors for the command."""
 
     def __init__(self, log: ProgramLog) -> None:

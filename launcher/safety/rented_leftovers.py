@@ -9,16 +9,16 @@ named and left alone.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from launcher.base import atomic
 from launcher.base.home import Home
 from launcher.base.units import format_duration
 from launcher.ledger.records import RecordStore
 from launcher.machines.skypilot import forgotten_machines
-from launcher.machines.skypilot.forgotten_machines import Stray
+from launcher.machines.skypilot.forgotten_machines import ForgottenMachine
 from launcher.safety.leftovers import Find
 from launcher.values.clouds import OWN, clouds_of
 
@@ -32,10 +32,7 @@ def remember(home: Home, infra: Iterable[str]) -> None:
     clouds = sorted({*known, *clouds_of(list(infra))})
     if clouds == known:
         return
-    path = home.data / _CLOUDS
-    aside = path.with_name(f".{_CLOUDS}.{os.getpid()}")
-    aside.write_text(json.dumps(clouds))
-    aside.replace(path)
+    atomic.write(home.data / _CLOUDS, json.dumps(clouds))
 
 
 def clouds(home: Home) -> list[str]:
@@ -58,27 +55,29 @@ def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple
     return list(_finds(RecordStore(home), seen.found, note)), sorted(seen.unasked)
 
 
-def _finds(store: RecordStore, found: Iterable[Stray], note: Callable[[str], None]) -> Iterator[Find]:
+def _finds(
+    store: RecordStore, found: Iterable[ForgottenMachine], note: Callable[[str], None]
+) -> Iterator[Find]:
     records = {record.id: record for record in store.list()}
     unreadable = {record.id for record in store.unreadable()}
-    for stray in found:
-        record = records.get(stray.run_id)
-        what = f"{stray.instance_type} {stray.id} of {stray.run_id} at {stray.where}"
-        age = format_duration(time.time() - stray.began)
-        if stray.run_id in unreadable or (record is not None and record.live):
+    for machine in found:
+        record = records.get(machine.run_id)
+        what = f"{machine.instance_type} {machine.id} of {machine.run_id} at {machine.where}"
+        age = format_duration(time.time() - machine.began)
+        if machine.run_id in unreadable or (record is not None and record.live):
             continue  # looked after, or a find of its own
-        if record is None and not stray.ours:
-            note(f"{what} began {age} ago: a run of another computer, user or home; left alone")
+        if record is None and not machine.ours:
+            note(f"{what} began {age} ago: a run of another computer, user or LAUNCH_HOME; left alone")
             continue
         why = "the run is over" if record else f"no record of the run is left in {store.runs}"
 
-        def remove(stray: Stray = stray) -> str:
-            if any(known.live for known in store.list() if known.id == stray.run_id):
-                return "its run lives after all"
-            return forgotten_machines.end(stray)
+        def remove(machine: ForgottenMachine = machine) -> str:
+            if any(known.live for known in store.list() if known.id == machine.run_id):
+                return "its run is alive after all"
+            return forgotten_machines.end(machine)
 
-        why += f"; it began {age} ago and is paid for; what is on it cannot be brought home"
-        yield Find("machine", what, why, remove, stray.run_id)
+        why += f"; it began {age} ago and costs money; its data cannot be copied"
+        yield Find("machine", what, why, remove, machine.run_id)
 
 
 def _remembered(home: Home) -> list[str]:

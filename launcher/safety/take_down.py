@@ -44,7 +44,7 @@ def pull(
     machine = from_record(record)
     if isinstance(machine, NoMachine):
         raise NotPulled(
-            f"{record.id} has nothing to bring home", "it ended before it had a machine", "launch status"
+            f"{record.id} has nothing to copy", "it ended before it had a machine", "launch status"
         )
     return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress, stopped)
 
@@ -108,11 +108,11 @@ def take_down(
         record = store.load(record.id)
         if not record.live:
             return record
-        turn.doing("results home")
-        unpulled = _bring_home(store, record, note, turn.telling("results home", progress), give_up)
+        turn.doing("copying results")
+        unpulled = _bring_home(store, record, note, turn.telling("copying results", progress), give_up)
         turn.doing("down")
         proof = machine_of_record.end(from_record(record), note)
-        turn.doing("writing it down")
+        turn.doing("saving the record")
         return _write_down(store, record, ended_by, proof, unpulled, note)
 
 
@@ -148,14 +148,14 @@ def _bring_home(
             return _missing(record, report, note)
         if not given_up():
             raise _kept(record, why)
-    note(f"its newest results go with it: {reached or 'they were given up'} ({why})")
+    note(f"its newest results are lost with it: {reached or 'they were given up'} ({why})")
     return why
 
 
 def _missing(record: RunRecord, report: PullReport, note: Note) -> str | None:
     """Say what did not come; why the newest never will, where there may have been some."""
     for missing in report.missing:
-        note(f"not brought home: {missing}")
+        note(f"not copied: {missing}")
     return report.lost if record.may_have_results else None
 
 
@@ -164,8 +164,8 @@ def _kept(record: RunRecord, why: str) -> NotPulled:
     so_far = lives.cost([record.life], time.time())
     cost = f" at {format_money(price)}/h, {format_money(so_far)} so far" if price else ""
     return NotPulled(
-        f"{label} is kept: its newest results could not be brought home",
-        f"{why}; its machine runs on{cost}, until its own lease is over",
+        f"{label} is kept: its newest results could not be copied",
+        f"{why}; its machine keeps running{cost}, until its own lease is over",
         f"launch down {label} --give-up-results   (ends it without them)",
     )
 
@@ -173,8 +173,8 @@ def _kept(record: RunRecord, why: str) -> NotPulled:
 def _kept_by(at_it: Holder, record: RunRecord) -> NotPulled:
     label = record.name or record.id
     return NotPulled(
-        f"{label} is kept: its newest results could not be brought home",
-        f"{record.unpulled or 'the copy fails'}; {at_it.who} (pid {at_it.process.pid}) goes on trying while "
+        f"{label} is kept: its newest results could not be copied",
+        f"{record.unpulled or 'copying fails'}; {at_it.who} (pid {at_it.process.pid}) keeps trying while "
         "lease, deadline and budget allow, then ends it without them",
         f"launch down {label} --give-up-results   (ends it now, without them)",
     )
@@ -206,9 +206,11 @@ def _write_down(
     except Exception as error:  # noqa: BLE001 - what is proven of the machine is said first
         unwritten = error
     if not proof.verified:
-        raise TeardownUnverified(f"{label} is not proven to be down", proof.detail, f"launch down {label}")
+        raise TeardownUnverified(
+            f"could not verify that {label} is down", proof.detail, f"launch down {label}"
+        )
     if unwritten is not None:
-        what = f"{label} is down, and its record cannot be written"
+        what = f"{label} is down, but its record cannot be written"
         why = machine_of_record.described(unwritten)
         raise PreflightError(what, why, f"launch down {label}") from unwritten
     return record
@@ -216,7 +218,7 @@ def _write_down(
 
 def _stands_still(record: RunRecord, guardian: ProcessId) -> LaunchError:
     return TeardownUnverified(
-        f"{record.name or record.id} is not proven to be down",
+        f"could not verify that {record.name or record.id} is down",
         f"its guardian (pid {guardian.pid}) is stopped",
         f"kill -CONT {guardian.pid}",
     )

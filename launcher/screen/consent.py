@@ -1,17 +1,17 @@
 """Asking a person before money is spent or something is removed.
 
-Neighbours: `quote.py` asks before GPUs are rented, `verbs.py` before `gc` removes, `rented_run.py` once and
-for all whether plain ssh may find runs. Without a terminal nobody is ever asked.
+Neighbours: `agreement.py` asks before GPUs are rented, `ending_verbs.py` before `gc` removes,
+`rented_run.py` once and for all whether plain ssh may find runs. Without a terminal nobody is ever asked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from pathlib import Path
 
+from launcher.base import atomic
 from launcher.screen.output import Output
 
 _ANSWERS = "answers.json"
@@ -51,6 +51,4 @@ def remember(data: Path, question: str, answer: bool) -> None:
             answers = json.loads(path.read_text())
         except (OSError, ValueError):
             answers = {}
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text(json.dumps({**answers, question: answer}, indent=1) + "\n")
-        aside.replace(path)
+        atomic.write(path, json.dumps({**answers, question: answer}, indent=1) + "\n")

@@ -183,7 +183,7 @@ class Output:
             if self.as_json:
                 self._object({"event": "phase", "phase": name, "state": state, "seconds": round(seconds, 3)})
             else:
-                how = usual if state == "end" else ", broken off"
+                how = usual if state == "end" else ", interrupted"
                 self._say(f"  {name:<9} {format_duration(seconds)}{how}")
 
     @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The clouds a run can be on, and where this user's credentials for them are: by their places, unread.
 
-Neighbours: `sky_home.py` links them into a run's private home; `prices.py`, `quote.py` and `doctor.py` ask
+Neighbours: `sky_home.py` links them into a run's private home; `prices.py`, `pricing.py` and `doctor.py` ask
 with whom there is an account. Reads names, never contents.
 """
 
@@ -67,8 +67,8 @@ def clouds_of(infra: Iterable[str]) -> list[str]:
     for cloud in found:
         if cloud not in _ACCOUNTS:
             raise PreflightError(
-                f"--infra {cloud}: not a cloud that can be used here",
-                f"known are {', '.join(sorted(_ACCOUNTS))}",
+                f"--infra {cloud}: launch cannot use this cloud",
+                f"it can use {', '.join(sorted(_ACCOUNTS))}",
                 "launch plan --gpus H100:4 --infra aws",
             )
     return list(found)
@@ -96,6 +96,6 @@ def no_account(cloud: str) -> PreflightError:
     """The error for a cloud without credentials."""
     return PreflightError(
         f"there are no credentials for {cloud}",
-        f"neither {' nor '.join(f'~/{place}' for place in _ACCOUNTS[cloud].places)} is there",
+        f"neither {' nor '.join(f'~/{place}' for place in _ACCOUNTS[cloud].places)} exists",
         f"sky check {cloud}   (SkyPilot says how to log in there)",
     )

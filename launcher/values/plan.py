@@ -1,7 +1,8 @@
 """What a run will use and the most it can cost, before anything starts. Pure: no files, no network.
 
-Neighbours: `quote.py` brings the prices and has the plan confirmed, `run.py` keeps to it,
-`setting_sources.py` gives the wishes. A run on this computer costs nothing, whatever its budget.
+Neighbours: `offers.py` has what can be rented, `pricing.py` brings its prices, `agreement.py` has the plan
+agreed to, `run.py` keeps to it, `setting_sources.py` gives the wishes. A run on this computer costs nothing,
+whatever its budget.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher.base.errors import CapacityError, PreflightError, UsageError, suggestion
+from launcher.base.errors import UsageError
 from launcher.base.units import format_duration, format_money
+from launcher.values.offers import Market, Offer, affordable, available, gpus_of, places
 from launcher.values.settings import Settings
 
 HERE = "this computer"
@@ -26,44 +28,6 @@ _SYSTEM_GB = 60
 _NO_PRICE = "no price: a cluster of your own"
 _LEAST_DISK_GB = 100
 _DISK_STEP_GB = 50
-
-
-@dataclass(frozen=True)
-class Offer:
-    """One kind of machine at one place, by SkyPilot's price catalog; its `infra` came of the entry `asked`.
-
-    `instance_type` is None on a cluster of one's own, which has no price either.
-    """
-
-    asked: str
-    infra: str
-    instance_type: str | None
-    gpu: str
-    count: int
-    price_per_hour: float
-
-
-@dataclass(frozen=True)
-class Market:
-    """All the catalogs at hand say of the GPUs asked for, the cheapest offer first.
-
-    `types`: every type there and how many of it one machine has; `elsewhere`: other clouds that have
-    the type; `without_prices`: clouds asked for without a catalog; `as_of`: its oldest file's time.
-    `snapshot_of`: the prices are those that came with the package, the oldest of them of this day (ISO).
-    """
-
-    offers: tuple[Offer, ...] = ()
-    types: dict[str, list[int]] | None = None
-    elsewhere: tuple[str, ...] = ()
-    without_prices: tuple[str, ...] = ()
-    as_of: float | None = None
-    snapshot_of: str | None = None
-
-
-# By SkyPilot's names. What a machine really has is looked at again before the long install (fitness.py).
-_NOT_NVIDIA = ("tpu", "mi", "trainium", "inferentia", "gaudi", "radeon")
-_TOO_OLD = frozenset({"K80", "M60", "P4", "P40", "P100", "T4", "V100", "V100-32GB", "RTX6000", "RTX8000"})
-_ARM = frozenset({"GH200", "T4G"})
 
 
 @dataclass(frozen=True)
@@ -135,10 +99,6 @@ class Plan:
             bounds.append(self.dearest_per_hour * seconds / 3600)
         return min(bounds) if bounds else None
 
-    def cost_after(self, seconds: float) -> float:
-        """What `seconds` of this run cost."""
-        return self.price_per_hour * seconds / 3600
-
     def describe(self) -> str:
         """One line: "tiny on this computer, $0.00/h, deadline 4h", "4×H100 on aws/us-east-1, $27.52/h, …"."""
         what = self.where if self.rented else f"{self.model} on {self.where}"
@@ -172,8 +132,8 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
 
     Raises UsageError, CapacityError, and PreflightError where there are no prices at hand.
     """
+    refuse_what_is_rented_only(settings)
     if settings.gpus is None:
-        _refuse_what_is_rented_only(settings)
         return Plan(
             where=HERE,
             model=settings.model,
@@ -185,7 +145,7 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
     count = gpus_of(settings.gpus)[1]
     train, infer = split(count, settings.train_gpus, settings.infer_gpus)
     market = market or Market()
-    candidates = _affordable(settings, _offers(settings, market))
+    candidates = affordable(settings, available(settings, market))
     deadline = settings.max_seconds
     first = candidates[0]
     dearest = max(offer.price_per_hour for offer in candidates)
@@ -201,7 +161,7 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
         budget=settings.budget,
         rented=Rented(
             gpus=f"{first.gpu}:{count}",
-            infra=_places(candidates, market.offers),
+            infra=places(candidates, market.offers),
             idle_minutes=round(settings.idle_seconds / 60),
             disk_gb=settings.disk_gb or disk_for(model_bytes),
             train_gpus=train,
@@ -218,12 +178,6 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
 def _dtype(settings: Settings) -> str:
     """What a rented run computes in, unless it was told otherwise."""
     return settings.runtime.get("dtype", "bfloat16")
-
-
-def gpus_of(text: str) -> tuple[str, int]:
-    """Type and count of "H100:4"."""
-    gpu, _, count = text.rpartition(":")
-    return gpu, int(count)
 
 
 def split(count: int, train: int | None = None, infer: int | None = None) -> tuple[int, int]:
@@ -246,9 +200,9 @@ def split(count: int, train: int | None = None, infer: int | None = None) -> tup
         f"--{name}-gpus {value}" for name, value in (("train", train), ("infer", infer)) if value
     )
     train, infer = split(count)
-    why = "one GPU is shared by both" if count == 1 else f"together they are to be {count}, each at least 1"
+    why = "a single GPU does both" if count == 1 else f"they must add up to {count}, at least 1 each"
     hint = f"launch --train-gpus {train} --infer-gpus {infer} …   (the default)"
-    raise UsageError(f"{given}: not a way to use {count} GPU{'s' if count > 1 else ''}", why, hint)
+    raise UsageError(f"{given}: not a valid split of {count} GPU{'s' if count > 1 else ''}", why, hint)
 
 
 def disk_for(model_bytes: int | None) -> int | None:
@@ -259,102 +213,15 @@ def disk_for(model_bytes: int | None) -> int | None:
     return max(_LEAST_DISK_GB, math.ceil(needed / _DISK_STEP_GB) * _DISK_STEP_GB)
 
 
-def _refuse_what_is_rented_only(settings: Settings) -> None:
-    """From a file they wait for a run that is rented; on the command line they ask for one."""
+def refuse_what_is_rented_only(settings: Settings) -> None:
+    """Without --gpus, options that ask for a rented run. From a file they wait for one. Raises UsageError."""
+    if settings.gpus is not None:
+        return
     for key in _RENTED_ONLY:
         option = "--" + key.replace("_", "-")
         if key in settings.values and settings.values[key].source == option:
             raise UsageError(
-                f"{option} goes with --gpus",
-                "without --gpus the run is on this computer",
+                f"{option} needs --gpus",
+                "without --gpus the run stays on this computer",
                 f"launch --gpus H100:4 {option} …",
             )
-
-
-def _refuse_unfit(gpu: str) -> None:
-    """A GPU that the runtime's build cannot use. Raises UsageError, before anything is rented."""
-    if gpu.lower().startswith(_NOT_NVIDIA):
-        why = "the runtime is built for NVIDIA's CUDA"
-    elif gpu.upper() in _TOO_OLD:
-        why = "it computes no bfloat16: Ampere, Ada, Hopper and newer do"
-    elif gpu.upper() in _ARM:
-        why = "its machines have ARM processors, the runtime is built for x86-64"
-    else:
-        return
-    raise UsageError(
-        f"--gpus {gpu}: this GPU cannot be used", why, "launch plan --gpus L4:1   (or H100, A100, …)"
-    )
-
-
-def _offers(settings: Settings, market: Market) -> tuple[Offer, ...]:
-    """All there is of what was asked for. Raises where there is nothing, with why."""
-    gpu, count = gpus_of(settings.gpus or "")
-    _refuse_unfit(gpu)
-    if market.offers:
-        return market.offers
-    types = market.types or {}
-    infra = ",".join(settings.infra)
-    if not types and market.without_prices:
-        raise PreflightError(
-            f"there are no prices for {', '.join(market.without_prices)} on this computer",
-            "prices are those of SkyPilot's catalogs, which are fetched when that is asked for",
-            f"launch plan --gpus {gpu}:{count} --infra {','.join(market.without_prices)} --refresh",
-        )
-    known = next((name for name in types if name.lower() == gpu.lower()), None)
-    there = f" --infra {infra}" if infra else ""
-    if known is not None and count in types[known]:
-        raise CapacityError(
-            f"nobody rents out {count}×{known}{_on(infra)}",
-            "the catalog has them in other regions",
-            f"launch plan --gpus {known}:{count} --infra {infra.partition('/')[0]}",
-        )
-    if known is not None:
-        best = max([one for one in types[known] if one < count], default=min(types[known]))
-        raise CapacityError(
-            f"no machine has {count} {known}{_on(infra)}",
-            f"there, one machine has {', '.join(map(str, types[known]))}",
-            f"launch plan --gpus {known}:{best}{there}",
-        )
-    if market.elsewhere:
-        raise CapacityError(
-            f"nobody rents out {gpu}{_on(infra)}",
-            f"{', '.join(market.elsewhere)} may have them",
-            f"launch plan --gpus {gpu}:{count} --infra {market.elsewhere[0]}",
-        )
-    meant = suggestion(gpu.upper(), types, 0.5)
-    raise UsageError(
-        f"--gpus {settings.gpus}: no GPU is called {gpu}",
-        f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(types)) or 'none'}",
-        f"launch plan --gpus {meant or next(iter(sorted(types)), 'H100')}:{count}{there}",
-    )
-
-
-def _on(infra: str) -> str:
-    return f" on {infra}" if infra else ""
-
-
-def _affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-    """Those within --max-price, cheapest first. Raises CapacityError when none is."""
-    offers = tuple(sorted(offers, key=lambda offer: (offer.price_per_hour, offer.infra)))
-    cap = settings.max_price
-    found = offers if cap is None else tuple(offer for offer in offers if offer.price_per_hour <= cap)
-    if found:
-        return found
-    cheapest = offers[0]
-    enough = math.ceil(cheapest.price_per_hour * 100) / 100
-    raise CapacityError(
-        f"--max-price {format_money(cap or 0)}: nothing is that cheap",
-        f"{cheapest.count}×{cheapest.gpu} cost {format_money(cheapest.price_per_hour)}/h or more, "
-        f"on {cheapest.infra}",
-        f"launch plan --gpus {settings.gpus} --max-price {enough:.2f}   (or other GPUs)",
-    )
-
-
-def _places(candidates: tuple[Offer, ...], offers: tuple[Offer, ...]) -> tuple[str, ...]:
-    """Where SkyPilot may look, in the order of price: what was asked for, as it was.
-
-    Its regions one by one where some of them are too dear.
-    """
-    too_dear = {offer.asked for offer in offers if offer not in candidates}
-    places = [offer.infra if offer.asked in too_dear else offer.asked for offer in candidates]
-    return tuple(dict.fromkeys(places))

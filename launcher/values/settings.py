@@ -20,6 +20,7 @@ from launcher.base.units import (
     parse_money,
     parse_rate,
 )
+from launcher.values.clouds import ALIASES, KNOWN, NEVER_DOWN, OWN
 
 if TYPE_CHECKING:
     from launcher.values.adapter import Adapter
@@ -50,7 +51,9 @@ def _lease(value: Any) -> float:
     seconds = _duration(value)
     if seconds < LEAST_LEASE_SECONDS:
         least = format_duration(LEAST_LEASE_SECONDS)
-        raise ValueError(f"the least is {least}: it is renewed in quarters, and a busy runtime may take 5 s")
+        raise ValueError(
+            f"the minimum is {least}: it is renewed four times per lease, and a renewal may take 5 s"
+        )
     return seconds
 
 
@@ -58,7 +61,7 @@ def _grace(value: Any) -> float:
     seconds = _duration(value)
     if seconds > _MOST_GRACE_SECONDS:
         most = format_duration(_MOST_GRACE_SECONDS)
-        raise ValueError(f"the most is {most}: whatever is rented is paid for meanwhile")
+        raise ValueError(f"the maximum is {most}: you pay for rented GPUs meanwhile")
     return seconds
 
 
@@ -98,17 +101,14 @@ def _infra(value: Any) -> tuple[str, ...]:
 
 
 def _place(text: str) -> str:
-    # Only where it is asked for: what stands there imports psutil.
-    from launcher.values.clouds import ALIASES, KNOWN, NEVER_DOWN, OWN
-
     cloud, *rest = (part.strip() for part in text.split("/"))
     cloud = ALIASES.get(cloud.lower(), cloud.lower())
     if cloud in NEVER_DOWN:
-        raise ValueError(f"a machine on {cloud} cannot end by itself, so it could be left behind")
+        raise ValueError(f"a machine on {cloud} cannot shut itself down, so it could be left running")
     if cloud not in KNOWN:
         meant = suggestion(cloud, KNOWN)
-        known = f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(KNOWN))}"
-        raise ValueError(f"{cloud or 'nothing'} is no cloud; {known}")
+        known = f"did you mean {meant}?" if meant else f"the clouds are {', '.join(sorted(KNOWN))}"
+        raise ValueError(f"{cloud or 'nothing'} is not a cloud; {known}")
     if not all(rest) or (len(rest) > 2 and cloud not in OWN):
         raise ValueError("expected CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE")
     return "/".join([cloud, *rest])
@@ -131,7 +131,7 @@ def _gigabytes(value: Any) -> int:
 def _idle(value: Any) -> float:
     seconds = _duration(value)
     if seconds % 60:
-        raise ValueError("expected whole minutes, such as 10m: the machine looks once a minute")
+        raise ValueError("expected whole minutes, such as 10m: the machine checks once a minute")
     return seconds
 
 
@@ -158,10 +158,6 @@ class Setting:
     parse: Callable[[Any], Any]
     default: Any = None
     show: Callable[[Any], str] = str
-
-    @property
-    def variable(self) -> str:
-        return variable_of(self.key)
 
 
 SETTINGS: dict[str, Setting] = {

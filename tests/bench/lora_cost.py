@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.engine import server as server
+from runtime.engine import command, server
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
 from runtime.shared.schema import RuntimeConfig
 from tests.runtime.adapters import write_adapter
@@ -41,7 +41,7 @@ def running(folder: Path, code: str | None) -> Iterator[Path]:
     (folder / "runtime.json").write_text(config.model_dump_json())
     program = ["-m", "runtime.engine.server"] if code is None else ["-c", code]
     # What the engine would start itself again with; `-c` could not.
-    environ = os.environ | server.environment(config, 0) | {server.ENVIRONMENT_MARK: "1", "PYTHONPATH": "."}
+    environ = os.environ | command.environment(config, 0) | {server.ENVIRONMENT_MARK: "1", "PYTHONPATH": "."}
     with (folder / "engine.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, *program, "--config", str(folder / "runtime.json")],
@@ -51,7 +51,7 @@ def running(folder: Path, code: str | None) -> Iterator[Path]:
             stderr=log,
         )
     try:
-        yield server.socket_path(config, 0)
+        yield command.socket_path(config, 0)
     finally:
         process.terminate()
         process.wait(timeout=30)

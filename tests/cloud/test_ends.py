@@ -35,8 +35,8 @@ _ORDERLY_SECONDS = 10.0
 # Of each of the four large files of a checkpoint: 20 s by `slow_rsync.sh`.
 _LARGE_BYTES, _SMALL_BYTES = 10_000_000, 2000
 _SOON_SECONDS = 300.0
-_COPYING = "results home: "
-_KEPT = "stuck is kept: its newest results could not be brought home"
+_COPYING = "copying results: "
+_KEPT = "stuck is kept: its newest results could not be copied"
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_g29_what_cannot_come_home_keeps_its_machine_from_launch_down_and_gc_unt
     print(refused.output)
     assert refused.code == 8
     assert f"Error: {_KEPT}" in refused.output
-    assert "goes on trying while lease, deadline and budget allow" in refused.output
+    assert "keeps trying while lease, deadline and budget allow" in refused.output
     assert stuck.process.poll() is None
 
     _leave_alone(rig, stuck)
@@ -158,14 +158,14 @@ def test_g29_what_cannot_come_home_keeps_its_machine_from_launch_down_and_gc_unt
     print(collected.output)
     assert collected.code == 8
     assert f"NOT removed: {_KEPT}" in collected.output
-    assert "its machine runs on at $27.52/h" in collected.output
+    assert "its machine keeps running at $27.52/h" in collected.output
     assert machine in rig.alive() and not _ends(rig, machine)
     assert stuck.record["state"] not in ("verified", "unverified")
 
     given_up = _verb(rig, "down", "stuck", "--give-up-results")
     print(given_up.output)
     assert "stuck is down: verified" in given_up.ok()
-    assert "its newest results go with it: they were given up" in given_up.output
+    assert "its newest results are lost with it: they were given up" in given_up.output
     assert len(_ends(rig, machine)) == 1 and machine not in rig.alive()
     record = stuck.record
     assert record["state"] == "verified" and record["ended_by"] == "down" and record["unpulled"]

@@ -38,7 +38,7 @@ def test_g01_a_machine_the_books_never_had_is_found_in_any_region_and_ended_befo
     said = rig.run_program("end_forgotten.py", mine)
     print(said)
     before, after = [line for line in said.splitlines() if line.startswith("Proof(")]
-    assert before == "Proof(verified=True, detail='nothing had been asked of a provider')"
+    assert before == "Proof(verified=True, detail='no provider had been asked for anything')"
     assert after.startswith(f"Proof(verified=True, detail='no machine of {cluster} is listed by")
     assert "AWS us-east-1, AWS us-west-2" in after
     assert {one["id"] for one in rig.witness("terminate")} == {here, there}
@@ -60,7 +60,7 @@ def test_g08_gc_finds_a_machine_whose_record_is_gone_and_leaves_everyone_elses_a
     )
     # Nothing was ever rented from here, says what is left of the ledger: nobody is asked.
     rig.faults("fail-describe")
-    assert "nothing is left" in collect(rig).ok()
+    assert "earlier runs left nothing" in collect(rig).ok()
     assert not rig.witness("describe-refused")
     rig.faults("fail-describe", None)
     home.mkdir(exist_ok=True)
@@ -82,4 +82,4 @@ def test_g08_gc_finds_a_machine_whose_record_is_gone_and_leaves_everyone_elses_a
     print(asked.output)
     assert "aws was not asked for machines of earlier runs" in asked.ok()
     assert rig.witness("describe-refused")
-    assert "what aws, lambda has is not known" in asked.output
+    assert "aws, lambda could not be asked" in asked.output

@@ -205,7 +205,7 @@ def test_the_run_went_well_and_the_users_own_configuration_held(seen: Seen) -> N
     assert seen.code == 0
     assert "down: verified" in seen.launched.text
     assert seen.labels["lab"] == "of-ours"
-    for left_out in ("api_server is not taken", "aws.remote_identity is not taken"):
+    for left_out in ("api_server is ignored", "aws.remote_identity is ignored"):
         assert left_out in seen.launched.text
     assert not left(seen.rig, str(PROGRAM))
 

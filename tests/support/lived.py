@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.asking.request import Request
 from launcher.asking.setting_sources import load
 from launcher.base.home import Home
 from launcher.base.log import close_log
 from launcher.ledger.records import RecordStore, RunRecord
+from launcher.run.request import Request
 from launcher.run.run import Run
 from launcher.screen.output import Output
 from launcher.values.plan import make_plan

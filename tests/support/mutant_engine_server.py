@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 import httpx
 
-from runtime.engine import server
+from runtime.engine import command, server
 from runtime.shared import processes
 from runtime.shared.schema import RuntimeConfig
 from tests.support.mutant_server import forget_our_modules, import_for_good
@@ -75,7 +75,7 @@ class Engines:
             return self._start(ask["start"])
         if "sound" in ask:
             # Its core may be dead: then /health is 200 for a moment more.
-            token = {"model": server.BASE_NAME, "prompt": [5], "max_tokens": 1}
+            token = {"model": command.BASE_NAME, "prompt": [5], "max_tokens": 1}
             return {"sound": _answers(self._socket(ask["sound"]), "POST", "/v1/completions", token)}
         self._end(ask["end"])
         return {}
@@ -128,7 +128,7 @@ def _enter_environment() -> None:
     """Start this program again with what the loader and OpenMP read at exec."""
     if server.ENVIRONMENT_MARK in os.environ:
         return
-    words = server.environment(_config(Path.cwd(), Path("/nowhere")), 0)
+    words = command.environment(_config(Path.cwd(), Path("/nowhere")), 0)
     environ = os.environ | {name: words[name] for name in words.keys() - _ITS_OWN}
     environ[server.ENVIRONMENT_MARK] = "1"
     os.execve(sys.executable, [sys.executable, "-m", __spec__.name], environ)

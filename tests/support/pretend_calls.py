@@ -28,7 +28,7 @@ _ENDS = {"verified": "writing", "unverified": "writing"}
 # Made when their time comes, and not because the run gets on.
 OF_THEIR_OWN = frozenset({"machine.secure", "machine.committed", "machine.ended"})
 
-# A phase, and a call that is made in it: "machine.arm", "record.update", "token.drop", "wanted.make".
+# A phase, and a call made in it: "machine.arm", "record.update", "token.drop", "machine_from_plan.make".
 Place = tuple[str, str]
 
 
@@ -101,7 +101,7 @@ class Calls:
         for name in calls_of(RecordStore) - NAMES:
             patch.setattr(RecordStore, name, _record_call(vars(RecordStore)[name], name, self))
         for place in ("run", "ending"):
-            patch.setattr(f"launcher.{place}.drop_token", _token_call("drop", self))
+            patch.setattr(f"launcher.run.{place}.drop_token", _token_call("drop", self))
         patch.setattr(guardian, "drop_token", _token_call("drop", self))
         patch.setattr("launcher.run.run.keep_token", _token_call("keep", self))
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import pytest
 
-from launcher.asking.request import Request
 from launcher.asking.setting_sources import load
 from launcher.base import clock
 from launcher.base.errors import NotPulled, failure_of
@@ -33,8 +32,9 @@ from launcher.base.log import REDACTOR, close_log
 from launcher.ledger.endpoint import keep_token
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines import machine_of_record
-from launcher.run.resume import Resumed
+from launcher.run.request import Request
 from launcher.run.run import Run
+from launcher.run.taking_up import Resumed
 from launcher.safety import guardian
 from launcher.screen.output import Output
 from launcher.values.machine import Machine, Proof
@@ -192,7 +192,7 @@ class PretendLife:
         )
 
     def _made(self, calls: Calls, record: RunRecord, store: RecordStore, home: Home) -> PretendMachine:
-        calls("wanted.make")
+        calls("machine_from_plan.make")
         return self._machine
 
     def _prepare(self, patch: pytest.MonkeyPatch, calls: Calls, life: str) -> None:
@@ -209,9 +209,10 @@ class PretendLife:
         patch.setattr(clock, "boot_seconds", lambda: real() + self._slept_seconds)
         # Each life has a token of its own, and what is said is searched for all that are known.
         patch.setattr(REDACTOR, "_secrets", set())
-        for name in ("ending._PAUSE", "pulse._AGAIN", "work._LOOK_EVERY"):
+        for name in ("run.ending._PAUSE", "run.pulse._AGAIN", "run.work._LOOK_EVERY"):
             patch.setattr(f"launcher.{name}_SECONDS", 0.01)
-        for name in ("pulse._ASK_EVERY", "homeward._AGAIN", "homeward._AFTER_TROUBLE"):
+        copying = "results.background_copy"
+        for name in ("run.pulse._ASK_EVERY", f"{copying}._AGAIN", f"{copying}._AFTER_TROUBLE"):
             patch.setattr(f"launcher.{name}_SECONDS", 0.02)
         if life == "troubled":
             patch.setattr("launcher.run.pulse._ANSWER_SECONDS", _ANSWER_SECONDS)

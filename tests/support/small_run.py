@@ -147,7 +147,7 @@ class SmallRun:
                 self.asked.append(asked)
             version = self.version_of(asked.body["model"])
             if version is None:
-                return *_error(409, "other weights", "version_reused"), {}
+                return *_error(409, "different weights", "version_reused"), {}
         answer = self.answer(asked)
         if not isinstance(answer, str):
             return answer[0], answer[1], {}
@@ -186,7 +186,7 @@ class SmallRun:
     def pin(self, name: str) -> tuple[int, Any]:
         version = self.version_of(name) if "@v" in name else int(name.removeprefix("step-"))
         if version is None:
-            return _error(409, "other weights", "version_reused")
+            return _error(409, "different weights", "version_reused")
         if version not in self.steps or self.prunes:
             return _error(404, f"there is no checkpoint {name!r}", "not_found")
         (kept,) = [it for it in self.checkpoints() if it["version"] == version]
@@ -197,7 +197,7 @@ class SmallRun:
         for number, known in self.requests.items():
             if known.key == request.key:
                 same = known == request
-                return (202, self.steps[number]) if same else _error(409, "another body", "key_reused")
+                return (202, self.steps[number]) if same else _error(409, "a different body", "key_reused")
         if self.lost & {member.rollout for group in request.groups for member in group.members}:
             return self.rewound("these rollouts")
         counts = self._counts(request)

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from launcher.asking import preflight, request, setting_sources
+from launcher.asking import checking, earlier_run, preflight, reading, setting_sources
 from launcher.base.errors import LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore
 from launcher.models import adapter_folder, model_folder
 from launcher.models.model_folder import read_config, shape
 from launcher.results import durable
-from launcher.run import resume
-from runtime.shared.peft_form import TARGETS, portable_name, tensor_shapes
+from launcher.values.plan import make_plan
+from launcher.values.settings import Settings
+from runtime.shared.peft_form import portable_name, tensor_shapes
+from runtime.shared.projections import PROJECTIONS
 
 TINY = model_folder.tiny_folder()
 
@@ -27,7 +29,7 @@ def write(folder: Path, rank: int = 16, **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     said = {
         "peft_type": "LORA", "base_model_name_or_path": "tiny", "r": rank, "lora_alpha": 16.0,
-        "lora_dropout": 0.0, "target_modules": sorted(TARGETS), "bias": "none", "use_dora": False,
+        "lora_dropout": 0.0, "target_modules": sorted(PROJECTIONS), "bias": "none", "use_dora": False,
     } | changes  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(said))
     of = shape(read_config(TINY / "config.json"))
@@ -59,8 +61,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def asked(home: Home, model: str, *sets: str) -> request.Request:
-    return request.check({"model": model}, sets, None, (), home)
+def asked(home: Home, model: str, *sets: str) -> tuple[Settings, str]:
+    """The settings, and where the model is."""
+    read = reading.read({"model": model}, sets, None, (), home)
+    return read.settings, checking.check(read, home)
 
 
 def refusal(home: Home, model: str, *sets: str) -> LaunchError:
@@ -71,15 +75,14 @@ def refusal(home: Home, model: str, *sets: str) -> LaunchError:
 
 def test_an_adapters_folder_is_its_base_with_that_adapter(home: Home, project: Path) -> None:
     folder = write(project / "adapter", rank=8, lora_alpha=4)
-    found = asked(home, "adapter")
-    settings = found.settings
-    assert (settings.model, found.model_path, found.plan.model) == ("tiny", str(TINY), "tiny")
+    settings, model_path = asked(home, "adapter")
+    assert (settings.model, model_path, make_plan(settings).model) == ("tiny", str(TINY), "tiny")
     assert settings.adapter is not None and settings.adapter.folder == folder
     assert (settings.runtime["train.lora.rank"], settings.runtime["train.lora.alpha"]) == (8, 4.0)
     assert settings.values["train.lora.rank"].source == "train.lora.rank of the adapter adapter"
     assert settings.runtime["train.learning_rate"] == 2e-3, "the embedded model learns with its own settings"
-    assert asked(home, "adapter", "train.lora.rank=8").settings.adapter is not None
-    assert asked(home, "tiny").settings.adapter is None
+    assert asked(home, "adapter", "train.lora.rank=8")[0].adapter is not None
+    assert asked(home, "tiny")[0].adapter is None
 
 
 def test_the_base_may_be_a_folder_of_the_users_or_a_hub_name(
@@ -90,7 +93,7 @@ def test_the_base_may_be_a_folder_of_the_users_or_a_hub_name(
     mine.symlink_to(TINY)
     for name in (str(mine), "models/mine"):
         folder = write(project / "adapter", base_model_name_or_path=name)
-        assert asked(home, str(folder)).model_path == str(mine)
+        assert asked(home, str(folder))[1] == str(mine)
 
     of_hub = adapter_folder.of(str(write(project / "c", base_model_name_or_path="Qwen/Qwen2.5-0.5B")))
     assert of_hub is not None and of_hub.base == "Qwen/Qwen2.5-0.5B"
@@ -103,16 +106,16 @@ def test_the_results_of_a_run_on_a_folder_of_the_users_are_of_that_folder(home: 
     store = RecordStore(home)
     record = store.create(name=None, details={"model_path": str(mine)})
     folder = write(store.folder(record.id) / "results" / "adapter", base_model_name_or_path="mine")
-    assert asked(home, str(folder)).model_path == str(mine)
+    assert asked(home, str(folder))[1] == str(mine)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"base_model_name_or_path": None}, "does not say which model is its base"),
-        ({"base_model_name_or_path": "/home/somebody/slipway/models/m"}, "is not known here"),
-        ({"base_model_name_or_path": "mine"}, "is not known here"),
-        ({"r": None}, "it is no LoRA (peft_type 'LORA')"),
+        ({"base_model_name_or_path": None}, "does not name its base model"),
+        ({"base_model_name_or_path": "/home/somebody/slipway/models/m"}, "neither a hub name nor a folder"),
+        ({"base_model_name_or_path": "mine"}, "neither a hub name nor a folder"),
+        ({"r": None}, "so it is not a LoRA (peft_type 'LORA')"),
         ({"peft_type": "IA3"}, "of the kind IA3, only LORA"),
         ({"use_dora": True}, "DoRA"),
         ({"target_modules": ["q_proj"]}, "not the linear layers"),
@@ -150,13 +153,13 @@ def test_g11_an_adapter_whose_files_are_not_it_is_refused_before_it_costs(
     else:
         (folder / "adapter_config.json").write_text("{" if damage == "config" else "[]")
     why = {
-        "none": "no adapter_model.safetensors in it",
-        "bin": "its weights in another form are not read",
+        "none": "it has no adapter_model.safetensors",
+        "bin": "weights in other formats are not supported",
         "cut": "cut short",
-        "layer": "tensors are not those of tiny, such as base_model.model.model.layers.0.mlp.up_proj.lora_A",
-        "rank": "are not those of tiny",
+        "layer": "tensors do not fit tiny, such as base_model.model.model.layers.0.mlp.up_proj.lora_A",
+        "rank": "do not fit tiny",
         "config": "cannot be read",
-        "list": "no JSON object",
+        "list": "not a JSON object",
     }[damage]
     assert why in str(refusal(home, "adapter").why)
 
@@ -183,17 +186,17 @@ def test_g21_a_resumed_run_goes_on_from_its_checkpoints_not_from_an_adapter(
     home: Home, project: Path
 ) -> None:
     write(project / "adapter")
-    first = asked(home, "adapter")
+    first, model_path = asked(home, "adapter")
     store = RecordStore(home)
-    details = resume.details(first.settings, first.model_path)
+    details = earlier_run.details(first, model_path)
     assert details["adapter"] == str(project / "adapter")
     record = store.create(name=None, details=details)
 
-    again = resume.settings(setting_sources.load(home=home), record)
+    again = earlier_run.settings(setting_sources.load(home=home), record)
     assert (again.model, again.adapter) == ("tiny", None)
     assert again.runtime["train.lora.rank"] == 16
     with pytest.raises(UsageError, match="cannot be resumed with the adapter"):
-        resume.settings(setting_sources.load({"model": "adapter"}, home=home), record)
+        earlier_run.settings(setting_sources.load({"model": "adapter"}, home=home), record)
 
 
 def test_the_adapter_goes_to_a_new_machine_and_is_kept_at_home(project: Path, tmp_path: Path) -> None:
@@ -209,7 +212,7 @@ def test_the_adapter_goes_to_a_new_machine_and_is_kept_at_home(project: Path, tm
         weights = place / "start" / "adapter_model.safetensors"
         assert weights.read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
     assert not (state_dir / "rewound.json").exists()
-    with pytest.raises(PreflightError, match="cannot be brought"):
+    with pytest.raises(PreflightError, match="cannot copy the adapter"):
         durable.keep_start(results, project / "nowhere")
 
 

@@ -1,4 +1,4 @@
-"""launcher/asking/quote.py and `launch plan`: what a person sees and agrees to before a provider is asked."""
+"""agreement.py, pricing.py and `launch plan`: what a person sees and agrees to before a provider is asked."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking import quote
+from launcher.asking import agreement, pricing
 from launcher.asking.setting_sources import load
 from launcher.base.errors import PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.screen.output import Output
-from launcher.values.plan import Market, Offer, Plan, make_plan
+from launcher.values.offers import Market, Offer
+from launcher.values.plan import Plan, make_plan
 from launcher.values.settings import Settings
 from tests.support.typed import Typed
 
@@ -44,7 +45,7 @@ def no_account_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def agreement(tmp_path: Path) -> tuple[Settings, Plan]:
+def offered(tmp_path: Path) -> tuple[Settings, Plan]:
     settings = load({"gpus": "H100:4"}, environ={}, folder=tmp_path, home=Home(*[tmp_path / "none"] * 3))
     offer = Offer("aws", "aws/us-east-1", "p5.24xlarge", "H100", 4, 27.52)
     return settings, make_plan(settings, Market((offer,), {"H100": [4]}))
@@ -56,7 +57,7 @@ def test_g11_without_a_terminal_and_without_yes_nothing_is_asked_of_anyone(
     done = typed("--gpus", "H100:4", "--infra", "aws", "--", "true")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "Error: nobody is here to agree to what it costs",
+        "Error: there is no terminal to ask you about the price",
         "  renting GPUs costs money",
         "Hint: launch plan --gpus H100:4   (what it costs; then the same run with --yes)",
     ]
@@ -84,39 +85,39 @@ def test_g11_above_the_price_cap_the_run_is_refused(
 
 @pytest.mark.parametrize(("answer", "agreed"), [("y\n", True), ("YES\n", True), ("\n", False), ("", False)])
 def test_g11_the_price_and_the_most_it_can_cost_are_agreed_to(
-    agreement: tuple[Settings, Plan], monkeypatch: pytest.MonkeyPatch, answer: str, agreed: bool
+    offered: tuple[Settings, Plan], monkeypatch: pytest.MonkeyPatch, answer: str, agreed: bool
 ) -> None:
-    settings, plan = agreement
+    settings, plan = offered
     monkeypatch.setattr("launcher.screen.consent.can_ask", lambda output: True)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     stderr = io.StringIO()
     output = Output(stdout=io.StringIO(), stderr=stderr, environ={})
     if agreed:
-        quote.confirm(output, plan, settings)
+        agreement.confirm(output, plan, settings)
     else:
         with pytest.raises(UsageError, match="not agreed to"):
-            quote.confirm(output, plan, settings)
+            agreement.confirm(output, plan, settings)
     *shown, question = stderr.getvalue().splitlines()
     assert question == QUESTION
     assert any("3 for inference, 1 for training" in line for line in shown)
     assert any(line.split() == ["aws/us-east-1", "p5.24xlarge", "$27.52/h"] for line in shown)
 
 
-def test_g11_yes_agrees_and_json_cannot_be_asked(agreement: tuple[Settings, Plan]) -> None:
-    settings, plan = agreement
+def test_g11_yes_agrees_and_json_cannot_be_asked(offered: tuple[Settings, Plan]) -> None:
+    settings, plan = offered
     output = Output(as_json=True, stdout=io.StringIO(), stderr=io.StringIO(), environ={})
-    quote.confirm(output, plan, replace(settings, yes=True))
-    with pytest.raises(UsageError, match="nobody is here"):
-        quote.confirm(output, plan, settings)
-    quote.confirm(output, make_plan(replace(settings, gpus=None)), settings)
+    agreement.confirm(output, plan, replace(settings, yes=True))
+    with pytest.raises(UsageError, match="there is no terminal"):
+        agreement.confirm(output, plan, settings)
+    agreement.confirm(output, make_plan(replace(settings, gpus=None)), settings)
 
 
-def test_an_account_is_asked_for_where_it_runs(agreement: tuple[Settings, Plan], tmp_path: Path) -> None:
-    _, plan = agreement
+def test_an_account_is_asked_for_where_it_runs(offered: tuple[Settings, Plan], tmp_path: Path) -> None:
+    _, plan = offered
     with pytest.raises(PreflightError, match="no credentials for aws"):
-        quote.refuse_without_account(plan, tmp_path)
+        pricing.refuse_without_account(plan, tmp_path)
     (tmp_path / ".aws").mkdir()
-    quote.refuse_without_account(plan, tmp_path)
+    pricing.refuse_without_account(plan, tmp_path)
 
 
 @pytest.mark.parametrize(

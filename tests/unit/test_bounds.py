@@ -27,7 +27,7 @@ from launcher.base.unix_http import get_json
 from launcher.ledger.records import RecordStore
 from launcher.machines import environments, waiting_for_runtime
 from launcher.machines.local import LocalMachine
-from launcher.machines.waiting_for_runtime import Startup
+from launcher.machines.waiting_for_runtime import RuntimeStart
 from launcher.results import home_copy
 from launcher.safety import guardian
 from launcher.screen import output
@@ -99,7 +99,7 @@ def test_g23_a_runtime_that_never_gets_ready_says_what_it_waits_for_and_ends(
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "engine-0.log").write_text("loading weights\n")
     said: list[str] = []
-    waiting = Startup("slip-01234567", tmp_path, frozen_gateway, said.append)
+    waiting = RuntimeStart("slip-01234567", tmp_path, frozen_gateway, said.append)
     with pytest.raises(JobFailed, match="the runtime was not ready after") as failed:
         waiting.wait("token", lambda: None, 0.3)
     assert said[0] == "engine-0: starting"
@@ -134,7 +134,7 @@ def test_g23_an_engine_that_stands_still_behind_its_http_side_is_said_soon() -> 
 
     The test with a frozen engine is in tests/runtime/test_runtime.py.
     """
-    looks_seconds = 2 * (health.EngineProbe.LOOK_SECONDS + health.ANSWER_SECONDS / 10)
+    looks_seconds = 2 * (health.EngineHealth.LOOK_SECONDS + health.ANSWER_SECONDS / 10)
     assert looks_seconds + supervision.SLOW_SECONDS < A_MESSAGE_SECONDS - 5
 
 
@@ -148,7 +148,7 @@ def test_g23_a_guardian_that_does_not_answer_stops_the_launch_and_is_ended(
     frozen.chmod(frozen.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(guardian.sys, "executable", str(frozen))
     record = tmp_path / "record.json"
-    with pytest.raises(PreflightError, match="the run's guardian does not start") as failed:
+    with pytest.raises(PreflightError, match="the run's guardian did not start") as failed:
         guardian.start(record)
     assert failed.value.why == "nothing was started"
     assert ProcessId.of(int((tmp_path / "pid").read_text())) is None
@@ -184,7 +184,7 @@ def test_g23_a_pull_that_waits_for_another_says_so_and_ends(
     with locks.alone(results):
         done = typed("pull", "dev")
     assert done.returncode == 8
-    assert re.match(r"bringing home dev, 0\.\d s · or waiting for another pull of it", done.stderr)
+    assert re.match(r"copying the results of dev, 0\.\d s · or waiting for another pull", done.stderr)
     assert "another process has held the lock" in done.stderr
     assert typed("pull", "dev").returncode == 0
 

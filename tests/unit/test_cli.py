@@ -114,7 +114,7 @@ def test_down_of_a_run_nobody_looks_after_ends_it_with_proof(launch: Launch, sto
 
 
 def test_pull_brings_home_what_there_is(launch: Launch, store: RecordStore, tmp_path: Path) -> None:
-    fails(launch("pull", store.create(name="early").id), 8, "nothing to bring home")
+    fails(launch("pull", store.create(name="early").id), 8, "nothing to copy")
     record = store.create(name="dev")
     machine = LocalMachine(record.id, store.folder(record.id) / "machine", tmp_path / "environments")
     store.update(record.id, machine=machine.describe())
@@ -137,7 +137,7 @@ def test_down_is_8_when_results_went_with_the_machine(
     store.update(record.id, state="work", launch=None, machine=machine.describe(), url="http://127.0.0.1:1")
     (folder / "machine" / "logs").mkdir(parents=True)
     (folder / "results").write_text("something else has that name")
-    fails(launch("down", "dev"), 8, "its newest results did not come home")
+    fails(launch("down", "dev"), 8, "its newest results were not copied")
     assert store.load(record.id).state == "verified"
 
 

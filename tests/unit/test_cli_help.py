@@ -1,4 +1,4 @@
-"""The help: what it says, that it is light, and that the README shows the real one."""
+"""The help: what it says, that it is light, and that the READMEs show the real one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.commands import VERBS, app
+from launcher.cli.commands import app
+from launcher.cli.misuse import VERBS
 from tests import readme_blocks
 from tests.support.environment import PROGRAMS
 
@@ -79,8 +80,8 @@ def test_help_is_the_same_on_every_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     assert max(len(line) for line in here.splitlines()) <= 100
 
 
-def test_the_readme_shows_the_real_help() -> None:
-    shown = readme_blocks.blocks(readme_blocks.README.read_text())
-    assert "--help" in shown, "README.md has no block below a line <!-- help: launch --help -->"
+def test_the_readmes_show_the_real_help() -> None:
+    shown = readme_blocks.blocks()
+    assert "--help" in shown, "no README has a block below a line <!-- help: launch --help -->"
     for words, text in shown.items():
         assert text == readme_blocks.real_help(words), "python -m tests.readme_blocks --write"

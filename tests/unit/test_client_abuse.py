@@ -160,7 +160,7 @@ PROGRAMS = [
     ),
     Abuse(
         "asks what the engine fails at: that says nothing of the policy, so it is left out",
-        answer=refused("request_failed", "the engine fails at this request, and lives on"),
+        answer=refused("request_failed", "the engine cannot answer this request, but still runs"),
         outcomes={"lost": 2, "scored": 6},
         rewards={None, *LENGTHS} - {3.0},
     ),
@@ -202,7 +202,7 @@ PROGRAMS = [
         "never asks the policy",
         a.of(a.asks_nothing),
         asked_for={"num_train_steps": 9},
-        says=r"3 steps in a row had nothing to train on\nno rollout asked the policy",
+        says=r"3 steps in a row had nothing to train on\nno rollout called the policy",
         counts={"rollouts_without_calls": 24, "empty_steps": 3},
         exit=6,
     ),
@@ -216,7 +216,7 @@ PROGRAMS = [
         "asks the policy for ever: stopped, and worth the failure score",
         a.of(a.asks_for_ever),
         asked_for={"rollout_calls": 5},
-        says=r"a rollout ended crashed: it asked the policy more than 5 times",
+        says=r"a rollout ended crashed: it called the policy more than 5 times",
         outcomes={"crashed": 2, "scored": 6},
         rewards={0.0, 4.0, 5.0, 6.0},
         counts={"samples": 2 * 5 + 6},
@@ -248,14 +248,14 @@ PROGRAMS = [
         a.of(a.hangs),
         answer=lambda asked: a.answering(french="mot")(asked),
         asked_for={"num_threads": 2, "rollout_seconds": 0.2},
-        says=r"None of the step's 8 rollouts came to an end\nno result within 0.2 s",
+        says=r"None of the step's 8 rollouts finished\nno result within 0.2 s",
         outcomes={"overdue": 8},
         exit=6,
     ),
     Abuse(
         "asks from threads of its own: not trained, and said how to",
         a.of(a.asks_from_its_own_threads),
-        says=r"Nothing was trained in 1 step(.|\n)*8 calls came from threads the program started by itself",
+        says=r"Nothing was trained in 1 step(.|\n)*8 calls came from threads the program started itself",
         counts={"calls_outside_rollouts": 8},
         exit=6,
     ),
@@ -354,21 +354,21 @@ PROGRAMS = [
         "has a part another optimizer compiled: it stays as it is, as everywhere in DSPy",
         a.WithFrozenPart,
         answer=a.frozen_answers,
-        says=r"part.ask: inside a part that is compiled already",
+        says=r"part.ask: inside an already compiled part",
         outcomes=ALL,
         predictors={"last"},
     ),
     Abuse(
         "has a predictor with another model: left alone",
         a.two_with_another_model,
-        says=r"predictor 'second' asks 'dummy': it is not trained",
+        says=r"predictor 'second' uses 'dummy': it is not trained",
         predictors={"first"},
     ),
     Abuse(
         "asks the model before training as a judge: no sample of the policy",
         a.two_with_a_judge_of_the_base,
         answer=a.two_answers,
-        says=r"predictor 'second' asks 'base'",
+        says=r"predictor 'second' uses 'base'",
         predictors={"first"},
         counts={"samples": 8, "calls_outside_rollouts": 0},
     ),
@@ -389,7 +389,7 @@ PROGRAMS = [
     Abuse(
         "configured a model that is not the run's",
         configured=lambda run: dspy.utils.DummyLM([]),
-        says="no predictor of the program asks this run's policy",
+        says="no predictor of the program uses this run's policy",
         error=ValueError,
         exit=6,
     ),
@@ -485,7 +485,7 @@ PARSES = [
         "was compiled with demos, and asks for exclude_demos",
         a.with_demos,
         asked_for={"exclude_demos": True},
-        says="1 demos were taken out",
+        says="1 demos were removed",
         outcomes=ALL,
     ),
 ]
@@ -496,7 +496,7 @@ METRICS = [
         metric=a.raising(KeyError("no such column")),
         asked_for={"num_train_steps": 9},
         says=r"The metric gave no score 16 times in a row\n"
-        r"it raised KeyError: 'no such column'\nHint: it failed last on Example",
+        r"it raised KeyError: 'no such column'\nHint: the last failure was on Example",
         exit=6,
     ),
     Abuse(
@@ -554,7 +554,7 @@ METRICS = [
     Abuse(
         "takes one argument",
         metric=lambda prediction: 1.0,
-        says="should take \\(example, prediction, trace=None\\)",
+        says="must take \\(example, prediction, trace=None\\)",
         error=TypeError,
         exit=6,
     ),
@@ -576,7 +576,7 @@ METRICS = [
     Abuse(
         "judges a predictor the program does not have",
         metric=lambda e, p, t=None: dspy.Prediction(score=len(p.french), predictor_scores={"frist": 1.0}),
-        says="judges a predictor 'frist', which the program does not have; it has self",
+        says="scores a predictor 'frist', which the program does not have; it has self",
         rewards=LENGTHS,
     ),
 ]
@@ -679,7 +679,7 @@ RUN = [
             "num_dspy_examples_per_grpo_step": 1,
         },
         says=r"3 steps in a row had nothing to train on\nno sample of this step can be trained"
-        r"(.|\n)*the last rollouts ended so: 2 unscored",
+        r"(.|\n)*the last rollouts ended like this: 2 unscored",
         counts={"empty_steps": 3, "dropped": {"unscored: the metric returned None": 6}},
         exit=6,
     ),
@@ -710,7 +710,7 @@ PARAMETERS = [
         ),
         ("variably_invoked_predictor_fill_strategy", "max", "belongs to the grouping mode 'fill'"),
         ("train_kwargs", {"learning_rate": 1e-5}, "launch --set train.learning_rate"),
-        ("train_kwargs", {"top_p": 0.9}, "samples from another distribution than the policy's"),
+        ("train_kwargs", {"top_p": 0.9}, "samples from a different distribution than the policy's"),
         ("train_kwargs", {"temperature": 0}, "temperature must be above 0 and at most 2"),
     ]
 ] + [
@@ -851,7 +851,7 @@ def test_a_program_that_asks_another_run_is_refused(run: SmallRun) -> None:
     other = SmallRun()
     student = a.predict()
     student.set_lm(PolicyLM(other.session()))
-    with pytest.raises(ValueError, match="but the optimizer trains the one at"):
+    with pytest.raises(ValueError, match="but the optimizer trains the run at"):
         GRPO(a.length, **DEFAULTS).compile(student, tagged_examples())
     other.close()
 

@@ -53,7 +53,7 @@ def test_a_training_that_goes_well_raises_none() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "says"),
     [
-        ("flat_groups", lambda step: {"flat_groups": 0.95}, "in 95% of the groups all rewards are the same"),
+        ("flat_groups", lambda step: {"flat_groups": 0.95}, "in 95% of the groups all rewards are equal"),
         (
             "length",
             lambda step: {"length": 20.0 * 1.1**step},
@@ -61,7 +61,7 @@ def test_a_training_that_goes_well_raises_none() -> None:
         ),
         ("repetition", lambda step: {"repetition": 0.6}, "60% of their four-word sequences"),
         ("entropy", lambda step: {"entropy": 0.8 * 0.7**step}, "entropy 0.409 -> 0.034 nats a token"),
-        ("truncation", lambda step: {"truncation": 0.3}, "30% of the runs have an answer cut off"),
+        ("truncation", lambda step: {"truncation": 0.3}, "30% of the runs had an answer cut off"),
         ("kl_behaviour", lambda step: {"kl_behaviour": 0.06}, "0.060 nats a token away from the policy that"),
         ("kl_reference", lambda step: {"kl_reference": 1.5}, "1.500 nats a token away from the model before"),
         (
@@ -160,7 +160,7 @@ def test_c47_an_alarm_is_said_once_in_the_terminal_and_in_every_record(
     optimizer = train()
     said = [line for line in capfd.readouterr().err.splitlines() if "ALARM" in line]
     assert said == [
-        "grpo: ALARM truncation after 3 steps: 75% of the runs have an answer cut off at its length limit"
+        "grpo: ALARM truncation after 3 steps: 75% of the runs had an answer cut off at the length limit"
     ]
     written = [json.loads(line) for line in (tmp_path / "grpo.jsonl").read_text().splitlines()]
     assert [it["name"] for it in written if it["kind"] == "alarm"] == ["truncation"]

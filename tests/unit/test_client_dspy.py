@@ -70,7 +70,7 @@ def test_a_prompt_optimizer_works_with_set_lm_alone_and_the_policys_settings_are
     optimizer().compile(program, trainset=examples())
     assert {it.body["max_tokens"] for it in run.asked} == {17}
     assert (
-        "self: no LM of its own, so it asks the policy as the first PolicyLM of this program does "
+        "self: no LM of its own, so it uses the policy as the first PolicyLM of this program does "
         "(max_tokens=17)"
     ) in capfd.readouterr().err
 
@@ -79,7 +79,7 @@ def test_default_settings_are_said_where_there_are_no_others(
     run: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
     optimizer().compile(a.predict(), trainset=examples())
-    assert "self: no LM of its own, so it asks the policy with default settings" in capfd.readouterr().err
+    assert "self: no LM of its own, so it uses the policy with default settings" in capfd.readouterr().err
 
 
 def test_what_the_user_configures_goes_before_the_policy(run: SmallRun) -> None:
@@ -183,13 +183,13 @@ def test_g19_a_training_in_which_no_answer_parses_ends_soon_and_says_what_to_try
 ) -> None:
     run.answer, run.drop_flat = never, True
     grpo = optimizer(num_train_steps=50)
-    with pytest.raises(TrainingFailed, match=r"No answer parsed in 3 steps in a row\n") as raised:
+    with pytest.raises(TrainingFailed, match=r"No answer could be parsed in 3 steps in a row\n") as raised:
         grpo.compile(a.predict(), trainset=examples())
     hint = str(raised.value.hint)
     assert "adapter" in hint and "max_tokens" in hint and "fewer output fields" in hint
     assert "50% of the runs were cut off" in hint
     assert len(run.requests) == 3
-    assert capfd.readouterr().err.count("in none of the runs did the answers parse; try another adapter") == 1
+    assert capfd.readouterr().err.count("no run had answers that could be parsed; try another adapter") == 1
 
 
 def test_a_single_step_of_unparsed_answers_fails_with_the_same_hint(run: SmallRun) -> None:
@@ -204,7 +204,7 @@ def test_unparsed_answers_are_said_at_the_first_validation(
     run.answer = lambda asked: a.BAD if asked.tag("purpose") == "eval" else a.varied(asked)
     optimizer().compile(a.predict(), trainset=examples(), valset=examples())
     lines = capfd.readouterr().err.splitlines()
-    first = next(i for i, line in enumerate(lines) if "in none of the runs did the answers parse" in line)
+    first = next(i for i, line in enumerate(lines) if "no run had answers that could be parsed" in line)
     assert first < next(i for i, line in enumerate(lines) if "step 1/1" in line)
 
 

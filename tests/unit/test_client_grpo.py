@@ -313,7 +313,7 @@ def test_steps_with_nothing_to_train_on_stop_the_training_by_name(run: SmallRun)
             return dspy.Prediction(french="")
 
     grpo = optimizer(num_train_steps=10)
-    with pytest.raises(TrainingFailed, match=r"3 steps in a row(.|\n)*no rollout asked the policy"):
+    with pytest.raises(TrainingFailed, match=r"3 steps in a row(.|\n)*no rollout called the policy"):
         grpo.compile(Silent(), trainset=examples(2))
     assert not run.requests
 
@@ -561,7 +561,7 @@ def test_with_staleness_one_the_next_rollouts_are_made_while_a_step_trains(run: 
         ({"checkpoint": "every"}, "single-best"),
         ({"staleness": 2}, "0 or 1"),
         ({"train_kwargs": {"learning_rate": 1e-5}}, "launch --set train.learning_rate"),
-        ({"train_kwargs": {"top_p": 0.9}}, "another distribution"),
+        ({"train_kwargs": {"top_p": 0.9}}, "a different distribution"),
         ({"train_kwargs": {"temperature": 0}}, "above 0"),
         ({"num_train_steps": 0}, "at least 1"),
     ],
@@ -572,6 +572,6 @@ def test_what_cannot_be_meant_is_refused_by_name(changes: dict[str, Any], messag
 
 
 def test_a_metric_of_the_wrong_shape_is_refused_before_anything_is_asked(run: SmallRun) -> None:
-    with pytest.raises(TypeError, match="should take"):
+    with pytest.raises(TypeError, match="must take"):
         optimizer(lambda prediction: 1.0).compile(program(), trainset=examples(2))
     assert not run.asked

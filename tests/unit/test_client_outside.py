@@ -164,7 +164,7 @@ def test_c47_failing_judges_are_an_alarm(run: SmallRun, outside: SmallRun) -> No
     grpo.compile(a.predict(), trainset=examples())
     assert "outside" in grpo.report.alarms
     (text,) = [it["text"] for it in grpo.history if it["kind"] == "alarm" and it["name"] == "outside"]
-    assert text == "another model or a judge failed 25% of the runs: they are left out, not scored"
+    assert text == "another model or a judge failed in 25% of the runs: they are left out, not scored"
 
 
 def test_steps_that_others_failed_altogether_end_the_training_by_their_names(
@@ -173,7 +173,7 @@ def test_steps_that_others_failed_altogether_end_the_training_by_their_names(
     outside.answer = lambda asked: BUSY
     grpo = optimizer(num_train_steps=9)
     with pytest.raises(
-        TrainingFailed, match=r"3 steps in a row(.|\n)*openai/judge-1 24 times; fewer at once"
+        TrainingFailed, match=r"3 steps in a row(.|\n)*openai/judge-1 24 times; run fewer at once"
     ):
         grpo.compile(Forgiving(other_lm(outside)), trainset=examples())
 

@@ -91,7 +91,7 @@ def test_g21_a_restarted_program_that_was_changed_begins_anew_and_says_what_diff
     train(2, size=6, metric=other_metric)
     assert len(run.requests) == 4
     said = capfd.readouterr().err
-    assert "starting at step 0 on the policy as it is now (v2): what was trained before" in said
+    assert "starting at step 0 with the policy as it is now (v2): what was trained before" in said
     assert "metric 'length' -> 'other_metric', examples 4 -> 6" in said
 
 
@@ -127,7 +127,7 @@ def test_g21_of_two_optimizers_the_one_that_was_under_way_is_taken_up(
         (
             5,
             6,
-            r"nothing to resume\nthe run's last step is other work: examples 4 -> 6\nHint: without resume",
+            r"nothing to resume\nthe run's last step is different work: examples 4 -> 6\nHint: without",
         ),
     ],
 )
@@ -156,7 +156,7 @@ def test_g21_what_another_version_of_launch_has_left_is_not_passed_over_in_silen
     run.client_state = older
     begin_life(monkeypatch, 2)
     train(1)
-    said = "made by another version of launch"
+    said = "made by a different version of launch"
     assert said in capfd.readouterr().err
     run.client_state = older
     with pytest.raises(TrainingFailed, match=said):

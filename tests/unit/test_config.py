@@ -78,10 +78,10 @@ def test_an_unknown_key_is_an_error_with_a_suggestion(home: Home, folder: Path) 
     error = failure(home, folder)
     assert isinstance(error, ConfigError) and error.exit_code == 3
     assert error.message == "launch.toml: modle: no such setting"
-    assert error.why == "the nearest is model"
+    assert error.why == "did you mean model?"
 
     (folder / "launch.toml").write_text("[train]\nlerning_rate = 1.0")
-    assert failure(home, folder).why == "the nearest is train.learning_rate"
+    assert failure(home, folder).why == "did you mean train.learning_rate?"
 
     (folder / "launch.toml").write_text("[cluster]\nzebra = 1.0")
     assert failure(home, folder).hint == "launch config"
@@ -170,7 +170,7 @@ def test_runtime_values_that_mean_nothing_beside_one_another_are_refused(
 ) -> None:
     error = failure(home, folder, sets=sets)
     assert error.exit_code == 2
-    assert error.message.startswith(message) and error.message.endswith("does not fit")
+    assert error.message.startswith(message) and error.message.endswith("is not valid")
     assert reason in (error.why or "") and error.hint
 
 
@@ -187,7 +187,7 @@ def test_none_clears_an_optional_runtime_value(home: Home, folder: Path) -> None
 
 def test_the_embedded_model_brings_settings_that_anyone_may_change(home: Home, folder: Path) -> None:
     key = "train.learning_rate"
-    assert load({}, environ={}, folder=folder, home=home).values[key].source == "the embedded model"
+    assert load({}, environ={}, folder=folder, home=home).values[key].source == "the built-in model"
     other = load({"model": "someone/some-model"}, environ={}, folder=folder, home=home)
     assert other.values[key].source == "default"
     write_user_config(home, "[train]\nlearning_rate = 1e-4")
@@ -196,15 +196,15 @@ def test_the_embedded_model_brings_settings_that_anyone_may_change(home: Home, f
 
 def test_a_bad_value_names_its_place_and_gets_that_places_exit_code(home: Home, folder: Path) -> None:
     error = failure(home, folder, flags={"max": "4"})
-    assert (error.exit_code, error.message) == (2, "--max: '4' does not fit")
+    assert (error.exit_code, error.message) == (2, "--max: '4' is not valid")
     assert "4h" in (error.why or "")
     error = failure(home, folder, environ={"LAUNCH_BUDGET": "lots"})
-    assert (error.exit_code, error.message) == (3, "LAUNCH_BUDGET: 'lots' does not fit")
+    assert (error.exit_code, error.message) == (3, "LAUNCH_BUDGET: 'lots' is not valid")
 
 
 def test_a_misspelt_variable_is_an_error_and_a_foreign_one_is_not(home: Home, folder: Path) -> None:
     load({}, environ={"LAUNCH_EDITOR": "code", "LAUNCHER": "x"}, folder=folder, home=home)
-    assert failure(home, folder, environ={"LAUNCH_MODELS": "x"}).why == "the nearest is LAUNCH_MODEL"
+    assert failure(home, folder, environ={"LAUNCH_MODELS": "x"}).why == "did you mean LAUNCH_MODEL?"
 
 
 def test_inside_a_run_launch_model_names_the_endpoints_model_not_ours(home: Home, folder: Path) -> None:

@@ -29,11 +29,11 @@ def test_g22_a_verb_that_copies_says_how_far_it_is_now_and_then_and_stdout_has_t
     monkeypatch.setattr(output, "QUIET_SECONDS", 0.02)
     stdout, stderr = io.StringIO(), io.StringIO()
     said = Output(as_json=True, stdout=stdout, stderr=stderr, environ={})
-    with said.busy("bringing home dev", "or waiting") as progress:
+    with said.busy("copying the results of dev", "or waiting") as progress:
         wait_until(lambda: " · or waiting\n" in stderr.getvalue(), what="a word")
         progress("120 MB of 450 MB, 2.4 MB/s, 2m 17s left")
         wait_until(lambda: "2.4 MB/s" in stderr.getvalue(), what="how far it is")
-    assert stderr.getvalue().startswith("bringing home dev, 0.")
+    assert stderr.getvalue().startswith("copying the results of dev, 0.")
     said.result({"into": "x"}, "")
     assert json.loads(stdout.getvalue())["into"] == "x"
     before = len(stderr.getvalue())
@@ -76,9 +76,9 @@ def test_g28_whoever_waits_for_an_end_knows_how_far_the_copy_is_and_a_broken_scr
         raise ValueError("I/O operation on closed file")
 
     with teardown_lock.alone(tmp_path, "launch", broken) as turn:
-        turn.telling("results home", broken)(SAID)
+        turn.telling("copying results", broken)(SAID)
         holder = teardown_lock.holder(tmp_path)
-        assert holder is not None and holder.doing == f"results home: {SAID}"
+        assert holder is not None and holder.doing == f"copying results: {SAID}"
 
 
 def test_g28_whoever_waits_is_told_of_a_copy_now_and_then_and_not_of_each_of_its_bytes(
@@ -87,7 +87,7 @@ def test_g28_whoever_waits_is_told_of_a_copy_now_and_then_and_not_of_each_of_its
     said: list[str] = []
     with contextlib.ExitStack() as first:
         turn = first.enter_context(teardown_lock.alone(tmp_path, "launch", said.append))
-        tell = turn.telling("results home", lambda line: None)
+        tell = turn.telling("copying results", lambda line: None)
         now = 0.0
 
         class Clock:
@@ -109,4 +109,4 @@ def test_g28_whoever_waits_is_told_of_a_copy_now_and_then_and_not_of_each_of_its
             pass
     assert len(said) == 3, said
     holder = f"launch (pid {os.getpid()}) is ending it"
-    assert said[1].endswith(f"{holder}: results home: 21 MB of 50 MB; waiting")
+    assert said[1].endswith(f"{holder}: copying results: 21 MB of 50 MB; waiting")

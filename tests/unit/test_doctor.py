@@ -113,12 +113,12 @@ def test_g31_there_are_two_verdicts_and_on_a_mac_the_rented_one_decides(
     monkeypatch.setattr(preflight.sys, "platform", "darwin")
     done = typed("doctor")
     assert done.returncode == 3
-    assert done.stdout.splitlines()[-1] == "a run on this computer cannot work: it is no Linux"
+    assert done.stdout.splitlines()[-1] == "a run on this computer cannot work: it needs Linux"
     (tmp_path / ".aws").mkdir()
     done = typed("doctor")
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-2:] == [
-        "a run on rented machines can work", "a run on this computer cannot work: it is no Linux",
+        "a run on rented machines can work", "a run on this computer cannot work: it needs Linux",
     ]  # fmt: skip
     found = json.loads(typed("doctor", "--json").stdout)
     assert (found["ready"], found["ready_rented"]) == (False, True)
@@ -134,7 +134,7 @@ def test_a_complete_environment_is_told_from_one_with_a_hole(
 ) -> None:
     assert answer("environment").state == "info"
     folder = build(home)
-    assert answer("environment") == Check("environment", "ok", f"complete: {folder}")
+    assert answer("environment") == Check("environment", "ok", f"complete, in {folder}")
     shutil.rmtree(folder)
     build(home, leave_out="torch")
     check = answer("environment")
@@ -175,7 +175,7 @@ def test_the_clouds_with_an_account_are_named_and_whose_prices_are_missing(
     ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CA_BUNDLE", "/etc/ssl/certs.pem")
-    assert answer("clouds").detail.startswith("no account with any")
+    assert answer("clouds").detail.startswith("no cloud account")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "key.json")
     (tmp_path / ".aws").mkdir()
     prices = tmp_path / ".sky" / "catalogs" / "v8" / "aws" / "vms.csv"

@@ -15,9 +15,9 @@ import pytest
 
 from launcher.base.errors import NotPulled, PreflightError
 from launcher.results import checkpoints, durable, home_copy
-from launcher.results.background_copy import Homeward
+from launcher.results.background_copy import BackgroundCopy
 from launcher.values.machine import Stopped, never
-from launcher.values.standing import Standing
+from launcher.values.standing import BOUND_STEPS, Standing
 from runtime.gateway.steps.rewind import Rewind
 from runtime.shared.start_adapter import FILES
 from tests.support.committed import commit, name_best, pin
@@ -171,7 +171,7 @@ def test_a_kill_at_any_instant_of_securing_leaves_a_whole_checkpoint(tmp_path: P
         newest = checkpoints.newest_whole(results / "durable")
         committed = checkpoints.newest_whole(state_dir / "checkpoints")
         assert newest is not None and committed is not None
-        assert checkpoints.step_of(committed) - checkpoints.step_of(newest) <= durable.BOUND_STEPS
+        assert checkpoints.step_of(committed) - checkpoints.step_of(newest) <= BOUND_STEPS
         step = checkpoints.step_of(committed) + 1
         shutil.rmtree(state_dir / "checkpoints" / f"step-{step:06d}", ignore_errors=True)
 
@@ -261,7 +261,7 @@ def test_a_damaged_durable_checkpoint_is_passed_over(state_dir: Path, results: P
 
 def test_nothing_durable_is_an_error_and_nothing_is_removed(state_dir: Path, results: Path) -> None:
     (state_dir / "samples").mkdir()
-    with pytest.raises(PreflightError, match="nothing of the run is durable"):
+    with pytest.raises(PreflightError, match="the run has no durable checkpoint"):
         durable.seed(results, state_dir)
     assert (state_dir / "samples").exists()
 
@@ -282,15 +282,15 @@ class _Disk(PretendMachine):
 
 
 def test_each_committed_step_becomes_durable_while_the_run_lives(state_dir: Path, results: Path) -> None:
-    homeward = Homeward(_Disk(state_dir), results, look_every_seconds=0.01)
-    homeward.start()
+    background_copy = BackgroundCopy(_Disk(state_dir), results, look_every_seconds=0.01)
+    background_copy.start()
     try:
         for step in (1, 2, 3):
             commit(state_dir, step)
-            wait_until(lambda: homeward.now().durable == step, what="the step is durable")  # noqa: B023
-            assert homeward.now().behind == 0
+            wait_until(lambda: background_copy.now().durable == step, what="the step is durable")  # noqa: B023
+            assert background_copy.now().behind == 0
     finally:
-        homeward.stop()
+        background_copy.stop()
     commit(state_dir, 4)
     assert durable.newest_step(results) == 3
 
@@ -308,20 +308,20 @@ def test_falling_behind_is_known_with_its_reason_and_is_caught_up(
             raise refuse
 
     machine.acts["secure"] = secure
-    homeward = Homeward(machine, results, look_every_seconds=0.01)
-    homeward.start()
+    background_copy = BackgroundCopy(machine, results, look_every_seconds=0.01)
+    background_copy.start()
     try:
         commit(state_dir, 1)
         commit(state_dir, 2)
-        wait_until(lambda: homeward.now().behind == 2, what="two steps behind")
-        now = homeward.now()
+        wait_until(lambda: background_copy.now().behind == 2, what="two steps behind")
+        now = background_copy.now()
         assert now.behind > now.bound_steps
         assert now.trouble == "the disk is full (0 bytes free)"
         assert now.describe() == "committed step 2, nothing durable (at most 1 behind, 2 behind)"
         full["full"] = False
-        wait_until(lambda: homeward.now() == Standing(2, 2), what="caught up")
+        wait_until(lambda: background_copy.now() == Standing(2, 2), what="caught up")
     finally:
-        homeward.stop()
+        background_copy.stop()
 
 
 def test_a_checkpoint_that_is_broken_is_not_read_again_and_again(
@@ -332,16 +332,18 @@ def test_a_checkpoint_that_is_broken_is_not_read_again_and_again(
     machine.acts["secure"] = lambda: looks.append(time.monotonic())
     commit(state_dir, 1)
     (commit(state_dir, 2) / "optimizer.safetensors").write_bytes(b"cut")
-    homeward = Homeward(machine, results, look_every_seconds=0.01)
-    homeward.start()
+    background_copy = BackgroundCopy(machine, results, look_every_seconds=0.01)
+    background_copy.start()
     try:
-        wait_until(lambda: homeward.now().trouble, what="it is known")
-        assert homeward.now().trouble == "step-000002: optimizer.safetensors is not what its manifest says"
-        assert (homeward.now().committed, homeward.now().durable) == (2, 1)
+        wait_until(lambda: background_copy.now().trouble, what="it is known")
+        assert (
+            background_copy.now().trouble == "step-000002: optimizer.safetensors does not match its manifest"
+        )
+        assert (background_copy.now().committed, background_copy.now().durable) == (2, 1)
         wait_until(lambda: len(looks) >= 2 and time.monotonic() - looks[-1] > 0.3, what="it is let rest")
         assert len(looks) <= 3
     finally:
-        homeward.stop()
+        background_copy.stop()
 
 
 def test_g22_at_the_end_of_a_run_a_slow_copy_is_broken_off_for_the_pull(
@@ -355,8 +357,8 @@ def test_g22_at_the_end_of_a_run_a_slow_copy_is_broken_off_for_the_pull(
             wait_until(stopped, what="it is broken off")
             raise NotPulled("it was broken off", "the run ends")
 
-    homeward = Homeward(Slow(state_dir), results, look_every_seconds=0.01)
-    homeward.start()
+    background_copy = BackgroundCopy(Slow(state_dir), results, look_every_seconds=0.01)
+    background_copy.start()
     assert begun.wait(120)
-    homeward.stop()
-    assert not homeward._thread.is_alive(), "it goes on beside the pull, at the pace of a live run"
+    background_copy.stop()
+    assert not background_copy._thread.is_alive(), "it goes on beside the pull, at the rate of a live run"

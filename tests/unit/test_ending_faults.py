@@ -45,7 +45,8 @@ ERRORS: dict[str, tuple[Callable[[], Exception], int]] = {
 # Where each call is made: all that a life of the first kind makes, then what those of another kind make too.
 MADE: dict[str, dict[str, str]] = {
     "plain": {
-        "created": "wanted.make record.create record.check_name record.list record.update machine.describe",
+        "created": "machine_from_plan.make record.create record.check_name record.list record.update "
+        "machine.describe",
         "arm": "record.update machine.kind machine.arm machine.price_per_hour machine.describe",
         "push": "record.update machine.kind machine.push",
         "setup": "record.update machine.kind machine.setup",
@@ -105,7 +106,7 @@ def test_g27_every_call_of_a_machine_and_of_the_record_is_made_to_raise() -> Non
     assert {call for life in MADE for _, call in places(life)} == calls | {
         "token.keep",
         "token.drop",
-        "wanted.make",
+        "machine_from_plan.make",
     }
 
 
@@ -149,7 +150,7 @@ def test_g27_a_call_that_raises_skips_nothing_of_the_end(
     assert seen.struck, "the call was made"
     if phase == "created" and (life == "rewound" or call in FIRST_OF_ALL):
         return nothing_begun(seen, code, life)
-    if call == "wanted.make":
+    if call == "machine_from_plan.make":
         return ended_without_a_machine(seen, code)
     ended_it = phase in WAY_UP and call not in BESIDE
     written = (phase, call) != ("writing", "record.update")
@@ -261,7 +262,7 @@ def nothing_begun(seen: Seen, code: int, life: str) -> None:
 def ended_without_a_machine(seen: Seen, code: int) -> None:
     assert seen.code == code and seen.asked == [] and seen.guardian is None
     assert seen.record is not None and seen.record.state == "verified" and seen.record.reason
-    assert seen.end["exit_code"] == code and seen.end["down"]["detail"] == "nothing had been started"
+    assert seen.end["exit_code"] == code and seen.end["down"]["detail"] == "nothing was started"
 
 
 def ended(seen: Seen, code: int, *, with_results: bool, proven: bool = True, written: bool = True) -> None:

@@ -18,7 +18,7 @@ from launcher.ledger.records import RecordStore
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.over_ssh import fetching, outgoing
 from launcher.machines.over_ssh.cloud_results import CloudResults
-from launcher.machines.over_ssh.copy_rate import Pace
+from launcher.machines.over_ssh.copy_rate import CopyRate
 from launcher.machines.over_ssh.fetching import Fetching
 from launcher.machines.over_ssh.remote_folder import SSH_BY_FILE, RemoteFolder
 from launcher.results import checkpoints, durable
@@ -222,7 +222,7 @@ def test_g23_a_copy_beside_rollouts_has_a_connection_of_its_own_and_a_bounded_ra
     shim.chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{shim.parent}{os.pathsep}{os.environ['PATH']}")
     commit(there, 1)
-    Fetching(remote, pace=Pace(2_048_000.0)).bring()
+    Fetching(remote, copy_rate=CopyRate(2_048_000.0)).bring()
     rates = [line for line in starts.read_text().splitlines() if "--version" not in line]
     assert rates and all(" --bwlimit=2000 " in line and f"-e {SSH_BY_FILE} " in line for line in rates)
     starts.unlink()
@@ -248,7 +248,7 @@ def test_g24_what_a_machine_says_it_has_writes_nothing_elsewhere(remote: RemoteF
     lying = RemoteFolder(remote.host, remote.there, remote.here)
     shell = lying.shell
     lying.shell = lambda command, *rest: shell(f"PATH={python.parent}:$PATH; {command}", *rest)  # type: ignore[method-assign]
-    with pytest.raises(JobFailed, match="what it has is not known"):
+    with pytest.raises(JobFailed, match="its files could not be listed"):
         Fetching(lying).bring()
     assert not list(there.parent.parent.parent.rglob("outside"))
 

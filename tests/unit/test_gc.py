@@ -127,7 +127,7 @@ def test_a_run_that_starts_while_we_look_is_not_touched(
     process = start(**of_run(home, record.id))
     (find,) = [find for find in leftovers.look(home, None, False, OLD) if find.kind == "processes"]
     store.update(record.id, state="work")
-    assert find.remove() == "it lives after all"
+    assert find.remove() == "it is alive after all"
     assert process.poll() is None
 
 
@@ -142,7 +142,7 @@ def test_a_run_that_nobody_looks_after_is_taken_down_with_proof(
     store.update(record.id, state="work", launch=gone, guardian=gone, machine=machine.describe())
     (find,) = found(typed)
     assert (find["kind"], find["run_id"]) == ("run", record.id)
-    assert "neither its launch nor its guardian lives" in str(find["why"])
+    assert "neither its launch nor its guardian is alive" in str(find["why"])
     done = typed("gc", "--yes", "--json")
     assert [find["done"] for find in json.loads(done.stdout)["found"]] == ["down: verified"]
     keeper.wait(10)

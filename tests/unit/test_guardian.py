@@ -89,9 +89,7 @@ def test_g01_however_the_launcher_dies_the_guardian_ends_everything(launch: Any,
     wait_until(lambda: not launcher.record.live, what="the record says so")
     record = launcher.record
     assert (
-        record.state == "verified"
-        and record.ended_by == "guardian"
-        and "without a word" in str(record.reason)
+        record.state == "verified" and record.ended_by == "guardian" and "unexpectedly" in str(record.reason)
     )
     assert record.proof is not None and record.proof["verified"]
     assert not Path(record.machine["socket_dir"]).exists()

@@ -211,7 +211,7 @@ def runs(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """Of the small tree, its tests all run by this Python; the server's own code is put beside them."""
     server = "tests/support/mutant_server.py"
     (tree / server).write_text((REPOSITORY / server).read_text())
-    (tree / "runtime/serving").mkdir()
+    (tree / "runtime/engine").mkdir()
     (tree / "runtime/engine/server.py").touch()
     monkeypatch.setattr(mutant_runs, "runtime_python", lambda: Path(sys.executable))
     monkeypatch.setattr(mutant_runs, "_RUNTIMES_MODULES", ())

@@ -98,7 +98,7 @@ def test_g26_the_plan_of_a_fresh_computer_needs_no_network_terminal_or_skypilot(
 def test_g11_a_run_is_never_agreed_to_by_the_snapshot(typed: Typed, user_home: Path) -> None:
     words = ["--gpus", "H100:4", "--yes", "--", "true"]
     refused = typed(*words)
-    assert refused.returncode == 3 and "no account with any cloud" in refused.stderr
+    assert refused.returncode == 3 and "no cloud account is set up" in refused.stderr
     assert not typed.home.exists()
 
 
@@ -127,5 +127,5 @@ def test_catalogs_on_this_computer_come_before_the_snapshot(user_home: Path) -> 
     assert prices.places_to_show(("kubernetes",), user_home, {}) == ("kubernetes",)
     (user_home / ".lambda_cloud").rmdir()
     assert prices.places_to_show((), user_home, {}) == ("aws",)
-    with pytest.raises(PreflightError, match="no account"):
+    with pytest.raises(PreflightError, match="no cloud account"):
         prices.places((), user_home, {})

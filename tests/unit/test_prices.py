@@ -204,7 +204,7 @@ def test_without_a_place_it_is_every_cloud_with_an_account(tmp_path: Path) -> No
     assert prices.places((), tmp_path, {}) == ("aws", "lambda")
     assert prices.places((), tmp_path, {"RUNPOD_API_KEY": "x"}) == ("aws", "lambda", "runpod")
     assert prices.places(("slurm",), tmp_path, {}) == ("slurm",)
-    with pytest.raises(PreflightError, match="no account") as refused:
+    with pytest.raises(PreflightError, match="no cloud account") as refused:
         prices.places((), tmp_path / "other", {})
     assert "--infra aws" in (refused.value.hint or "")
 

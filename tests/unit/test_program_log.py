@@ -20,7 +20,7 @@ from launcher.base import log, processes
 from launcher.base.log import REDACTOR, before
 from launcher.safety import minder, program_log
 from launcher.safety.program_log import Lines, ProgramLog
-from launcher.safety.program_streams import Streams
+from launcher.safety.program_streams import ProgramStreams
 from tests.support.environment import PROGRAMS
 from tests.support.lived import Lives
 from tests.support.typed import Typed
@@ -156,7 +156,7 @@ def test_g23_whoever_holds_the_output_open_and_is_silent_is_not_waited_for(
     kept: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As what a program left behind where the system adopts no orphans."""
-    streams = Streams(ProgramLog(kept))
+    streams = ProgramStreams(ProgramLog(kept))
     assert streams.for_command[0] is not None
     left_behind = os.dup(streams.for_command[0])
     streams.begin()

@@ -69,7 +69,7 @@ def test_nowhere_is_said_by_the_last_cloud_and_all_of_them_can_be_asked_afterwar
 
 @pytest.mark.parametrize(("cloud", "asked_somebody"), [("lambda", False), ("aws", True)])
 def test_where_the_first_cloud_lets_nobody_in_nothing_was_asked(cloud: str, asked_somebody: bool) -> None:
-    refused = NoAccessError("the cloud does not let us in")
+    refused = NoAccessError("the cloud does not accept your credentials")
     played, asked = Played({"lambda": CapacityError("full")} | {cloud: refused}), []
     with pytest.raises(NoAccessError):
         provisioned(played, asked)

@@ -76,7 +76,7 @@ def test_g23_a_machine_that_is_asked_for_its_end_all_the_time_is_asked_rarely(
 ) -> None:
     monkeypatch.setattr(remote_folder, "time", clock)
     there = _looked(tmp_path)
-    monkeypatch.setattr("launcher.machines.cloud.RemoteFolder", Looked)
+    monkeypatch.setattr("launcher.machines.over_ssh.remote_machine.RemoteFolder", Looked)
     login = {"user": "u", "key": str(tmp_path / "key"), "port": 22, "proxy_command": None}
     described = {
         "run_id": "slip-0123abcd", "folder": str(tmp_path), "infra": ["aws"], "gpus": "H100:1",
@@ -84,7 +84,7 @@ def test_g23_a_machine_that_is_asked_for_its_end_all_the_time_is_asked_rarely(
         "standing": {"ssh": login, "address": "192.0.2.1", "price_per_hour": 0.0},
     }  # fmt: skip
     machine = CloudMachine.described(described)
-    machine._home_there = "/home/u"
+    machine._there._user_home = "/home/u"
     for _ in range(60 * 4):
         assert machine.ended() is None
         clock.sleep(0.25)

@@ -97,7 +97,7 @@ def test_a_name_is_free_again_only_when_the_run_is_proven_down(store: RecordStor
 
 @pytest.mark.parametrize("name", ["", "A", "-a", "a-", "a b", "ä", "a" * 41, "slip-0123abcd", "../x"])
 def test_what_cannot_be_a_name_is_refused(store: RecordStore, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be a run's name"):
+    with pytest.raises(UsageError, match="is not a valid run name"):
         store.create(name=name)
 
 

@@ -119,79 +119,79 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 COMMAND_LINE = [
     Refused("--modle x", 2, "no such option: --modle", "did you mean --model?", "launch --help"),
     Refused("statsu", 2, "statsu is not a verb", "did you mean status?", "launch status"),
-    Refused("status --model x", 2, "--model does not go with status", "an option of a run", "launch status --help"),
-    Refused("config --model x", 2, "--model stands before the verb", "an option of a run", "launch --model … config"),
+    Refused("status --model x", 2, "--model cannot be used with status", "an option of a run", "launch status --help"),
+    Refused("config --model x", 2, "--model goes before the verb", "an option of a run", "launch --model … config"),
     Refused("status --jsn", 2, "no such option: --jsn", "did you mean --json?", "launch status --help"),
-    Refused("--max 4", 2, "--max: '4' does not fit", "a number with its unit: 90s, 15m, 4h", "launch --help"),
-    Refused("--max 0", 2, "--max: '0' does not fit", "a number with its unit", "launch --help"),
-    Refused("--max 0s", 2, "--max: '0s' does not fit", "longer than zero", "launch --help"),
-    Refused("--max 9999d", 2, "--max: '9999d' does not fit", "at most a year", "launch --help"),
-    Refused("--budget -1", 2, "--budget: '-1' does not fit", "more than zero", "launch --help"),
-    Refused("--budget much", 2, "--budget: 'much' does not fit", "US dollars: 40", "launch --help"),
-    Refused("--lease soon", 2, "--lease: 'soon' does not fit", "90s, 15m, 4h", "launch --help"),
-    Refused("--lease 1s", 2, "--lease: '1s' does not fit", "the least is 15 s", "launch --help"),
-    Refused("--port 80", 2, "--port: '80' does not fit", "from 1024 to 65535", "launch --help"),
-    Refused("--wandb maybe", 2, "--wandb: 'maybe' does not fit", "disabled, offline, online", "launch --help"),
+    Refused("--max 4", 2, "--max: '4' is not valid", "a number with a unit: 90s, 15m, 4h", "launch --help"),
+    Refused("--max 0", 2, "--max: '0' is not valid", "a number with a unit", "launch --help"),
+    Refused("--max 0s", 2, "--max: '0s' is not valid", "must be longer than zero", "launch --help"),
+    Refused("--max 9999d", 2, "--max: '9999d' is not valid", "at most a year", "launch --help"),
+    Refused("--budget -1", 2, "--budget: '-1' is not valid", "more than zero", "launch --help"),
+    Refused("--budget much", 2, "--budget: 'much' is not valid", "US dollars: 40", "launch --help"),
+    Refused("--lease soon", 2, "--lease: 'soon' is not valid", "90s, 15m, 4h", "launch --help"),
+    Refused("--lease 1s", 2, "--lease: '1s' is not valid", "the minimum is 15 s", "launch --help"),
+    Refused("--port 80", 2, "--port: '80' is not valid", "from 1024 to 65535", "launch --help"),
+    Refused("--wandb maybe", 2, "--wandb: 'maybe' is not valid", "disabled, offline, online", "launch --help"),
     Refused("--set", 2, "--set", "could not be read", "launch --help"),
     Refused("--set train.seed", 2, "--set train.seed: no value", "KEY=VALUE", "launch --set train.seed=VALUE"),
     Refused("--set zebra=1", 2, "--set zebra: no such setting", "`launch config` lists every key", "launch config"),
-    Refused("--set train.sed=1", 2, "no such setting", "the nearest is train.seed", "--set train.seed=1"),
-    Refused("--set lease=4m", 2, "this has an option of its own", "--lease", "launch --lease 4m"),
-    Refused("--set state_dir=/x", 2, "launch sets this itself", "follows from the options", "launch config"),
-    Refused("--set train.lora.rank=0", 2, "'0' does not fit", "a whole number from 1 to 256", "launch config"),
-    Refused("--set train.lora.rank=x", 2, "'x' does not fit", "a whole number from 1 to 256", "launch config"),
-    Refused("--set train.seed=1.5", 2, "'1.5' does not fit", "expected a whole number", "launch config"),
-    Refused("--set train.learning_rate=-1", 2, "'-1' does not fit", "a number above 0", "launch config"),
-    Refused("--set train.learning_rate=nan", 2, "'nan' does not fit", "a number above 0", "launch config"),
-    Refused("--set train.keep_checkpoints=1", 2, "'1' does not fit", "a whole number of 2 or more", "launch config"),
-    Refused("--set train.scale_rewards=2", 2, "'2' does not fit", "true or false", "launch config"),
-    Refused("--set train.loss=magic", 2, "'magic' does not fit", "expected one of grpo", "launch config"),
-    Refused("--name Not_A_Name", 2, "'Not_A_Name' cannot be a run's name", "1 to 40 of a-z", "--name my-run"),
-    Refused("--name slip-0123abcd", 2, "cannot be a run's name", "not of an id's form", "--name my-run"),
-    Refused("--name ../../x", 2, "'../../x' cannot be a run's name", "a-z, 0-9 and -", "--name my-run"),
+    Refused("--set train.sed=1", 2, "no such setting", "did you mean train.seed?", "--set train.seed=1"),
+    Refused("--set lease=4m", 2, "this setting has its own option", "--lease", "launch --lease 4m"),
+    Refused("--set state_dir=/x", 2, "launch sets this itself", "depends on the options", "launch config"),
+    Refused("--set train.lora.rank=0", 2, "'0' is not valid", "a whole number from 1 to 256", "launch config"),
+    Refused("--set train.lora.rank=x", 2, "'x' is not valid", "a whole number from 1 to 256", "launch config"),
+    Refused("--set train.seed=1.5", 2, "'1.5' is not valid", "expected a whole number", "launch config"),
+    Refused("--set train.learning_rate=-1", 2, "'-1' is not valid", "a number above 0", "launch config"),
+    Refused("--set train.learning_rate=nan", 2, "'nan' is not valid", "a number above 0", "launch config"),
+    Refused("--set train.keep_checkpoints=1", 2, "'1' is not valid", "a whole number of 2 or more", "launch config"),
+    Refused("--set train.scale_rewards=2", 2, "'2' is not valid", "true or false", "launch config"),
+    Refused("--set train.loss=magic", 2, "'magic' is not valid", "expected one of grpo", "launch config"),
+    Refused("--name Not_A_Name", 2, "'Not_A_Name' is not a valid run name", "1 to 40 of a-z", "--name my-run"),
+    Refused("--name slip-0123abcd", 2, "is not a valid run name", "must not look like a run id", "--name my-run"),
+    Refused("--name ../../x", 2, "'../../x' is not a valid run name", "a-z, 0-9 and -", "--name my-run"),
     Refused("--name dev", 2, "a run named dev is live", "its state: created", "launch status dev",
             done=lambda place: place.live_run("dev")),
-    Refused("--gpus H100:4", 2, "nobody is here to agree", "renting GPUs costs money", "launch plan --gpus H100:4"),
-    Refused("--gpus H100", 2, "nobody is here to agree", "renting GPUs costs money", "launch plan --gpus H100:1"),
-    Refused("--gpus 100", 2, "--gpus: '100' does not fit", "TYPE:COUNT, such as H100:4", "launch --help"),
-    Refused("--gpus H100:", 2, "--gpus: 'H100:' does not fit", "TYPE:COUNT", "launch --help"),
-    Refused("--gpus 4:H100", 2, "--gpus: '4:H100' does not fit", "TYPE:COUNT", "launch --help"),
-    Refused("--gpus H100:0", 2, "--gpus: 'H100:0' does not fit", "at least one GPU", "launch --help"),
-    Refused("--gpus H100:-1", 2, "--gpus: 'H100:-1' does not fit", "TYPE:COUNT", "launch --help"),
-    Refused("--gpus H100:1.5", 2, "--gpus: 'H100:1.5' does not fit", "TYPE:COUNT", "launch --help"),
-    Refused("--gpus H100:99999", 2, "--gpus: 'H100:99999' does not fit", "TYPE:COUNT", "launch --help"),
-    Refused("--gpus H100:4,A100:8", 2, "does not fit", "TYPE:COUNT", "launch --help"),
-    Refused("plan --gpus H100:0", 2, "--gpus: 'H100:0' does not fit", "at least one GPU", "launch --help"),
+    Refused("--gpus H100:4", 2, "there is no terminal", "renting GPUs costs money", "launch plan --gpus H100:4"),
+    Refused("--gpus H100", 2, "there is no terminal", "renting GPUs costs money", "launch plan --gpus H100:1"),
+    Refused("--gpus 100", 2, "--gpus: '100' is not valid", "TYPE:COUNT, such as H100:4", "launch --help"),
+    Refused("--gpus H100:", 2, "--gpus: 'H100:' is not valid", "TYPE:COUNT", "launch --help"),
+    Refused("--gpus 4:H100", 2, "--gpus: '4:H100' is not valid", "TYPE:COUNT", "launch --help"),
+    Refused("--gpus H100:0", 2, "--gpus: 'H100:0' is not valid", "at least one GPU", "launch --help"),
+    Refused("--gpus H100:-1", 2, "--gpus: 'H100:-1' is not valid", "TYPE:COUNT", "launch --help"),
+    Refused("--gpus H100:1.5", 2, "--gpus: 'H100:1.5' is not valid", "TYPE:COUNT", "launch --help"),
+    Refused("--gpus H100:99999", 2, "--gpus: 'H100:99999' is not valid", "TYPE:COUNT", "launch --help"),
+    Refused("--gpus H100:4,A100:8", 2, "is not valid", "TYPE:COUNT", "launch --help"),
+    Refused("plan --gpus H100:0", 2, "--gpus: 'H100:0' is not valid", "at least one GPU", "launch --help"),
     Refused("plan --gpuz H100:4", 2, "no such option: --gpuz", "did you mean --gpus?", "launch plan --help"),
-    Refused("plan --resume dev", 2, "--resume does not go with plan", "an option of a run", "launch plan --help"),
-    Refused("--resume dev --dry-run", 2, "--resume does not go with a plan", "would be looked at and ended", "launch status"),
-    Refused("--dry-run status", 2, "--dry-run does not go with status", "about a run", "launch status"),
-    Refused("plan", 3, "launch.toml: '4' does not fit", "TYPE:COUNT", "launch --help",
+    Refused("plan --resume dev", 2, "--resume cannot be used with plan", "an option of a run", "launch plan --help"),
+    Refused("--resume dev --dry-run", 2, "--resume cannot be used with a plan", "a plan changes nothing", "launch status"),
+    Refused("--dry-run status", 2, "--dry-run cannot be used with status", "a run's option", "launch status"),
+    Refused("plan", 3, "launch.toml: '4' is not valid", "TYPE:COUNT", "launch --help",
             done=lambda place: place.write("launch.toml", "gpus = '4'")),
-    Refused("--set train.lr=1", 2, "--set train.lr: no such", "nearest is train.learning_rate", "launch --set train.learning_rate=1"),
-    Refused("--grace 0s", 2, "--grace: '0s' does not fit", "longer than zero", "launch --help"),
-    Refused("--grace 1h", 2, "--grace: '1h' does not fit", "the most is 2m", "launch --help"),
-    Refused("--infra lambda", 2, "--infra goes with --gpus", "on this computer", "launch --gpus H100:4 --infra"),
-    Refused("--infra awz --gpus H100:4", 2, "--infra: 'awz' does not fit", "did you mean aws?", "launch --help"),
-    Refused("--infra aws,awz", 2, "--infra: 'aws,awz' does not fit", "did you mean aws?", "launch --help"),
-    Refused("--infra moon", 2, "--infra: 'moon' does not fit", "there are aws, azure", "launch --help"),
-    Refused("--infra aws//x", 2, "--infra: 'aws//x' does not fit", "CLOUD/REGION/ZONE", "launch --help"),
-    Refused("--infra aws/a/b/c", 2, "does not fit", "CLOUD/REGION/ZONE", "launch --help"),
-    Refused("--infra hyperbolic", 2, "does not fit", "cannot end by itself, so it could be left behind", "launch --help"),
-    Refused("--infra aws --infra Verda", 2, "does not fit", "a machine on verda cannot end by itself", "launch --help"),
-    Refused("--train-gpus 1", 2, "--train-gpus goes with --gpus", "on this computer", "launch --gpus H100:4"),
-    Refused("--train-gpus none", 2, "--train-gpus: 'none' does not fit", "a whole number from 1", "launch --help"),
-    Refused("--infer-gpus 0", 2, "--infer-gpus: '0' does not fit", "a whole number from 1", "launch --help"),
-    Refused("--max-price free", 2, "--max-price: 'free' does not fit", "US dollars", "launch --help"),
-    Refused("--max-price 20", 2, "--max-price goes with --gpus", "on this computer", "launch --gpus H100:4"),
-    Refused("--idle 90s", 2, "--idle: '90s' does not fit", "whole minutes, such as 10m", "launch --help"),
-    Refused("--idle 10", 2, "--idle: '10' does not fit", "a number with its unit", "launch --help"),
-    Refused("--disk 1TB", 2, "--disk: '1TB' does not fit", "a number of GB from 50", "launch --help"),
-    Refused("--disk 3", 2, "--disk: '3' does not fit", "a number of GB from 50", "launch --help"),
-    Refused("--max 4h status", 2, "--max does not go with status", "an option of a run", "launch status --help"),
-    Refused("status -- x", 2, "launch status runs no program", "goes with no verb", "launch -- PROGRAM"),
+    Refused("--set train.lr=1", 2, "--set train.lr: no such", "did you mean train.learning_rate?", "launch --set train.learning_rate=1"),
+    Refused("--grace 0s", 2, "--grace: '0s' is not valid", "must be longer than zero", "launch --help"),
+    Refused("--grace 1h", 2, "--grace: '1h' is not valid", "the maximum is 2m", "launch --help"),
+    Refused("--infra lambda", 2, "--infra needs --gpus", "on this computer", "launch --gpus H100:4 --infra"),
+    Refused("--infra awz --gpus H100:4", 2, "--infra: 'awz' is not valid", "did you mean aws?", "launch --help"),
+    Refused("--infra aws,awz", 2, "--infra: 'aws,awz' is not valid", "did you mean aws?", "launch --help"),
+    Refused("--infra moon", 2, "--infra: 'moon' is not valid", "the clouds are aws, azure", "launch --help"),
+    Refused("--infra aws//x", 2, "--infra: 'aws//x' is not valid", "CLOUD/REGION/ZONE", "launch --help"),
+    Refused("--infra aws/a/b/c", 2, "is not valid", "CLOUD/REGION/ZONE", "launch --help"),
+    Refused("--infra hyperbolic", 2, "is not valid", "cannot shut itself down, so it could be left running", "launch --help"),
+    Refused("--infra aws --infra Verda", 2, "is not valid", "a machine on verda cannot shut itself down", "launch --help"),
+    Refused("--train-gpus 1", 2, "--train-gpus needs --gpus", "on this computer", "launch --gpus H100:4"),
+    Refused("--train-gpus none", 2, "--train-gpus: 'none' is not valid", "a whole number from 1", "launch --help"),
+    Refused("--infer-gpus 0", 2, "--infer-gpus: '0' is not valid", "a whole number from 1", "launch --help"),
+    Refused("--max-price free", 2, "--max-price: 'free' is not valid", "US dollars", "launch --help"),
+    Refused("--max-price 20", 2, "--max-price needs --gpus", "on this computer", "launch --gpus H100:4"),
+    Refused("--idle 90s", 2, "--idle: '90s' is not valid", "whole minutes, such as 10m", "launch --help"),
+    Refused("--idle 10", 2, "--idle: '10' is not valid", "a number with a unit", "launch --help"),
+    Refused("--disk 1TB", 2, "--disk: '1TB' is not valid", "a number of GB from 50", "launch --help"),
+    Refused("--disk 3", 2, "--disk: '3' is not valid", "a number of GB from 50", "launch --help"),
+    Refused("--max 4h status", 2, "--max cannot be used with status", "an option of a run", "launch status --help"),
+    Refused("status -- x", 2, "launch status runs no program", "takes no program", "launch -- PROGRAM"),
     Refused("logs", 2, "NAME", "could not be read", "launch logs --help"),
-    Refused("gc --older-than 3", 2, "--older-than: '3' does not fit", "90s, 15m", "launch gc --older-than 7d"),
+    Refused("gc --older-than 3", 2, "--older-than: '3' is not valid", "90s, 15m", "launch gc --older-than 7d"),
     Refused("down ../../x", 2, "there is no run '../../x'", "0 runs are recorded", "launch status"),
     Refused("pull /etc", 2, "there is no run '/etc'", "0 runs are recorded", "launch status"),
     Refused("logs dev --which ../../../etc/passwd", 2, "dev has no log ../../../etc/passwd", "it has launch", "launch logs dev --which launch",
@@ -220,7 +220,7 @@ def test_g11_what_means_something_for_rented_runs_only_is_refused_without_one(
         Refused(
             f"{option} -- true",
             2,
-            f"{name} goes with --gpus",
+            f"{name} needs --gpus",
             "on this computer",
             f"launch --gpus H100:4 {name}",
         ),
@@ -243,7 +243,7 @@ def test_g11_without_the_programs_that_reach_a_machine_nothing_is_rented(
     for tool in ("true", *tools):
         (tmp_path / "bin" / tool).symlink_to("/bin/true")
     typed = "--gpus H100:4 --infra aws --yes -- true"
-    what, why = "a rented machine is reached with ssh and rsync", f"{missing} not on this computer"
+    what, why = "launch reaches a rented machine with ssh and rsync", f"{missing} not on this computer"
     check(Refused(typed, 3, what, why, "apt-get install", environ={"PATH": str(tmp_path / "bin")}), place)
 
 
@@ -261,7 +261,7 @@ def test_g11_a_program_beside_a_name_that_hides_ours_is_refused_first(
             f"{options}-- python3 my.py",
             3,
             hides,
-            "Python looks beside the program first",
+            "Python looks in the program's folder first",
             f"mv {place.folder}/{name}",
         ),
         place,
@@ -269,21 +269,21 @@ def test_g11_a_program_beside_a_name_that_hides_ours_is_refused_first(
 
 
 PROGRAMS = [
-    Refused("--", 2, "no program behind --", "followed by the program", "launch -- python my.py"),
+    Refused("--", 2, "no program after --", "the program to run goes after --", "launch -- python my.py"),
     Refused("-- no-such-program", 3, "cannot run no-such-program", "no such program on PATH", "which no-such"),
     Refused("-- ./none", 3, "cannot run ./none", "no such file", "ls ."),
     Refused("-- lib", 3, "cannot run lib", "it is a folder", "ls lib",
             done=lambda place: place.write("lib/x.py", "")),
     Refused("-- x.py --steps 3", 3, "cannot run x.py", "in this folder, but not on PATH",
             "launch -- python x.py --steps 3", done=lambda place: place.write("x.py", "")),
-    Refused("-- ./x.py", 3, "cannot run ./x.py", "may not be run", "launch -- python ./x.py",
+    Refused("-- ./x.py", 3, "cannot run ./x.py", "is not executable", "launch -- python ./x.py",
             done=lambda place: place.write("x.py", "")),
-    Refused("-- ./x.sh", 3, "cannot run ./x.sh", "may not be run", "chmod +x ./x.sh",
+    Refused("-- ./x.sh", 3, "cannot run ./x.sh", "is not executable", "chmod +x ./x.sh",
             done=lambda place: place.write("x.sh", "#!/bin/sh\n")),
-    Refused("-- ./x", 3, "cannot run ./x", "asks for /no/perl, which is not there", "head -1",
+    Refused("-- ./x", 3, "cannot run ./x", "names /no/perl, which does not exist", "head -1",
             done=lambda place: place.write("x", "#!/no/perl -w\n", 0o700)),
     Refused("-- python3 train.py", 3, "cannot run train.py", "no such file in", "ls *.py"),
-    Refused("python x.py --steps 3", 2, "python is not a verb", "behind --", "launch -- python x.py --steps 3"),
+    Refused("python x.py --steps 3", 2, "python is not a verb", "after --", "launch -- python x.py --steps 3"),
 ]  # fmt: skip
 
 
@@ -323,19 +323,19 @@ def test_an_empty_word_is_no_program(place: Place) -> None:
 
 
 FILES = [
-    Refused("", 3, "launch.toml: lerning_rate: no such", "the nearest is train.learning_rate", "launch.toml: train",
+    Refused("", 3, "launch.toml: lerning_rate: no such", "did you mean train.learning_rate?", "launch.toml: train",
             done=lambda place: place.write("launch.toml", "lerning_rate = 1")),
-    Refused("", 3, "launch.toml: 'no' does not fit", "90s, 15m, 4h", "launch --help",
+    Refused("", 3, "launch.toml: 'no' is not valid", "90s, 15m, 4h", "launch --help",
             done=lambda place: place.write("launch.toml", "max = 'no'")),
-    Refused("", 3, "launch.toml: train.lora.rank: 'many' does not fit", "a whole number from 1", "launch config",
+    Refused("", 3, "launch.toml: train.lora.rank: 'many' is not valid", "a whole number from 1", "launch config",
             done=lambda place: place.write("launch.toml", "[train.lora]\nrank = 'many'")),
     Refused("", 3, "launch.toml cannot be read", "Invalid value", "correct",
             done=lambda place: place.write("launch.toml", "model = ")),
     Refused("", 3, "launch.toml cannot be read", "Is a directory", "ls -l",
             done=lambda place: (place.folder / "launch.toml").mkdir()),
-    Refused("", 3, "config.toml: modle: no such setting", "the nearest is model", "config.toml: model",
+    Refused("", 3, "config.toml: modle: no such setting", "did you mean model?", "config.toml: model",
             done=lambda place: place.user_config("modle = 'x'")),
-    Refused("", 3, "LAUNCH_BUDGET: 'lots' does not fit", "US dollars", "launch --help",
+    Refused("", 3, "LAUNCH_BUDGET: 'lots' is not valid", "US dollars", "launch --help",
             environ={"LAUNCH_BUDGET": "lots"}),
     Refused("", 3, "LAUNCH_MODELS in the environment: no such setting", "LAUNCH_MODEL", "export LAUNCH_MODEL=",
             environ={"LAUNCH_MODELS": "x"}),
@@ -345,11 +345,11 @@ FILES = [
             done=lambda place: place.write(".env", "HF_TOKEN\n")),
     Refused("", 3, ".env: line 2 cannot be read", "NAME=value", "sed -n 2p",
             done=lambda place: place.write(".env", "A=1\nHF_TOKEN='no end\n")),
-    Refused("", 3, ".env: LAUNCH_LEASE: '1' does not fit", "90s, 15m, 4h", "launch --help",
+    Refused("", 3, ".env: LAUNCH_LEASE: '1' is not valid", "90s, 15m, 4h", "launch --help",
             done=lambda place: place.write(".env", "LAUNCH_LEASE=1\n")),
     Refused("--env-file none", 3, "no file none", "named by --env-file", "ls -l none"),
     Refused("--env-file .", 3, ". cannot be read", "Is a directory", "ls -ld"),
-    Refused("", 3, "cannot write under", "is no folder", "LAUNCH_HOME=",
+    Refused("", 3, "cannot write under", "is not a folder", "LAUNCH_HOME=",
             done=lambda place: place.home.write_text("")),
     Refused("", 3, "config.toml cannot be read", "name too long", "ls -l", environ={"LAUNCH_HOME": "/tmp/" + "x" * 300}),
     Refused("", 3, "cannot write under", "read-only disk", "LAUNCH_HOME=",
@@ -376,7 +376,7 @@ MODELS = [
             done=lambda place: place.model(**{"config.json": None})),
     Refused("--model m", 3, "the model m cannot be used", "config.json is damaged", "download the model again",
             done=lambda place: place.model(**{"config.json": "{"})),
-    Refused("--model m", 3, "the model m cannot be used", "config.json is damaged: no JSON object", "again",
+    Refused("--model m", 3, "the model m cannot be used", "config.json is damaged: it is not a JSON object", "again",
             done=lambda place: place.model(**{"config.json": "[]"})),
     Refused("--model m", 3, "the model m cannot be used", "architecture 'mamba' is not supported", "--model Qwen/",
             done=lambda place: place.model(**{"config.json": '{"model_type": "mamba"}'})),
@@ -388,7 +388,7 @@ MODELS = [
             done=lambda place: place.model(**{"model.safetensors": b"no"})),
     Refused("--model m", 3, "the model m cannot be used", "its header is damaged", "download the model again",
             done=lambda place: place.model(**{"model.safetensors": b"\2" + bytes(7) + b"xx"})),
-    Refused("--model m", 3, "the model m cannot be used", "2.safetensors: named in the index, but not there", "again",
+    Refused("--model m", 3, "the model m cannot be used", "2.safetensors: listed in the index, but missing", "again",
             done=lambda place: place.model(**{INDEX: '{"weight_map": {"w": "2.safetensors"}}'})),
     Refused("--model m", 3, "the model m cannot be used", "no weight_map", "download the model again",
             done=lambda place: place.model(**{INDEX: "{}"})),
@@ -424,12 +424,12 @@ def test_g31_a_taken_port_is_3_and_says_who_holds_it_without_asking_for_everybod
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        holder = f"(pid {os.getpid()}) listens there"
+        holder = f"(pid {os.getpid()}) uses it"
         check(Refused(f"--port {port}", 3, f"port {port} is taken", holder, "without --port"), place)
         place.live_run("dev")
         store = RecordStore(Home.find({"LAUNCH_HOME": str(place.home)}))
         store.update(store.load("dev").id, url=f"http://127.0.0.1:{port}")
-        check(Refused(f"--port {port}", 3, "is taken", "the run dev listens there", "without --port"), place)
+        check(Refused(f"--port {port}", 3, "is taken", "the run dev uses it", "without --port"), place)
 
 
 def test_a_disk_too_full_for_the_environment_is_3(place: Place) -> None:
@@ -473,7 +473,7 @@ def test_no_network_is_3_while_the_environment_is_not_built(place: Place, tmp_pa
         for name in ("PIP_FIND_LINKS", "UV_FIND_LINKS", "UV_INDEX", "UV_EXTRA_INDEX_URL"):
             place.patch.delenv(name, raising=False)
         place.patch.setenv("UV_NO_CONFIG", "1")
-        what = "the runtime's environment is not built, and its packages cannot be had"
+        what = "the runtime's environment is not built, and its packages cannot be downloaded"
         check(Refused("", 3, what, "fetch", "once the environment is built, launch works offline"), place)
 
 
@@ -510,7 +510,7 @@ def test_an_old_python_gets_as_far_as_the_refusal() -> None:
 
 def test_a_run_here_needs_linux_and_the_verbs_do_not(place: Place) -> None:
     place.patch.setattr(sys, "platform", "darwin")
-    check(Refused("", 3, "needs Linux, this is macOS", "when launch is killed", "container"), place)
+    check(Refused("", 3, "needs Linux, this is macOS", "needs a Linux feature", "container"), place)
     assert place.typed("status").returncode == 0
 
 
@@ -535,7 +535,9 @@ def test_an_env_file_that_others_can_read_is_a_warning_and_no_error(place: Place
         home = Home.find({"LAUNCH_HOME": str(place.home)})
         warnings = load({}, environ={}, folder=place.folder, home=home).warnings
         assert warnings == (
-            (f".env holds secrets and others may read it: chmod 600 {place.folder}/.env",) if warned else ()
+            (f".env holds secrets and other users can read it: chmod 600 {place.folder}/.env",)
+            if warned
+            else ()
         )
 
 
@@ -584,9 +586,9 @@ def hub(place: Place) -> Iterator[Hub]:
     [
         (404, b"", None, "no model some/model", "no such model"),
         (401, b"", None, "cannot be downloaded", "it is gated and HF_TOKEN is not set"),
-        (403, b"", "hf_0123456789", "cannot be downloaded", "the account of HF_TOKEN has no access"),
+        (403, b"", "hf_0123456789", "cannot be downloaded", "the HF_TOKEN account has no access"),
         (500, b"", None, "cannot be looked up", "answered 500"),
-        (200, b"<html>", None, "cannot be used", "its config.json is no JSON"),
+        (200, b"<html>", None, "cannot be used", "its config.json is not JSON"),
         (200, b'{"model_type": "gpt2"}', None, "cannot be used", "architecture 'gpt2' is not supported"),
     ],
 )

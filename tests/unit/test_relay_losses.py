@@ -157,7 +157,7 @@ def test_g17_a_gateway_that_stood_still_from_the_beginning_has_used_up_its_patie
 
 def test_g23_a_gateway_that_asks_to_be_asked_again_each_time_is_not_asked_for_hours() -> None:
     """It waits for an engine that is away, or for one more that this very request ends."""
-    asks = LostError("no engine came back within 120 s", after_seconds=0.0)
+    asks = LostError("no engine was ready again within 120 s", after_seconds=0.0)
     waiting = Waiting(180.0)
     waiting.lost(0.0, 120.0, asks)
     assert waiting.left == 180.0

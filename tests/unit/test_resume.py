@@ -1,4 +1,4 @@
-"""resume.py: which run is taken up, from which step, as what it was begun; and what is refused."""
+"""taking_up.py, earlier_run.py: which run is taken up, from which step, as what, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
-from launcher.asking.request import Request
+from launcher.asking import earlier_run
 from launcher.asking.setting_sources import load
-from launcher.base.errors import PreflightError, UsageError
+from launcher.base.errors import LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import close_log
 from launcher.base.processes import ProcessId
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines.local import LocalMachine
 from launcher.results import durable, home_copy
-from launcher.run import resume
+from launcher.run import taking_up
+from launcher.run.launching import launch_run
+from launcher.run.request import Request
 from launcher.run.run import Run
 from launcher.screen.output import Output
 from launcher.values.plan import make_plan
@@ -52,16 +54,17 @@ def settings(home: Home, tmp_path: Path) -> Callable[..., Settings]:
 
 def ended(store: RecordStore, begun: Settings | None = None, **fields: Any) -> RunRecord:
     """A run that is over; with the settings it was begun with."""
-    details = resume.details(begun, "/models/mine") if begun else {}
+    details = earlier_run.details(begun, "/models/mine") if begun else {}
     record = store.create(name="dev", command=("python", "x.py"), details=details)
     return store.update(record.id, state="verified", launch=None, **fields)
 
 
-def find(store: RecordStore, word: str = "dev", said: list[str] | None = None) -> resume.Resumed:
+def find(store: RecordStore, word: str = "dev", said: list[str] | None = None) -> taking_up.Resumed:
     def machine(record: RunRecord) -> LocalMachine:
         return LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
 
-    return resume.find(store, word, machine, (said if said is not None else []).append)
+    record = earlier_run.find(store, word)
+    return taking_up.take_up(store, record, machine, (said if said is not None else []).append)
 
 
 # ----------------------------------------------------------------- which run, which step
@@ -100,7 +103,7 @@ def test_g21_without_a_durable_step_a_run_goes_back_to_the_adapter_that_it_began
     durable.keep_start(store.folder(record.id) / "results", adapter)
     found = find(store)
     assert (found.step, found.rewinds) == (0, True)
-    assert found.describe() == "resuming with the adapter that it began with: what the machine had is gone"
+    assert found.describe() == "resuming with the adapter it started with: what the machine had is gone"
 
 
 @pytest.mark.process
@@ -115,7 +118,7 @@ def test_c55_a_run_taken_up_at_its_adapter_is_a_rewind_where_it_was_ever_ready(
 
     machine = PretendMachine(tmp_path / "machine", {"seed": no_further})
     begun = settings()
-    taken_up = resume.Resumed(record, 0, rewinds=True)
+    taken_up = taking_up.Resumed(record, 0, rewinds=True)
     request = Request(begun, make_plan(begun), "/nowhere", ("true",), resumed=taken_up)
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
     assert Run(request, home, output, lambda record, store, home: machine).execute() == 3
@@ -157,7 +160,7 @@ def test_a_guardian_that_is_at_work_is_waited_for(store: RecordStore) -> None:
     def machine(record: RunRecord) -> LocalMachine:
         return LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
 
-    assert resume.find(store, "dev", machine, finish).step == 1
+    assert taking_up.take_up(store, store.load("dev"), machine, finish).step == 1
     assert said == ["dev: its guardian is still taking it down"]
 
 
@@ -182,7 +185,7 @@ def test_the_recorded_settings_hold_whatever_files_and_variables_say_now(
 ) -> None:
     begun = settings("train.learning_rate=3e-3", "train.pack_tokens=512", max="2h", model="/models/mine")
     record = ended(store, begun)
-    again = resume.settings(
+    again = earlier_run.settings(
         settings(environ={"LAUNCH_MODEL": "tiny", "LAUNCH_TRAIN__LEARNING_RATE": "1"}), record
     )
     assert (again.model, again.max_seconds, again.name) == ("/models/mine", 7200.0, "dev")
@@ -195,16 +198,16 @@ def test_every_option_of_a_run_holds_when_it_is_taken_up(
     store: RecordStore, settings: Callable[..., Settings], rate: str, bytes_per_second: float
 ) -> None:
     """But its name, which is the record's, and --yes, which was said of another price."""
-    assert SETTINGS.keys() - resume._KEPT.keys() == {"name", "yes"}
+    assert SETTINGS.keys() - earlier_run._KEPT.keys() == {"name", "yes"}
     record = ended(store, settings(copy_rate=rate, keep_output=False, grace="30s", yes=True))
-    again = resume.settings(settings(), store.load(record.id))
+    again = earlier_run.settings(settings(), store.load(record.id))
     assert (again.copy_rate, again.keep_output, again.grace_seconds) == (bytes_per_second, False, 30.0)
     assert not again.yes
 
 
 def test_what_is_given_anew_wins(store: RecordStore, settings: Callable[..., Settings]) -> None:
     record = ended(store, settings("train.learning_rate=3e-3", lease="5m"))
-    again = resume.settings(settings("train.learning_rate=1e-3", lease="30s"), record)
+    again = earlier_run.settings(settings("train.learning_rate=1e-3", lease="30s"), record)
     assert again.runtime["train.learning_rate"] == "1e-3"
     assert again.lease_seconds == 30.0
 
@@ -215,22 +218,22 @@ def test_what_would_train_another_policy_is_refused_with_why(
 ) -> None:
     record = ended(store, settings())
     with pytest.raises(UsageError, match="cannot be resumed with") as refused:
-        resume.settings(settings(given), record)
-    assert "its checkpoints hold another policy" in str(refused.value.why)
+        earlier_run.settings(settings(given), record)
+    assert "and its checkpoints hold that policy" in str(refused.value.why)
 
 
 def test_the_same_value_in_other_words_is_no_change(
     store: RecordStore, settings: Callable[..., Settings]
 ) -> None:
     record = ended(store, settings("train.lora.rank=16", "train.lora.alpha=16"))
-    assert resume.settings(settings("train.lora.rank=16", "train.lora.alpha=16.0"), record)
+    assert earlier_run.settings(settings("train.lora.rank=16", "train.lora.alpha=16.0"), record)
 
 
 def test_a_run_keeps_its_name(store: RecordStore, settings: Callable[..., Settings]) -> None:
     record = ended(store, settings())
     with pytest.raises(UsageError, match="keeps its name"):
-        resume.settings(settings(name="other"), record)
-    assert resume.settings(settings(name="dev"), record).name == "dev"
+        earlier_run.settings(settings(name="other"), record)
+    assert earlier_run.settings(settings(name="dev"), record).name == "dev"
 
 
 def test_its_program_runs_in_the_folder_it_ran_in(
@@ -241,9 +244,45 @@ def test_its_program_runs_in_the_folder_it_ran_in(
     monkeypatch.chdir(there)
     record = ended(store, settings())
     monkeypatch.chdir(tmp_path)
-    resumed = resume.Resumed(record, 1, rewinds=False)
-    assert (resumed.command, resumed.folder) == (("python", "x.py"), there)
+    assert earlier_run.folder_of(record) == there
     there.rmdir()
     with pytest.raises(PreflightError, match="ran its program in") as refused:
-        _ = resumed.folder
+        earlier_run.folder_of(record)
     assert "--resume dev -- COMMAND" in str(refused.value.hint)
+
+
+def test_a_run_that_another_launch_has_taken_up_meanwhile_is_left_alone(store: RecordStore) -> None:
+    record = ended(store)
+    store.update(record.id, state="work")
+    read = earlier_run.find(store, record.id)  # nobody looks after it, by now somebody does
+    store.update(record.id, state="verified")
+    store.reopen(record.id, command=("true",), details={})
+    with pytest.raises(UsageError, match="dev is live"):
+        taking_up.take_up(store, read, lambda _: pytest.fail("not asked"), lambda _: None)
+    assert store.load(record.id).live
+
+
+def test_a_run_that_had_no_machine_yet_may_be_taken_up_anywhere(
+    store: RecordStore, settings: Callable[..., Settings]
+) -> None:
+    record = ended(store)
+    for anywhere in (settings(), settings(gpus="H100:4")):
+        earlier_run.check_same_kind(anywhere, record)
+    here = store.update(record.id, machine={"kind": "local"})
+    with pytest.raises(UsageError, match="cannot be"):
+        earlier_run.check_same_kind(settings(gpus="H100:4"), here)
+
+
+def test_a_mistyped_setting_is_refused_before_anything_of_the_earlier_run_is_ended(
+    store: RecordStore, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = ended(store)
+    store.update(record.id, state="work")
+    monkeypatch.setattr(Home, "find", lambda: home)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(taking_up.take_down, "take_down", lambda *_: pytest.fail("ended too early"))
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
+    for sets, flags in [(("train.lerning_rate=1",), {}), ((), {"model": "./nowhere"})]:
+        with pytest.raises(LaunchError):
+            launch_run({"resume": record.id, **flags}, sets, None, ("true",), output)
+    assert store.load(record.id).state == "work"

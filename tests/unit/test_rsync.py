@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from launcher.machines.over_ssh import rsync
-from launcher.machines.over_ssh.copy_rate import FIRST_BYTES_PER_SECOND, Pace
+from launcher.machines.over_ssh.copy_rate import FIRST_BYTES_PER_SECOND, CopyRate
 from launcher.machines.over_ssh.rsync import Copy, Moved, RsyncError
 from tests.support import descendants
 
@@ -77,7 +77,7 @@ def test_g22_a_copy_says_how_far_it_is_how_fast_and_what_is_left(weights: Path) 
 def test_g22_a_copy_that_stands_still_is_ended_and_gone_on_from(
     weights: Path, stop_all: Callable[[], None]
 ) -> None:
-    with pytest.raises(RsyncError, match="it stood still for 1 s") as still:
+    with pytest.raises(RsyncError, match="it stalled for 1 s") as still:
         _copy(weights, Copy(SIZE, _on_its_way(stop_all), rate=SLOW, still_seconds=1.0))
     assert still.value.lost
     assert not descendants.named("rsync")
@@ -90,7 +90,7 @@ def test_g22_a_copy_that_is_slower_than_is_accepted_is_ended_in_words(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rsync, "_LEAST_SECONDS", 0.0)
-    with pytest.raises(RsyncError, match=r"it is slower than 1000000\.0 MB/s: "):
+    with pytest.raises(RsyncError, match=r"it was slower than 1000000\.0 MB/s: "):
         _copy(weights, Copy(SIZE, slowest=1e12))
 
 
@@ -103,7 +103,7 @@ def test_g22_how_long_a_copy_may_take_is_by_its_size() -> None:
 @pytest.mark.process
 def test_g22_a_copy_that_nobody_wants_any_more_is_broken_off_and_what_came_is_kept(weights: Path) -> None:
     over: list[bool] = []
-    with pytest.raises(RsyncError, match="it was broken off"):
+    with pytest.raises(RsyncError, match="it was interrupted"):
         _copy(weights, Copy(SIZE, _on_its_way(lambda: over.append(True)), lambda: bool(over), SLOW))
     assert 0 < (weights.with_name("home") / "weights").stat().st_size < SIZE
 
@@ -118,7 +118,7 @@ def test_g22_a_ctrl_c_at_the_terminal_reaches_no_copy(weights: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 groups.add(os.getpgid(one.pid))
 
-    with pytest.raises(RsyncError, match="it was broken off"):  # it was looked at, and need not come whole
+    with pytest.raises(RsyncError, match="it was interrupted"):  # it was looked at, and need not come whole
         _copy(weights, Copy(SIZE, _on_its_way(look), lambda: bool(groups), SLOW))
     assert os.getpgrp() not in groups
 
@@ -127,18 +127,18 @@ def test_g22_a_ctrl_c_at_the_terminal_reaches_no_copy(weights: Path) -> None:
 
 
 class Line:
-    """A line that carries so much; copies over it at a pace, a minute after one another."""
+    """A line that carries so much; copies over it at a rate, a minute after one another."""
 
-    def __init__(self, carries: float, pace: Pace | None = None) -> None:
+    def __init__(self, carries: float, copy_rate: CopyRate | None = None) -> None:
         self.carries = carries
         self.now = 0.0
-        self.pace = pace or Pace(clock=lambda: self.now)
+        self.copy_rate = copy_rate or CopyRate(clock=lambda: self.now)
 
     def copy(self) -> float:
         """One copy of ten seconds; how fast it was."""
-        speed = min(self.carries, self.pace.rate or self.carries)
+        speed = min(self.carries, self.copy_rate.rate or self.carries)
         self.now += 60.0
-        self.pace.learn(round(speed * 10), 10.0)
+        self.copy_rate.learn(round(speed * 10), 10.0)
         return speed
 
 
@@ -164,12 +164,12 @@ def test_g23_a_line_that_became_better_is_noticed() -> None:
 
 
 def test_g23_a_rate_that_was_asked_for_is_kept_whatever_the_line_does() -> None:
-    line = Line(9e6, Pace(2e6))
+    line = Line(9e6, CopyRate(2e6))
     assert [line.copy() for _ in range(3)] == [2e6] * 3
-    assert Pace(float("inf")).rate is None
+    assert CopyRate(float("inf")).rate is None
 
 
 def test_g23_what_comes_at_once_says_nothing_of_a_line() -> None:
-    pace = Pace()
-    pace.learn(1000, 0.5)
-    assert pace.rate == FIRST_BYTES_PER_SECOND
+    rate = CopyRate()
+    rate.learn(1000, 0.5)
+    assert rate.rate == FIRST_BYTES_PER_SECOND

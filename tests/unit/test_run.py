@@ -142,7 +142,7 @@ def raise_(error: BaseException) -> Callable[[], None]:
         ("arm", CapacityError("no room"), 4),
         ("push", PreflightError("no disk"), 3),
         ("setup", JobFailed("no packages"), 6),
-        ("serve", JobFailed("the engine does not start", "line one\nline two"), 6),
+        ("serve", JobFailed("the engine did not start", "line one\nline two"), 6),
         ("setup", ZeroDivisionError("a bug"), 1),
     ],
 )
@@ -283,7 +283,7 @@ def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_o
     lived = live(_program("catch_up.py", caught_up), prepare=fall_behind)
     warned = [item["text"] for item in lived.objects if item["event"] == "warning"]
     assert warned == [
-        "durability falls behind: committed step 5, durable step 2 (at most 1 behind, 3 behind)"
+        "copying checkpoints falls behind: committed step 5, durable step 2 (at most 1 behind, 3 behind)"
     ]
     (again,) = [item for item in lived.objects if item["event"] == "durable"]
     assert (again["committed_step"], again["durable_step"], again["durable_bound_steps"]) == (5, 5, 1)
@@ -328,7 +328,7 @@ def test_g06_a_limit_is_kept_while_a_phase_on_the_way_up_takes_its_time(live, ph
     assert lived.code == 7
     assert time.monotonic() - begun < 55
     assert lived.machine.calls[-2:] == ["down", "proof"]
-    assert "the deadline of" in lived.stderr and f"got as far as {phase}" in lived.stderr
+    assert "the deadline of" in lived.stderr and f"still at: {phase}" in lived.stderr
 
 
 def test_a_runtime_that_fails_ends_the_run_and_says_which_part(live) -> None:
@@ -350,7 +350,7 @@ def test_a_runtime_that_is_gone_ends_the_run_and_says_why(live, tmp_path: Path) 
     program = (sys.executable, "-c", f"import time; open({str(started)!r}, 'w'); time.sleep(600)")
     lived = live(program, prepare=vanish)
     assert lived.code == 6
-    assert "the runtime has ended by itself" in lived.stderr
+    assert "the runtime ended by itself" in lived.stderr
     assert "its supervisor ended" in lived.stderr
 
 
@@ -391,6 +391,6 @@ def test_g23_a_runtime_that_freezes_is_said_and_ends_the_run(live, monkeypatch: 
     lived = live((sys.executable, "-c", "import time; time.sleep(600)"), acts={"status": freeze})
     over.set()
     assert lived.code == 6
-    assert "the runtime does not answer any more" in lived.stderr
+    assert "the runtime no longer answers" in lived.stderr
     troubles = [item["trouble"] for item in lived.objects if item["event"] == "status" and item["trouble"]]
     assert troubles and troubles[0].startswith("no answer for")

@@ -110,7 +110,7 @@ def test_what_the_users_configuration_says_of_the_target_cloud_holds_and_the_res
         },
     }
     for name in ("admin_policy", "api_server", "aws.remote_identity"):
-        assert any(f"{name} is not taken" in line for line in left_out)
+        assert any(f"{name} is ignored" in line for line in left_out)
     assert len(left_out) == 3 and not any("canary" in line for line in left_out)
 
 
@@ -127,7 +127,7 @@ def test_a_projects_configuration_is_said_to_be_left_out(
     (tmp_path / ".sky.yaml").write_text("aws: {vpc_name: of-the-project}")
     monkeypatch.chdir(tmp_path)
     (said,) = _home(tmp_path, "aws").make(user_home)
-    assert said.startswith(".sky.yaml is not taken")
+    assert said.startswith(".sky.yaml is ignored")
 
 
 @pytest.mark.parametrize("text", ["aws: [canary", "- canary", "aws: canary", "\xff"])

@@ -27,7 +27,7 @@ from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.machines import machine_of_record
 from launcher.machines.local import LocalMachine
 from launcher.results import background_copy
-from launcher.run import resume
+from launcher.run import taking_up
 from launcher.safety import giving_up, guardian, leftovers, take_down
 from tests.support import recorded_machine
 from tests.support.environment import PROGRAMS, REPOSITORY
@@ -83,7 +83,7 @@ def test_g29_a_machine_whose_results_do_not_come_home_is_kept_with_8(
     (there / "pull-fails").touch()
     done = typed(*words)
     assert done.returncode == 8, done.stderr
-    assert "dev is kept: its newest results could not be brought home" in done.stdout + done.stderr
+    assert "dev is kept: its newest results could not be copied" in done.stdout + done.stderr
     assert "$12.00/h" in done.stdout + done.stderr
     assert "launch down dev --give-up-results" in done.stderr
     assert store.load(record.id).live
@@ -101,11 +101,11 @@ def test_g29_results_given_up_by_name_go_with_their_machine_and_that_is_said(
     (there / "pull-fails").touch()
     done = typed(*words)
     assert done.returncode == 0, done.stderr
-    assert "its newest results go with it: they were given up" in done.stderr
+    assert "its newest results are lost with it: they were given up" in done.stderr
     ended = store.load(record.id)
     assert ended.state == "verified" and "rsync ended with code 13" in str(ended.unpulled)
     assert recorded_machine.calls(there)[-1] == "down"
-    assert "NOT at home" in typed("status", "dev").stdout
+    assert "NOT copied" in typed("status", "dev").stdout
 
 
 @pytest.mark.parametrize("said", ["with it", "from another terminal"])
@@ -155,7 +155,7 @@ def test_g29_results_that_are_given_up_while_they_are_tried_for_go_with_their_ma
     monkeypatch.setattr(take_down, "pull_patiently", given_up_meanwhile)
     done = typed("gc", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "its newest results go with it: they were given up" in done.stderr
+    assert "its newest results are lost with it: they were given up" in done.stderr
     assert store.load(record.id).state == "verified"
 
 
@@ -172,7 +172,7 @@ def test_g29_results_that_went_with_a_machine_that_is_gone_are_said_to_be_lost(
     assert lost in done.stdout + done.stderr
     ended = store.load(record.id)
     assert (ended.state, ended.unpulled) == ("verified", lost)
-    assert "NOT at home" in typed("status", "dev").stdout
+    assert "NOT copied" in typed("status", "dev").stdout
 
 
 def test_g29_of_a_run_that_was_never_ready_nothing_is_lost(
@@ -202,7 +202,7 @@ def test_g29_a_machine_is_not_kept_past_deadline_or_budget(
     (there / "pull-fails").touch()
     done = typed("down", "dev")
     assert done.returncode == 8, done.stderr
-    assert "its newest results did not come home" in done.stderr
+    assert "its newest results were not copied" in done.stderr
     assert not store.load(record.id).live
     assert recorded_machine.calls(there) == ["pull", "down"]
 
@@ -224,7 +224,9 @@ def test_g29_a_run_whose_results_are_still_out_there_is_not_taken_up(
     left_alone(store, there)
     (there / "pull-fails").touch()
     with pytest.raises(NotPulled, match="dev is kept"):
-        resume.find(store, "dev", lambda record: pytest.fail("not asked"), lambda line: None)
+        taking_up.take_up(
+            store, store.load("dev"), lambda record: pytest.fail("not asked"), lambda line: None
+        )
 
 
 @pytest.mark.slow
@@ -278,7 +280,7 @@ def test_g27_results_are_given_up_on_a_full_disk_too(
     done = typed("down", "dev", "--give-up-results")
     assert recorded_machine.calls(there) == ["pull", "down"], done.stderr
     assert done.returncode == 3, done.stderr
-    assert "dev is down, and its record cannot be written" in done.stderr
+    assert "dev is down, but its record cannot be written" in done.stderr
 
 
 def test_g27_what_this_computer_refuses_a_verb_is_3_and_no_bug(
@@ -355,7 +357,7 @@ def holding() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def hold(
-    folder: Path, who: str, started: list[subprocess.Popen[str]], doing: str = "results home"
+    folder: Path, who: str, started: list[subprocess.Popen[str]], doing: str = "copying results"
 ) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, PROGRAMS / "unit" / "hold_teardown.py", folder, who, doing],
@@ -383,7 +385,7 @@ def test_g28_whoever_comes_second_waits_and_says_for_whom(
     with teardown_lock.alone(folder, "down", note):
         holder = teardown_lock.holder(folder)
         assert holder is not None and (holder.who, holder.process) == ("down", ProcessId.own())
-    assert said[0] == f"{folder.name}: gc (pid {first.pid}) is ending it: results home; waiting"
+    assert said[0] == f"{folder.name}: gc (pid {first.pid}) is ending it: copying results; waiting"
     assert teardown_lock.holder(folder) is None
 
 
@@ -399,10 +401,10 @@ def test_g28_a_holder_that_is_stopped_is_not_waited_for_for_ever(
     said: list[str] = []
     if insist:
         with teardown_lock.alone(folder, "guardian", said.append, insist=True):
-            assert "it stands still; going on beside it" in said[-1]
+            assert "it is stuck; continuing without it" in said[-1]
         return
     with (
-        pytest.raises(TeardownUnverified, match="not proven") as refused,
+        pytest.raises(TeardownUnverified, match="could not verify") as refused,
         teardown_lock.alone(folder, "down", said.append),
     ):
         pytest.fail("not reached")
@@ -434,8 +436,8 @@ def test_g29_down_says_8_also_to_a_launch_that_began_its_end_late_and_keeps_the_
     monkeypatch.setattr(take_down, "after_guardian", begin_late)
     done = typed("down", "dev")
     assert done.returncode == 8, done.stderr
-    assert "dev is kept: its newest results could not be brought home" in done.stderr
-    assert f"launch (pid {holding[-1].pid}) goes on trying" in done.stderr
+    assert "dev is kept: its newest results could not be copied" in done.stderr
+    assert f"launch (pid {holding[-1].pid}) keeps trying" in done.stderr
     assert "launch down dev --give-up-results" in done.stderr
     assert store.load(record.id).live and recorded_machine.calls(there) == []
 
@@ -556,8 +558,8 @@ def test_g06_a_run_that_is_taken_up_costs_what_its_lives_cost(
     assert first["ended"] - first["begun"] == pytest.approx(3600.0)
     assert second["ended"] is None and time.time() - second["begun"] < 1000
     shown = typed("status", "dev").stdout
-    assert "$0.0" in shown and "so far, $12.0" in shown and "with its earlier lives" in shown
-    assert "in its life number 2, 1h" in shown
+    assert "$0.0" in shown and "so far, $12.0" in shown and "since its first start" in shown
+    assert "since start number 2, 1h" in shown
     assert "4d" not in typed("status").stdout
 
 

@@ -60,7 +60,7 @@ def test_g27_a_machine_that_nobody_was_asked_for_is_no_machine_whatever_cannot_b
     monkeypatch.setattr(SkyHome, "remove", refuse)
     machine = CloudMachine("slip-0123abcd", tmp_path, infra=["aws"], gpus="H100:4", idle_minutes=10)
     assert machine_of_record.end(machine, lambda trouble: None) == Proof(
-        True, "nothing had been asked of a provider"
+        True, "no provider had been asked for anything"
     )
 
 

@@ -120,6 +120,18 @@ def test_a_folder_imports_only_those_below_it(half: str) -> None:
     assert not upwards
 
 
+def test_no_file_is_imported_by_what_it_imports() -> None:
+    """Also inside a room, and of what only a type checker imports."""
+    imports = {}
+    for path in _house():
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        imports[name] = _modules_imported(path) - {name}
+    while above := {name for name, of in imports.items() if not of & imports.keys()}:
+        imports = {name: of for name, of in imports.items() if name not in above}
+    # What is left imports something of what is left: a circle, and all that stand on it.
+    assert not imports
+
+
 def test_every_room_has_its_floor() -> None:
     rooms = {str(path.parent.relative_to(ROOT)) for path in _house()}
     assert rooms == {room for floors in FLOORS.values() for room in floors}

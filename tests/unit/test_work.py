@@ -45,8 +45,8 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
         beat = Beat(Lease(60, 0), status=one)
         work._say_detail(beat)
         lines.append(work._live(beat, 1.0).trouble)
-    assert said.getvalue().splitlines() == [TROUBLE, "the newest step is served again"]
-    assert lines == [None, "the newest step is not served", "the newest step is not served", None]
+    assert said.getvalue().splitlines() == [TROUBLE, "the newest step is being served again"]
+    assert lines == [None, "the newest step is not being served", "the newest step is not being served", None]
 
 
 # What a program does at a signal that tells it to end: "saving" goes on until it is done.

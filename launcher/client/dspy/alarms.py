@@ -142,7 +142,7 @@ class Alarms:
         if now is None or now < self.thresholds.flat_groups:
             return None
         return (
-            f"in {now:.0%} of the groups all rewards are the same, so there is next to nothing to learn: "
+            f"in {now:.0%} of the groups all rewards are equal, so there is almost nothing to learn: "
             "the task is solved, out of reach, or the metric does not tell answers apart"
         )
 
@@ -164,19 +164,19 @@ class Alarms:
         start, now = self._start("entropy"), self._now("entropy")
         if not start or now is None or now > self.thresholds.entropy * start:
             return None
-        return f"the policy hardly varies any more: entropy {start:.3f} -> {now:.3f} nats a token"
+        return f"the policy hardly varies its answers any more: entropy {start:.3f} -> {now:.3f} nats a token"
 
     def _truncation(self) -> str | None:
         now = self._now("truncation")
         if now is None or now < self.thresholds.truncation:
             return None
-        return f"{now:.0%} of the runs have an answer cut off at its length limit"
+        return f"{now:.0%} of the runs had an answer cut off at the length limit"
 
     def _outside(self) -> str | None:
         now = self._now("outside")
         if now is None or now < self.thresholds.outside:
             return None
-        return f"another model or a judge failed {now:.0%} of the runs: they are left out, not scored"
+        return f"another model or a judge failed in {now:.0%} of the runs: they are left out, not scored"
 
     def _kl(self, name: str, other: str) -> str | None:
         now, limit = self._now(name), getattr(self.thresholds, name)
@@ -191,7 +191,7 @@ class Alarms:
         inside = "" if answers is None else f", in {answers:.0%} of the answers,"
         return (
             f"{now:.1%} of the tokens{inside} are past train.dual_clip and teach nothing: "
-            "the policy has gone far from the one that sampled them"
+            "the policy has moved far from the one that sampled them"
         )
 
     def _ratio_max(self) -> str | None:

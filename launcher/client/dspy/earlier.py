@@ -11,22 +11,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dspy
 
-from launcher.client.dspy.naming import keep
+from launcher.client.dspy.naming import AsksPolicy, keep
 from launcher.client.failures import Refused
 from launcher.client.session import Session
 
-if TYPE_CHECKING:
-    from launcher.client.dspy.lm import PolicyLM
-
 _lock = threading.Lock()
-_copies: weakref.WeakSet[PolicyLM] = weakref.WeakSet()
+_copies: weakref.WeakSet[AsksPolicy] = weakref.WeakSet()
 
 
-def copied(lm: PolicyLM) -> None:
+def copied(lm: AsksPolicy) -> None:
     """That `lm` was copied from another with the program around it."""
     with _lock:
         _copies.add(lm)
@@ -44,13 +41,13 @@ def name_copies(student: dspy.Module, session: Session) -> str | None:
     try:
         name = keep(session, session.version)
     except Refused as error:
-        return f"copies of programs made before ask the newest version from here on: {error}"
+        return f"copies of the program made earlier now use the newest version: {error}"
     for lm in present:
         lm.name(name)
-    return f"copies of programs made before go on asking {name}"
+    return f"copies of the program made earlier keep using {name}"
 
 
-def _means_the_newest(lm: PolicyLM, session: Session) -> bool:
+def _means_the_newest(lm: AsksPolicy, session: Session) -> bool:
     same_run = lm.session.endpoint.root == session.endpoint.root
     return same_run and lm.model == session.model and not lm.stands_in
 

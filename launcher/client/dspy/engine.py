@@ -96,8 +96,8 @@ class _Dialect:
         version = response.headers.get(VERSION_HEADER, "")
         named = version_in(request.model)
         if named and version.isdecimal() and version != named:
-            _note_lost(sent.call, f"{request.model} was asked, version {version} answered")
-            raise lm15.ServerError(f"{request.model} was asked, and version {version} of the policy answered")
+            _note_lost(sent.call, f"asked for {request.model}, but version {version} answered")
+            raise lm15.ServerError(f"asked for {request.model}, but version {version} of the policy answered")
         if sent.call is not None:
             sent.call.rollout.note_answer(sent.call, _answered(answer, version))
         return answer

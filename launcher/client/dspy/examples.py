@@ -40,7 +40,7 @@ def oddities(trainset: list[dspy.Example], valset: list[dspy.Example], per_step:
     if per_step > len(trainset):
         notes.append(
             f"a step takes {per_step} examples and the trainset has {len(trainset)}: "
-            "each step takes some of them more than once, as groups of their own"
+            "each step takes some of them more than once, as separate groups"
         )
     train = [hash(repr(it)) for it in trainset]  # fields may be lists, and images are long
     twice = len(train) - len(set(train))
@@ -51,7 +51,7 @@ def oddities(trainset: list[dspy.Example], valset: list[dspy.Example], per_step:
     if shared:
         notes.append(
             f"{shared} of the {len(valset)} validation examples are training examples too: "
-            "the validation cannot show whether the policy learns them by heart"
+            "the validation cannot show whether the policy only memorizes them"
         )
     return notes
 

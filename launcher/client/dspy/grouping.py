@@ -135,6 +135,6 @@ def _note(grouped: Grouped, finished: Finished) -> None:
         if name not in known:
             grouped.notes.setdefault(
                 f"misnamed: {name}",
-                f"the metric judges a predictor {name!r}, which the program does not have; "
+                f"the metric scores a predictor {name!r}, which the program does not have; "
                 f"it has {', '.join(sorted(known))}",
             )

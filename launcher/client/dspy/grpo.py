@@ -153,7 +153,7 @@ class GRPO(Teleprompter):
         training cannot go on.
         """
         if kwargs:
-            raise TypeError(f"GRPO.compile() does not take {', '.join(sorted(kwargs))}")
+            raise TypeError(f"GRPO.compile() does not accept {', '.join(sorted(kwargs))}")
         teachers = teacher if isinstance(teacher, list) else [teacher]
         if any(it is not None and it is not student for it in teachers):
             raise ValueError("GRPO learns from the student's own rollouts; it takes no teacher")
@@ -235,7 +235,7 @@ class GRPO(Teleprompter):
             return [f"the student's {count} demos stay in its prompts and in what is trained"]
         for predictor in student.predictors():
             predictor.demos = []
-        return [f"exclude_demos: the student's {count} demos were taken out, for good"]
+        return [f"exclude_demos: the student's {count} demos were removed permanently"]
 
     def _work(self, trained: Trained, examples: int) -> Work:
         return Work(
@@ -273,8 +273,7 @@ class GRPO(Teleprompter):
         for policy in trained.policies:
             policy.name(name)
         training.journal.note(
-            f"the program asks {name} from here on; the model before any training answers as "
-            "PolicyLM(model='base')"
+            f"the program now uses {name}; the model before training is available as PolicyLM(model='base')"
         )
 
     def _take_over(self, training: Training) -> None:

@@ -60,7 +60,7 @@ class HeldOut:
         if not comparable(scores):
             judged = sum(it is not None for it in scores)
             self.journal.note(
-                f"only {judged} of {len(scores)} examples have a score: too few to compare with others"
+                f"only {judged} of {len(scores)} examples have a score, too few for a comparison"
             )
         return {"kind": "validation", **asdict(validated), **figures, "best": best}
 
@@ -79,7 +79,7 @@ class HeldOut:
             return None
         words = f"validation was best after {best.step} steps ({best.score:.3f}, at the end {last.score:.3f})"
         if behind is None:
-            words += ", and the end cannot be compared with it: too few examples have both scores"
+            words += ", but the end cannot be compared: too few examples have both scores"
         if best.checkpoint is None:
             self.journal.note(
                 f"{words}: that is the model itself, still served as 'base'; no step improved on it"
@@ -92,7 +92,7 @@ class HeldOut:
             place.restored = None
             if refused.code != _GONE:
                 raise
-            self.journal.note(f"{words}: {best.checkpoint} is not kept any more, so the end stays served")
+            self.journal.note(f"{words}: {best.checkpoint} is not kept any more; the last one stays served")
             return None
         self.journal.note(f"{words}: {best.checkpoint} is served again")
         return served

@@ -84,7 +84,7 @@ class PolicyLM(dspy.LM):
         """The engine under this LM; copies of the LM share it."""
         engine = self.engine
         if not isinstance(engine, PolicyEngine):
-            raise TypeError(f"this PolicyLM was given another engine: {type(engine).__name__}")
+            raise TypeError(f"this PolicyLM was given a different engine: {type(engine).__name__}")
         return engine
 
     def fresh(self) -> PolicyLM:

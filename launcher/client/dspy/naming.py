@@ -8,6 +8,7 @@ answer's version. Knows nothing of programs or of training.
 from __future__ import annotations
 
 import re
+from typing import Any, Protocol
 
 from launcher.client.bodies import CheckpointInfo
 from launcher.client.session import Session
@@ -15,6 +16,22 @@ from launcher.client.session import Session
 _NAMED = re.compile(r"@v(\d+)(?:\+[0-9a-f]+)?$")
 # Of a hash, in a name.
 _DIGITS = 12
+
+
+class AsksPolicy(Protocol):
+    """An LM of the policy, as those see it who name what it asks: `lm.py` has the class."""
+
+    session: Session
+    model: str
+    stands_in: bool
+
+    def name(self, model: str) -> None:
+        """Ask this version from here on."""
+        ...
+
+    def copy(self) -> Any:
+        """Another one over the same engine."""
+        ...
 
 
 def version_in(model: str) -> str | None:

@@ -58,7 +58,7 @@ class OutsideWatch(BaseCallback):
         if rollout is None or isinstance(exception, ContextWindowExceededError):
             return
         if isinstance(exception, AdapterParseError):
-            rollout.note_outside(name, "its answer did not parse")
+            rollout.note_outside(name, "its answer could not be parsed")
         elif isinstance(exception, LMError):
             rollout.note_outside(name, f"{type(exception).__name__}: {exception}")
 

@@ -117,12 +117,12 @@ def check_train_kwargs(train_kwargs: Any) -> None:
                 raise ValueError("train_kwargs: temperature must be above 0 and at most 2")
         elif name not in NEUTRAL:
             raise ValueError(
-                f"train_kwargs: {name} is not set here but where the run starts: "
+                f"train_kwargs: {name} is set when the run starts, not here: "
                 f"launch --set train.{name}=… (`launch config` lists the keys)"
             )
         elif not is_neutral(name, value):
             raise ValueError(
-                f"train_kwargs: {name}={value!r} samples from another distribution than the policy's"
+                f"train_kwargs: {name}={value!r} samples from a different distribution than the policy's"
             )
 
 

@@ -57,7 +57,7 @@ def attach(program: dspy.Module, session: Session, may_be_base: bool = False) ->
     default, whose = _default(configured, session)
     names, policies, notes = [], [], []
     if whose and (without := [name for name, predictor in named if predictor.lm is None]):
-        notes.append(f"{', '.join(without)}: no LM of its own, so it asks the policy {whose}")
+        notes.append(f"{', '.join(without)}: no LM of its own, so it uses the policy {whose}")
     for name, predictor in named:
         lm, note = _policy(predictor.lm or default or configured, session)
         if note:
@@ -69,13 +69,13 @@ def attach(program: dspy.Module, session: Session, may_be_base: bool = False) ->
     of_base = may_be_base and not names and any(_is_base(it.lm or configured) for _, it in named)
     if not names and not of_base:
         raise ValueError(
-            "no predictor of the program asks this run's policy, so nothing would be trained; "
+            "no predictor of the program uses this run's policy, so nothing would be trained; "
             "call program.set_lm(PolicyLM()) or dspy.configure(lm=PolicyLM())"
         )
     frozen = list(frozen_predictors(program))
     if frozen:
         notes.append(
-            f"{', '.join(frozen)}: inside a part that is compiled already, which DSPy keeps as it is: not "
+            f"{', '.join(frozen)}: inside an already compiled part, which DSPy does not change: not "
             "trained (set its _compiled to False to train it)"
         )
     return Trained(tuple(names), tuple(dict.fromkeys(policies)), tuple(notes), default, of_base)
@@ -112,7 +112,7 @@ def sampling_notes(policies: Sequence[PolicyLM], temperature: float) -> list[str
             )
         narrowing = [f"{name}={asked[name]}" for name in NEUTRAL if not is_neutral(name, asked.get(name))]
         if narrowing:
-            notes.append(f"rollouts sample without {', '.join(narrowing)}: it is another distribution")
+            notes.append(f"rollouts sample without {', '.join(narrowing)}: these change the distribution")
     return list(dict.fromkeys(notes))
 
 
@@ -157,14 +157,14 @@ def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
     if _is_plain(lm) and _points_at(lm, session):
         return PolicyLM.like(lm, session), ": its LM points at this run, so it is trained"
     if not isinstance(lm, PolicyLM):
-        return None, f" asks {getattr(lm, 'model', lm)!r}: it is not trained"
+        return None, f" uses {getattr(lm, 'model', lm)!r}: it is not trained"
     if lm.session.endpoint.root != session.endpoint.root:
         raise ValueError(
-            f"the program asks the run at {lm.session.endpoint.root}, but the optimizer trains the one at "
+            f"the program uses the run at {lm.session.endpoint.root}, but the optimizer trains the run at "
             f"{session.endpoint.root}"
         )
     if _is_base(lm):
-        return None, f" asks {BASE_MODEL!r}, the model before training: it is not trained"
+        return None, f" uses {BASE_MODEL!r}, the model before training: it is not trained"
     return lm, None
 
 

@@ -159,7 +159,7 @@ def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, 
     if isinstance(error, LMError) and not isinstance(error, LMInvalidRequestError):
         return Finished(run, "lost", reason=f"{type(error).__name__}: {error}")
     if error is not None and _is_race_of_parallel(error):
-        return Finished(run, "lost", reason=f"dspy.Parallel stumbled over its own progress bars: {error}")
+        return Finished(run, "lost", reason=f"dspy.Parallel failed in its own progress bars: {error}")
     if error is not None:
         return Finished(run, "crashed", reason=_described(error))
     return _judged(run, metric, example, prediction)

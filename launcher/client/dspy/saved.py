@@ -60,7 +60,7 @@ def load(
 def _take_lm(state: dict[str, Any], name: str) -> dict[str, Any] | None:
     """Take a predictor's LM out of the state, so that DSPy makes none of it."""
     if name not in state:
-        raise ValueError(f"the file has no predictor {name!r}: it was saved from another program")
+        raise ValueError(f"the file has no predictor {name!r}: it was saved from a different program")
     saved = state[name].get("lm")
     state[name]["lm"] = None
     return saved

@@ -80,7 +80,7 @@ class Metric:
             raise TrainingFailed(
                 f"The metric gave no score {count} times in a row",
                 why=what,
-                hint=f"it failed last on {_short(example)}",
+                hint=f"the last failure was on {_short(example)}",
             ) from error
 
 
@@ -88,7 +88,7 @@ def positional(function: Callable[..., Any]) -> int:
     """How many positional arguments to call with: three as DSPy does, fewer or more where it must be so."""
     name = getattr(function, "__name__", None) or repr(function)
     if not callable(function):
-        raise TypeError(f"metric {name} is not a function: it should take (example, prediction, trace=None)")
+        raise TypeError(f"metric {name} is not a function: it must take (example, prediction, trace=None)")
     called = getattr(type(function), "forward", None) if isinstance(function, dspy.Module) else function
     try:
         parameters = list(inspect.signature(called or function).parameters.values())
@@ -110,7 +110,7 @@ def positional(function: Callable[..., Any]) -> int:
 
 
 def _wrong_shape(name: str) -> str:
-    return f"metric {name!r} should take (example, prediction, trace=None), or GEPA's five arguments"
+    return f"metric {name!r} must take (example, prediction, trace=None), or GEPA's five arguments"
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:

@@ -58,7 +58,7 @@ class Served:
         except Refused as refused:
             self._raise_if_lost(version)
             name = f"{self.session.model}@v{version}"
-            self.journal.note(f"{name} is not kept, so it answers no more: {refused.why or refused.message}")
+            self.journal.note(f"{name} is not kept and no longer answers: {refused.why or refused.message}")
             return version, name
 
     def forget(self) -> None:

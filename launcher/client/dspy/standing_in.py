@@ -7,18 +7,17 @@ has lost its own. What the user configures goes first, before and after. Knows n
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 # DSPy's own `configure` would make this thread the only one that may configure it from then on.
 from dspy.dsp.utils.settings import main_thread_config
 
-if TYPE_CHECKING:
-    from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.naming import AsksPolicy
 
 _said: set[str] = set()
 
 
-def offer(lm: PolicyLM) -> None:
+def offer(lm: AsksPolicy) -> None:
     """Let a copy of `lm` answer what has no LM, unless one is configured: the first of a run does."""
     present: Any = main_thread_config["lm"]
     if present is None or (is_stand_in(present) and _root(present) != _root(lm)):
@@ -32,17 +31,17 @@ def is_stand_in(lm: Any) -> bool:
     return bool(getattr(lm, "stands_in", False))
 
 
-def say_once(lm: PolicyLM) -> None:
+def say_once(lm: AsksPolicy) -> None:
     """That it stands in, where it is asked."""
     if _root(lm) in _said:
         return
     _said.add(_root(lm))
     sys.stderr.write(
-        "slipway: DSPy has no LM configured, so this run's policy answers what has no LM of its own "
+        "slipway: DSPy has no LM configured, so this run's policy answers where no LM is set "
         "(dspy.configure(lm=…) sets another)\n"
     )
     sys.stderr.flush()
 
 
-def _root(lm: PolicyLM) -> str:
+def _root(lm: AsksPolicy) -> str:
     return lm.session.endpoint.root

@@ -20,7 +20,7 @@ from launcher.client.dspy.training_place import PROGRAM_VARIABLE, Place, Work, d
 from launcher.client.failures import TrainingFailed
 from launcher.client.session import Session
 
-_WITHOUT_RESUME = "without resume=True it begins at step 0, on the policy as it is now"
+_WITHOUT_RESUME = "without resume=True it starts at step 0, with the policy as it is now"
 
 # The work of the optimizers that this process has compiled on each run: their order tells their places apart
 # after a restart.
@@ -47,17 +47,17 @@ def begin(start: Start, session: Session, journal: Journal) -> Place:
         journal.note(_where(place, start.steps))
     elif status.step:
         why = fresh.why_not(status.client_state)
-        words = f"starting at step 0 on the policy as it is now (v{status.version})"
+        words = f"starting at step 0 with the policy as it is now (v{status.version})"
         journal.note(f"{words}: {why}" if why else words)
     return place or fresh
 
 
 def _where(place: Place, steps: int) -> str:
-    finished = "this optimizer had finished before the program was restarted: nothing is left to train"
+    finished = "this optimizer finished before the program was restarted: nothing is left to train"
     if place.superseded:
         return finished
     if place.step >= steps:
-        return f"{finished} ({place.step} steps are done; a larger num_train_steps trains on)"
+        return f"{finished} ({place.step} steps are done; raise num_train_steps to train more)"
     return f"resuming after {place.step} of {steps} steps"
 
 
@@ -85,6 +85,6 @@ def _taken_up(start: Start, fresh: Place, status: RuntimeStatus) -> Place | None
         raise TrainingFailed(
             "There is nothing left to train",
             f"the run has done {place.step} steps of this work, {start.steps} are asked for",
-            f"num_train_steps above {place.step} trains on; {_WITHOUT_RESUME}",
+            f"num_train_steps above {place.step} trains more; {_WITHOUT_RESUME}",
         )
     return place

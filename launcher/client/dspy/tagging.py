@@ -83,9 +83,9 @@ class Rollout:
         """Count a request. Raises RolloutOver when the rollout has ended, or has made all it may."""
         with self._lock:
             if self._ended:
-                raise RolloutOver("this rollout is over: its batch went on without it")
+                raise RolloutOver("this rollout is over: its batch continued without it")
             if self.most_calls is not None and self.calls.total() >= self.most_calls:
-                raise RolloutOver(f"it asked the policy more than {self.most_calls} times")
+                raise RolloutOver(f"it called the policy more than {self.most_calls} times")
             call = Call(self, predictor, self.calls[predictor])
             self.calls[predictor] += 1
         return call

@@ -155,7 +155,7 @@ class Training:
         raise TrainingFailed(
             f"Training stopped after {self.place.step} of {self.plan.steps} steps on an alarm",
             why="; ".join(f"{it.name}: {it.text}" for it in self.alarms.raised),
-            hint='on_alarm="note" trains on; alarms={"length": 3.0, …} moves a threshold',
+            hint='on_alarm="note" keeps training; alarms={"length": 3.0, …} changes a threshold',
         )
 
     def _go_back(self, rewound: Rewound) -> None:
@@ -164,9 +164,9 @@ class Training:
         self._rewinds_in_a_row += 1
         if self._rewinds_in_a_row >= _REWINDS_IN_A_ROW:
             raise TrainingFailed(
-                f"The run was rewound {self._rewinds_in_a_row} times without a step between",
+                f"The run was rewound {self._rewinds_in_a_row} times without a step in between",
                 why=rewound.why,
-                hint="`launch status` shows the run; its log says why the machine is lost each time",
+                hint="`launch status` shows the run; its log says why the machine keeps being lost",
             ) from rewound
         was = self.place.step
         # The status is newer than the error: another step may have been committed since.
@@ -232,7 +232,7 @@ class Training:
             self.journal.note(text)
 
     def _say_unparsed(self, cut_off_rate: float) -> None:
-        self._say("unparsed", f"in none of the runs did the answers parse; try {unparsed(cut_off_rate)}")
+        self._say("unparsed", f"no run had answers that could be parsed; {unparsed(cut_off_rate)}")
 
     def _check(self, finished: Sequence[Finished], astray: int) -> None:
         check_answered(finished, "step")
@@ -240,7 +240,7 @@ class Training:
         if astray:
             if not self.report.calls_outside_rollouts:
                 self.journal.note(
-                    f"{astray} calls came from threads the program started by itself: they belong to no "
+                    f"{astray} calls came from threads the program started itself: they belong to no "
                     "rollout and are not trained. Start them with dspy.Parallel, or in copy_context()"
                 )
             self.report.calls_outside_rollouts += astray
@@ -252,9 +252,9 @@ class Training:
     def _send(self, rolled: _Rolled) -> tuple[_Rolled, int, float] | None:
         """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
         began = time.monotonic()
-        why = "no rollout asked the policy"
+        why = "no rollout called the policy"
         if astray := self.report.calls_outside_rollouts:
-            why += f" ({astray} calls came from threads the program started by itself)"
+            why += f" ({astray} calls came from threads the program started itself)"
         if rolled.grouped.groups:
             state = self.place.client_state(rolled.step + 1)
             try:

@@ -26,7 +26,7 @@ lives that wrote one never have the same number."""
 
 _SCHEMA = 2
 _BY = "slipway.GRPO"
-_OTHER_VERSION = "made by another version of launch, whose place cannot be read here"
+_OTHER_VERSION = "made by a different version of launch, and cannot be read here"
 _SCORES_KEPT = 200
 # Of a larger validation set only so many examples are compared after a restart: more would not fit.
 _EXAMPLES_KEPT = 2000
@@ -169,7 +169,7 @@ class Place:
             return replace(self, superseded=True)
         whoever = replace(self.work, program=state["work"].get("program", ""))
         if different := whoever.differences(state["work"]):
-            raise ValueError(f"the run's last step is other work: {', '.join(different)}")
+            raise ValueError(f"the run's last step is different work: {', '.join(different)}")
         return self._at(state, metrics)
 
     def rewound(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
@@ -186,7 +186,7 @@ class Place:
             return None
         different = self.work.differences(state["work"])
         return (
-            f"what was trained before the restart is other work: {', '.join(different)}"
+            f"what was trained before the restart is different work: {', '.join(different)}"
             if different
             else None
         )

@@ -15,7 +15,7 @@ from launcher.client.failures import TrainingFailed
 # Steps that teach nothing, one after the other, before the training gives up.
 STEPS_IN_A_ROW = 3
 
-_BY_HAND = "run the program once by hand: does it ask the policy, does the metric"
+_BY_HAND = "run the program once by hand: does it call the policy, and does the metric"
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Vain:
         self._unparsed = self._unparsed + 1 if not parse_rate and not count else 0
         if self._unparsed >= STEPS_IN_A_ROW:
             raise TrainingFailed(
-                f"No answer parsed in {self._unparsed} steps in a row",
+                f"No answer could be parsed in {self._unparsed} steps in a row",
                 why=next((it.reason for it in finished if it.reason), None),
                 hint=unparsed(cut_off_rate),
             )
@@ -56,7 +56,7 @@ class Vain:
         if self._empty >= STEPS_IN_A_ROW:
             raise TrainingFailed(
                 f"{self._empty} steps in a row had nothing to train on",
-                why=f"{why}; the last rollouts ended so: {outcomes}",
+                why=f"{why}; the last rollouts ended like this: {outcomes}",
                 hint=_outside(self.report) or f"{_BY_HAND} score it?",
             )
 
@@ -80,7 +80,7 @@ def unparsed(cut_off_rate: float) -> str:
     """What to try where no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
     cut_off = f" ({cut_off_rate:.0%} of the runs were cut off)" if cut_off_rate else ""
     return (
-        "another adapter (GRPO(adapter=dspy.JSONAdapter()), evaluate(adapter=…)), "
+        "try another adapter (GRPO(adapter=dspy.JSONAdapter()), evaluate(adapter=…)), "
         f"more room for an answer (PolicyLM(max_tokens=…)){cut_off}, or fewer output fields"
     )
 
@@ -90,4 +90,4 @@ def _outside(report: Report) -> str | None:
     if not report.outside:
         return None
     named = ", ".join(f"{name} {counted(count, 'time')}" for name, count in report.outside.most_common())
-    return f"other models failed, and what they failed is left out: {named}; fewer at once with num_threads=…"
+    return f"other models failed, and those runs are left out: {named}; run fewer at once with num_threads=…"

@@ -97,7 +97,7 @@ def evaluate(
     """
     examples = checked("examples", examples)
     if not examples:
-        raise ValueError("there is no example to evaluate on")
+        raise ValueError("there are no examples to evaluate on")
     trained = attach(program, session or connect(), may_be_base=True)
     predictors = Predictors(program)
     batch = uuid.uuid4().hex[:12]
@@ -146,7 +146,7 @@ def check_answered(finished: Sequence[Finished], of: str) -> None:
             hint="`launch status` shows the run; its log says why it is gone",
         )
     raise TrainingFailed(
-        f"None of the {of}'s {len(finished)} rollouts came to an end",
+        f"None of the {of}'s {len(finished)} rollouts finished",
         why=finished[0].reason,
         hint="run the program once by hand; a slow one needs a larger rollout_seconds",
     )

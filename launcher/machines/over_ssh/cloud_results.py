@@ -15,10 +15,10 @@ from pathlib import Path
 
 from launcher.base.errors import LaunchError, NotPulled
 from launcher.base.unix_http import get_json
-from launcher.machines.over_ssh.copy_rate import Pace
+from launcher.machines.over_ssh.copy_rate import CopyRate
 from launcher.machines.over_ssh.fetching import Fetching
 from launcher.machines.over_ssh.remote_folder import RemoteFolder
-from launcher.machines.over_ssh.timer_setback import staying
+from launcher.machines.over_ssh.timer_setback import setting_timer_back
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
 from launcher.results import checkpoints, durable, home_copy
@@ -52,7 +52,7 @@ class CloudResults:
         self._gone = gone
         self._door = door
         self._may_stay = may_stay
-        self._pace = Pace(copy_rate)
+        self._copy_rate = CopyRate(copy_rate)
         self._looked_at = self._logs_at = float("-inf")
         self._seen = Standing()
         self.token: str | None = None
@@ -62,7 +62,7 @@ class CloudResults:
         that is gone, what is here. Meanwhile it does not end itself: nothing else of the run may live."""
 
         def bring(remote: RemoteFolder) -> None:
-            with staying(remote.set_timer_back, self._may_stay):
+            with setting_timer_back(remote.set_timer_back, self._may_stay):
                 Fetching(remote, progress, stopped).bring()
 
         try:
@@ -84,8 +84,7 @@ class CloudResults:
 
     def committed(self) -> int | None:
         """The newest whole step, as it was seen last."""
-        newest = checkpoints.newest_whole(self._here / "checkpoints")
-        return None if newest is None else checkpoints.step_of(newest)
+        return checkpoints.newest_whole_step(self._here / "checkpoints")
 
     def secure(self, into: Path, stopped: Stopped) -> Standing:
         """See machine.py. The runtime is asked for its step through the link; a new one is copied beside the
@@ -113,13 +112,13 @@ class CloudResults:
         return int(body["step"]) if status == 200 and isinstance(body, dict) else None
 
     def _beside_the_rollouts(self, remote: RemoteFolder, into: Path, stopped: Stopped) -> Fetching:
-        """A copy of a live run: at its pace, the weights at home at once, the logs now and then."""
+        """A copy of a live run: at its rate, the weights at home at once, the logs now and then."""
         logs = time.monotonic() - self._logs_at > _LOGS_EVERY_SECONDS
         self._logs_at = time.monotonic() if logs else self._logs_at
         return Fetching(
             remote,
             stopped=stopped,
-            pace=self._pace,
+            copy_rate=self._copy_rate,
             weights_home=lambda: home_copy.secure_weights(self._here, into),
             logs=logs,
         )

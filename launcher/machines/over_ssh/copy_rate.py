@@ -22,7 +22,7 @@ _LEAST_SECONDS = 3.0
 _AGAIN_SECONDS = 600.0
 
 
-class Pace:
+class CopyRate:
     """`fixed`: bytes a second, as the user said it, infinite for no bound; None to follow the line."""
 
     def __init__(self, fixed: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:

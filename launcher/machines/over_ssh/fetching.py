@@ -21,7 +21,7 @@ from typing import Any
 from launcher.base import locks
 from launcher.base.errors import JobFailed
 from launcher.machines.over_ssh import outgoing, rsync
-from launcher.machines.over_ssh.copy_rate import Pace
+from launcher.machines.over_ssh.copy_rate import CopyRate
 from launcher.machines.over_ssh.remote_folder import RemoteFolder
 from launcher.machines.over_ssh.rsync import Copy, Moved
 from launcher.results import checkpoints, journals
@@ -51,13 +51,13 @@ def nothing() -> None:
 
 @dataclass
 class Fetching:
-    """One copy of `remote`, which is brought to `remote.here`. `pace`: that of a live run, None for as fast
-    as it goes; `weights_home` is called when the weights are here and what a resume needs is not yet."""
+    """One copy of `remote`, which is brought to `remote.here`. `copy_rate`: that of a live run, None for as
+    fast as it goes; `weights_home` is called when the weights are here and what a resume needs is not yet."""
 
     remote: RemoteFolder
     progress: Progress = silent
     stopped: Stopped = never
-    pace: Pace | None = None
+    copy_rate: CopyRate | None = None
     weights_home: Callable[[], object] = nothing
     logs: bool = True
     _moved: int = field(default=0, init=False)
@@ -73,7 +73,7 @@ class Fetching:
                 while not self._bring(newest, held.still_here):
                     newest += 1
         except OSError as error:
-            raise JobFailed("copying did not begin", error.strerror, None) from error
+            raise JobFailed("copying did not start", error.strerror, None) from error
 
     def _bring(self, newest: int, alive: Callable[[], object]) -> bool:
         """So many of the newest; whether one of them is whole, or there are no more."""
@@ -106,7 +106,7 @@ class Fetching:
         asked = {"newest": newest, "journals": {name: journals.known(here / name) for name in JOURNALS}}
         said = self.remote.shell(
             f"umask 077 && cd {shlex.quote(self.remote.there)} && python3 - {shlex.quote(json.dumps(asked))}",
-            "look what it has",
+            "list its files",
             _LAY_OUT,
             _ASK_SECONDS,
         )
@@ -117,7 +117,7 @@ class Fetching:
             self._extend(told["journals"], texts)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise JobFailed(
-                f"{self.remote.host.address}: what it has is not known", str(error), None
+                f"{self.remote.host.address}: its files could not be listed", str(error), None
             ) from error
         return files
 
@@ -163,11 +163,11 @@ class Fetching:
         tops = (f"/{pattern.split('/')[1]}/" for pattern in wanted)
         filters = [f"--include={pattern}" for pattern in dict.fromkeys((*tops, *wanted))]
         source = f"{self.remote.host.address}:{self.remote.there}/{outgoing.OUT}/"
-        rate = self.pace.rate if self.pace is not None else None
+        rate = self.copy_rate.rate if self.copy_rate is not None else None
         copy = Copy(size, seen, self.stopped, rate)
         self.remote.rsync([_FILES, *how, *filters, "--exclude=*", source, f"{self.remote.here}/"], copy)
-        if self.pace is not None and first is not None and last is not None:
-            self.pace.learn(last[1] - first[1], last[0] - first[0])
+        if self.copy_rate is not None and first is not None and last is not None:
+            self.copy_rate.learn(last[1] - first[1], last[0] - first[0])
 
     def _remove_unwanted(self, name: str, files: dict[str, int]) -> None:
         """What the machine has no more, of checkpoints also what is neither newest nor pinned."""

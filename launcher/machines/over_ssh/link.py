@@ -24,8 +24,6 @@ from launcher.base.errors import JobFailed, LaunchError, PreflightError
 from launcher.base.log import LOGGER
 from launcher.base.unix_http import get_json
 
-# The first contact: ssh to a machine that was up a moment ago.
-OPEN_SECONDS = 60.0
 PROBE_EVERY_SECONDS = 2.0
 # A probe through a link that works takes milliseconds; three that do not come make a frozen link.
 PROBE_SECONDS = 4.0
@@ -127,7 +125,7 @@ def run_on(
             start_new_session=True,  # a Ctrl-C is for us, and what brings results home goes on after it
         )
     except subprocess.TimeoutExpired:
-        raise _lost(host, f"no end after {bound_seconds:.0f} s") from None
+        raise _lost(host, f"not finished after {bound_seconds:.0f} s") from None
     except FileNotFoundError:
         raise _lost(host, "there is no ssh on this computer") from None
     if done.returncode == 255:
@@ -136,7 +134,7 @@ def run_on(
 
 
 class Link:
-    """The forward from `local` here to `remote` there. Between `open` and `close` it mends itself."""
+    """The forward from `local` here to `remote` there. Between `start` and `close` it mends itself."""
 
     def __init__(self, host: Host, local: Path, remote: str, probe: str = "/healthz") -> None:
         self._host = host
@@ -149,39 +147,11 @@ class Link:
         self._supervisor: threading.Thread | None = None
         self._heard_at = 0.0
         self._failure: LaunchError | None = None
-        self.reconnects = 0
-        self.latency_ms: float | None = None
 
     @property
     def failure(self) -> LaunchError | None:
         """Why it cannot be mended: a host key that changed, a key that is refused."""
         return self._failure
-
-    @property
-    def silent_seconds(self) -> float:
-        """How long ago the machine last answered through it."""
-        return time.monotonic() - self._heard_at
-
-    @property
-    def process(self) -> int | None:
-        """The pid of ssh; None between two of them."""
-        ssh = self._ssh
-        return None if ssh is None or ssh.poll() is not None else ssh.pid
-
-    def open(self, bound_seconds: float = OPEN_SECONDS) -> Path:
-        """The local socket, once the machine has answered through it. Raises PreflightError, LaunchError."""
-        self.start()
-        bound = time.monotonic() + bound_seconds
-        while self.latency_ms is None:
-            if self._failure is not None:
-                self.close()
-                raise self._failure
-            if time.monotonic() > bound:
-                said = self._said()
-                self.close()
-                raise _lost(self._host, said or f"nothing answered within {bound_seconds:.0f} s")
-            time.sleep(_PAUSE_SECONDS / 2)
-        return self._local
 
     def start(self) -> None:
         """Begin to supervise, and wait for nothing: what is to answer there may not be up yet."""
@@ -216,7 +186,6 @@ class Link:
             if any(mark in said for mark in (*_CHANGED, *_REFUSED)):
                 self._failure = _failure(self._host, said)
                 return
-            self.reconnects += 1
             # At once after a link that worked; a machine that cannot be reached is not hammered.
             pause = _PAUSE_SECONDS if answered else min(2 * pause, _LONGEST_PAUSE_SECONDS)
             self._closing.wait(pause if not answered else 0)
@@ -245,13 +214,11 @@ class Link:
                 return
 
     def _answers(self) -> bool:
-        begun = time.monotonic()
         try:
             get_json(self._local, self._probe, timeout_seconds=PROBE_SECONDS)
         except OSError:
             return False
         self._heard_at = time.monotonic()
-        self.latency_ms = (self._heard_at - begun) * 1000
         return True
 
     def _start_ssh(self) -> subprocess.Popen[bytes]:
@@ -307,9 +274,9 @@ def _failure(host: Host, said: str) -> LaunchError:
     """ssh's own words as an error of ours."""
     if any(mark in said for mark in _CHANGED):
         return PreflightError(
-            f"{host.address} is not the machine it was: its host key has changed",
-            "another machine answers at its address, or somebody is in between",
-            f"launch down it; where the machine was replaced on purpose: rm {host.known_hosts}",
+            f"{host.address} may be a different machine: its host key has changed",
+            "another machine answers at its address, or someone intercepts the connection",
+            f"launch down RUN; if you replaced the machine yourself: rm {host.known_hosts}",
         )
     return _lost(host, said)
 
@@ -318,6 +285,6 @@ def _lost(host: Host, said: str) -> LaunchError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return JobFailed(
         f"{host.address} cannot be reached by ssh",
-        lines[-1] if lines else "ssh said nothing",
+        lines[-1] if lines else "ssh printed nothing",
         " ".join(host.command("hostname")),
     )

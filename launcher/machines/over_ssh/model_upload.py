@@ -60,15 +60,17 @@ def bring(
     may raise. Raises JobFailed, LaunchError."""
     size = size_of(folder)
     bound = time.monotonic() + max(_LEAST_SECONDS, size / rsync.SLOWEST_BYTES_PER_SECOND)
-    progress(f"bringing the model, {disk.in_units(size)}")
-    models.shell(f"umask 077 && mkdir -p {shlex.quote(models.there)}", "make the model's folder")
+    progress(f"copying the model, {disk.in_units(size)}")
+    models.shell(f"umask 077 && mkdir -p {shlex.quote(models.there)}", "create the model's folder")
     copy = Copy(size, lambda moved: progress(f"the model: {moved.describe()}"))
-    with _staying_up(models):
+    with _setting_timer_back(models):
         while (trouble := _attempt(models, folder, copy)) is not None:
             if_lost()
             if time.monotonic() > bound:
-                raise _failed(f"took longer than a slow line needs for {disk.in_units(size)}", trouble)
-            progress(f"the connection broke, going on: {trouble}")
+                raise _failed(
+                    f"took longer than even a slow connection needs for {disk.in_units(size)}", trouble
+                )
+            progress(f"the connection broke, continuing: {trouble}")
             time.sleep(_PAUSE_SECONDS)
 
 
@@ -88,11 +90,11 @@ def _attempt(models: RemoteFolder, folder: Path, copy: Copy) -> str | None:
 
 
 def _failed(how: str, why: str) -> JobFailed:
-    return JobFailed(f"the model {how}", why, "launch --disk GB …, or a model of the hub")
+    return JobFailed(f"the model {how}", why, "launch --disk GB …, or use a model from the hub")
 
 
 @contextlib.contextmanager
-def _staying_up(models: RemoteFolder) -> Iterator[None]:
+def _setting_timer_back(models: RemoteFolder) -> Iterator[None]:
     """Who copies is alive: the machine's own timer is set back meanwhile."""
     over = threading.Event()
 
@@ -101,9 +103,9 @@ def _staying_up(models: RemoteFolder) -> Iterator[None]:
             try:
                 run_on(models.host, f"cd ~/{CODE} && python3 -m runtime.autodown", bound_seconds=30)
             except LaunchError as error:
-                LOGGER.warning("the machine's timer was not set back: %s (%s)", error.message, error.why)
+                LOGGER.warning("the machine's idle timer was not reset: %s (%s)", error.message, error.why)
 
-    thread = threading.Thread(target=renew, name="staying-up", daemon=True)
+    thread = threading.Thread(target=renew, name="upload-timer-setback", daemon=True)
     thread.start()
     try:
         yield

@@ -63,7 +63,7 @@ def grown(name: str, known: int, sha256: str) -> tuple[int, bytes]:
 
 
 def _checkpoints() -> list[str]:
-    """Newest first."""
+    """Newest first, as `results/checkpoints.py` names them, which is not there: this file is sent alone."""
     try:
         found = [name for name in os.listdir("checkpoints") if _CHECKPOINT.fullmatch(name)]
     except FileNotFoundError:  # any other trouble with its disk must not be taken for "it has none"

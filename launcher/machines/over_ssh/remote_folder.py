@@ -14,8 +14,9 @@ import tarfile
 import time
 from pathlib import Path
 
+from launcher.base import atomic
 from launcher.base.errors import JobFailed
-from launcher.machines.over_ssh import rsync, ssh_config
+from launcher.machines.over_ssh import rsync
 from launcher.machines.over_ssh.link import Host, run_on
 from launcher.machines.over_ssh.machine_scripts import CODE, EXIT
 from launcher.machines.over_ssh.rsync import Copy, RsyncError
@@ -46,7 +47,7 @@ class RemoteFolder:
         """The run's folder, there and here, and its folder of sockets there; for nobody but their user."""
         self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
         places = f"{shlex.quote(self.there)}/logs {shlex.quote(sockets)}"
-        self.shell(f"umask 077 && mkdir -p {places} && chmod 700 {places}", "make its folders")
+        self.shell(f"umask 077 && mkdir -p {places} && chmod 700 {places}", "create its folders")
 
     def write(self, name: str, content: bytes) -> None:
         """A file (0600), over ssh's stdin."""
@@ -64,7 +65,7 @@ class RemoteFolder:
             f"cd {shlex.quote(self.there)} && touch lease && rm -rf .look && mkdir -p .look/logs &&"
             f' for log in logs/*.log; do test -f "$log" && tail -c {_LOG_BYTES} "$log" >".look/$log"; done;'
             f" cp {names} .look/ 2>/dev/null; tar -C .look -cf - .",
-            "look at it",
+            "read its state",
             bound_seconds=_LOOK_SECONDS,
         )
         _unpack(said, self.here)
@@ -74,7 +75,7 @@ class RemoteFolder:
     def set_timer_back(self) -> None:
         """Have the machine not end itself for its idle minutes, from now. Raises JobFailed."""
         set_back = f"cd ~/{CODE} && python3 -m runtime.autodown"
-        self.shell(set_back, "set its timer back", bound_seconds=_LOOK_SECONDS)
+        self.shell(set_back, "reset its idle timer", bound_seconds=_LOOK_SECONDS)
 
     def exit_code(self) -> int | None:
         """What the runtime's keeper ended with, as of the last look; None while it runs."""
@@ -104,7 +105,7 @@ class RemoteFolder:
         some.
         """
         folder = self.host.known_hosts.parent
-        ssh_config.keep(folder / _SSH, self.host.own_configuration())
+        atomic.write(folder / _SSH, self.host.own_configuration(), private=True)
         return folder
 
     def shell(

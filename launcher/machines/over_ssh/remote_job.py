@@ -104,7 +104,7 @@ class RemoteJob:
         lost: LaunchError | None = None
         while code is None:
             if time.monotonic() > bound:
-                raise lost or self._failed(f"is not over after {bound_seconds:.0f} s")
+                raise lost or self._failed(f"did not finish within {bound_seconds:.0f} s")
             try:
                 code = self._look(progress)
                 lost = None
@@ -116,7 +116,7 @@ class RemoteJob:
                 progress(f"{error.message}: {error.why}")
                 time.sleep(_PAUSE_SECONDS)
         if code == _LATE:
-            raise self._failed(f"was ended after {bound_seconds:.0f} s")
+            raise self._failed(f"was stopped after {bound_seconds:.0f} s")
         if code != 0:
             raise self._failed(f"failed on the machine (exit code {code})")
 
@@ -129,7 +129,7 @@ class RemoteJob:
             offset=self._heard_bytes + 1,
             log=f"{self._folder}/logs/{self._name}.log",
         )
-        said = self._remote.shell(watch, f"look at {self._name}", bound_seconds=_ASK_SECONDS)
+        said = self._remote.shell(watch, f"check {self._name}", bound_seconds=_ASK_SECONDS)
         code, _, heard = said.partition(b"\n")
         self._heard_bytes += len(heard)
         self._keep(heard)
@@ -153,7 +153,7 @@ class RemoteJob:
         run_id = self._remote.there.rpartition("/")[2]
         return JobFailed(
             f"{self._name} {how}",
-            self.lines[-1] if self.lines else "it said nothing",
+            self.lines[-1] if self.lines else "it printed nothing",
             f"launch logs {run_id} --which {self._name}",
             last_lines=self.lines if len(self.lines) > 1 else (),
         )

@@ -62,7 +62,9 @@ class RemoteLog:
             lost_at = now if lost_at is None or connected else lost_at
             lost = code == _SSH_FAILED or code < 0  # ssh itself failed, or was killed
             if not lost or now - lost_at > lost_seconds:
-                raise JobFailed(f"the log of {self._host.address} cannot be read on", said, self._again)
+                raise JobFailed(
+                    f"the log of {self._host.address} cannot be read any further", said, self._again
+                )
             time.sleep(_PAUSE_SECONDS)
 
     def _read_once(self) -> tuple[int, str]:

@@ -175,11 +175,11 @@ class _Watched:
     def _why_to_end(self) -> str | None:
         now, copy = time.monotonic(), self._copy
         if copy.stopped():
-            return "it was broken off"
+            return "it was interrupted"
         if _telling() and now - self._moved_at > copy.still_seconds:
-            return f"it stood still for {copy.still_seconds:.0f} s, {self.moved.describe()}"
+            return f"it stalled for {copy.still_seconds:.0f} s, {self.moved.describe()}"
         if now - self._begun > copy.bound_seconds:
-            return f"it is slower than {format_rate(copy.slowest)}: {self.moved.describe()}"
+            return f"it was slower than {format_rate(copy.slowest)}: {self.moved.describe()}"
         return None
 
 

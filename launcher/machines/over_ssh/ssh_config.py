@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.base import locks
+from launcher.base import atomic, locks
 from launcher.base.errors import PreflightError
 from launcher.machines.over_ssh.link import Host
 
@@ -26,7 +25,7 @@ _LOCK = ".slipway.lock"
 
 def write(folder: Path, host: Host, names: Sequence[str]) -> None:
     """Say in a run's folder how it is reached under these names."""
-    keep(folder / FILE, host.configuration(*names))
+    atomic.write(folder / FILE, host.configuration(*names), private=True)
 
 
 def forget(folder: Path) -> None:
@@ -46,7 +45,7 @@ def _forget_line(runs: Path, config: Path) -> None:
         if len(kept) == len(lines):
             return
         if kept:
-            keep(config, "".join(kept))
+            atomic.write(config, "".join(kept), private=True)
         else:
             config.unlink()
 
@@ -69,7 +68,7 @@ def include(runs: Path) -> bool:
         config.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _alone():
             text = _text(config) if config.exists() else ""
-            keep(config, f"{_line(runs)}\n{text}")
+            atomic.write(config, f"{_line(runs)}\n{text}", private=True)
     except OSError as error:
         raise PreflightError(f"{config} cannot be written", error.strerror, "launch ssh RUN") from error
     return True
@@ -85,16 +84,8 @@ def _config() -> Path:
 
 
 def _text(path: Path) -> str:
-    """Whatever bytes are in it, for `keep` to write again: it is the user's, and may not be UTF-8."""
-    return path.read_text(errors="surrogateescape")
-
-
-def keep(path: Path, text: str) -> None:
-    """A whole file or the old one, for nobody but this user."""
-    aside = path.with_name(f".{path.name}.slipway-{os.getpid()}-{threading.get_ident()}")
-    aside.write_text(text, errors="surrogateescape")
-    aside.chmod(0o600)
-    aside.replace(path)
+    """Whatever bytes are in it, to be written again: it is the user's, and may not be UTF-8."""
+    return path.read_text("utf-8", errors="surrogateescape")
 
 
 @contextlib.contextmanager

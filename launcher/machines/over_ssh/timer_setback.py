@@ -21,7 +21,7 @@ _END_SECONDS = 2.0
 
 
 @contextlib.contextmanager
-def staying(set_back: Callable[[], object], may_stay: Callable[[], bool]) -> Iterator[None]:
+def setting_timer_back(set_back: Callable[[], object], may_stay: Callable[[], bool]) -> Iterator[None]:
     """`set_back` is called at once and every so often, in a thread, until the block is over or the machine
     may not stay any more. What it raises is no trouble of the copy's."""
     over = threading.Event()
@@ -31,11 +31,11 @@ def staying(set_back: Callable[[], object], may_stay: Callable[[], bool]) -> Ite
             try:
                 set_back()
             except Exception as error:  # noqa: BLE001 - the copy shows by itself whether the machine is there
-                LOGGER.debug("the machine's timer was not set back: %r", error)
+                LOGGER.debug("the machine's idle timer was not reset: %r", error)
             if over.wait(EVERY_SECONDS):
                 return
 
-    thread = threading.Thread(target=stay, name="staying", daemon=True)
+    thread = threading.Thread(target=stay, name="timer-setback", daemon=True)
     thread.start()
     try:
         yield

@@ -44,7 +44,7 @@ def mark(runs: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Stray:
+class ForgottenMachine:
     """A machine at a provider. `ours`: its label is this home's; else it is another computer's or home's."""
 
     id: str
@@ -60,13 +60,13 @@ class Stray:
 class Look:
     """What was found, and the clouds of which nothing is known, each with why."""
 
-    found: tuple[Stray, ...]
+    found: tuple[ForgottenMachine, ...]
     unasked: dict[str, str]
 
 
 def find(clouds: Iterable[str], runs: Path) -> Look:
     """The machines with a run's name that these clouds list."""
-    found: list[Stray] = []
+    found: list[ForgottenMachine] = []
     unasked: dict[str, str] = {}
 
     def ask(cloud: str) -> None:
@@ -80,38 +80,38 @@ def find(clouds: Iterable[str], runs: Path) -> Look:
         thread.start()
     for thread in asking:
         thread.join()
-    return Look(tuple(sorted(found, key=lambda stray: (stray.run_id, stray.id))), unasked)
+    return Look(tuple(sorted(found, key=lambda machine: (machine.run_id, machine.id))), unasked)
 
 
-def end(stray: Stray) -> str:
+def end(machine: ForgottenMachine) -> str:
     """Terminate it, and wait until its provider lists it no more. Raises LaunchError, TeardownUnverified."""
-    with tempfile.TemporaryDirectory(prefix="slipway-strays-") as folder:
-        sky = _sky(stray.provider["name"].lower(), Path(folder))
+    with tempfile.TemporaryDirectory(prefix="slipway-forgotten-") as folder:
+        sky = _sky(machine.provider["name"].lower(), Path(folder))
         try:
-            sky.call("terminate", _END_SECONDS, provider=stray.provider)
-            left = wait_until_gone(sky, stray.provider, _END_SECONDS)
+            sky.call("terminate", _END_SECONDS, provider=machine.provider)
+            left = wait_until_gone(sky, machine.provider, _END_SECONDS)
         finally:
             sky.end()
     if left:
         raise TeardownUnverified(
-            f"{stray.where} still lists {', '.join(left)}", "it was told to end it", "launch gc"
+            f"{machine.where} still lists {', '.join(left)}", "it was asked to end this machine", "launch gc"
         )
-    return "ended: its provider lists it no more"
+    return "ended: its provider no longer lists it"
 
 
-def _listed(cloud: str, runs: Path) -> list[Stray]:
+def _listed(cloud: str, runs: Path) -> list[ForgottenMachine]:
     if not has_account(cloud, Path.home(), os.environ):
         raise no_account(cloud)
-    with tempfile.TemporaryDirectory(prefix="slipway-strays-") as folder:
+    with tempfile.TemporaryDirectory(prefix="slipway-forgotten-") as folder:
         sky = _sky(cloud, Path(folder))
         try:
-            found = sky.call("strays", ASK_SECONDS, cloud=cloud, name=_PATTERN, label=LABEL)
+            found = sky.call("machines_named", ASK_SECONDS, cloud=cloud, name=_PATTERN, label=LABEL)
         finally:
             sky.end()
     if found is None:
-        raise LaunchError("it lists the machines of known runs only", "look in its console for slip-…", None)
+        raise LaunchError("it lists only machines of known runs", "look in its console for slip-…", None)
     return [
-        Stray(
+        ForgottenMachine(
             id=one["id"],
             run_id=name[1],
             where=place(one["provider"]),

@@ -5,7 +5,7 @@
 A price is what SkyPilot's public catalog says in the version `source`, a file at one commit; without a region
 it is the same in all. `read` is the day on which that was looked up: how old the version was then is not
 known. An orientation, never what a run is agreed to by: that asks for SkyPilot's newest catalogs.
-Neighbours: `prices.py` reads those, `quote.py` says which of the two it is. Asks nobody, needs no SkyPilot.
+Neighbours: `prices.py` reads those, `pricing.py` says which of the two it is. Asks nobody, needs no SkyPilot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.values.plan import Market, Offer
+from launcher.values.offers import Market, Offer
 
 _FILE = Path(__file__).with_name("price_snapshot.csv")
 

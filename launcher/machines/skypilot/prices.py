@@ -1,7 +1,7 @@
 """The prices of rented GPUs, from SkyPilot's catalogs on this computer: offline, and with nobody's keys.
 They are fetched only where that is asked for.
 
-Neighbours: `sky_prices.py` reads them, in a home that holds the catalogs and nothing else; `quote.py` asks;
+Neighbours: `sky_prices.py` reads them, in a home that holds the catalogs and nothing else; `pricing.py` asks;
 `price_snapshot.py` has the few that come with the package.
 """
 
@@ -19,7 +19,7 @@ from launcher.machines.skypilot.sky_cache import CATALOGS
 from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import SkyCallError, SkyCallLateError, SkyProcess
 from launcher.values.clouds import KNOWN, OWN, has_account
-from launcher.values.plan import Market, Offer
+from launcher.values.offers import Market, Offer
 
 # Importing SkyPilot takes 2 to 4 s, reading a large catalog less than one.
 _PRICES_SECONDS = 90.0
@@ -38,8 +38,8 @@ def places(
     found = infra or _with_account(user_home or Path.home(), os.environ if environ is None else environ)
     if not found:
         raise PreflightError(
-            "there is no account with any cloud on this computer",
-            f"SkyPilot's credentials are there for none of {', '.join(sorted(KNOWN - OWN))}",
+            "no cloud account is set up on this computer",
+            f"there are no credentials for any of {', '.join(sorted(KNOWN - OWN))}",
             "sky check   (says how to log in; prices need no account: launch plan --gpus H100:4 --infra aws)",
         )
     return found
@@ -80,7 +80,9 @@ def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str,
             sky.call("fetch", _FETCH_SECONDS, clouds=clouds)
         except LaunchError as error:
             what = f"the prices of {', '.join(clouds)} cannot be fetched"
-            raise PreflightError(what, error.why, "connect to the network, and again") from error
+            raise PreflightError(
+                what, error.why, "connect to the network, then run the same command again"
+            ) from error
         finally:
             sky.end()
         kept = (user_home or Path.home()) / CATALOGS

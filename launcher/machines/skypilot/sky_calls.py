@@ -20,7 +20,13 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.machines.skypilot.sky_prices import fetch, machines_with, offers, offers_at
-from launcher.machines.skypilot.sky_providers import LISTED_BY_NAME, candidates, instances, strays, terminate
+from launcher.machines.skypilot.sky_providers import (
+    LISTED_BY_NAME,
+    candidates,
+    instances,
+    machines_named,
+    terminate,
+)
 
 Json = dict[str, Any]
 
@@ -68,7 +74,7 @@ def launch(
     sky.stream_and_get(request)
     found = standing(cluster)
     if found is None:
-        raise RuntimeError(f"SkyPilot launched {cluster} and knows nothing of it")
+        raise RuntimeError(f"SkyPilot launched {cluster} but has no record of it")
     return found
 
 
@@ -163,7 +169,7 @@ def standing(cluster: str) -> Json | None:
     return found
 
 
-_OFFERED = (version, offers, fetch, launch, down, standing, candidates, instances, terminate, strays)
+_OFFERED = (version, offers, fetch, launch, down, standing, candidates, instances, terminate, machines_named)
 _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in _OFFERED}
 
 

@@ -27,12 +27,12 @@ _PROXY = "ssh_proxy_command"
 _TAKEN = ("docker", "nvidia_gpus", "provision")
 # What would change how the user's other clusters are launched, and does not here.
 _NOT_TAKEN = {
-    "admin_policy": "it is not asked",
+    "admin_policy": "launch does not ask it",
     "api_server": "a run has a SkyPilot API server of its own, on this computer",
     "workspace": "a run has a SkyPilot of its own",
     "active_workspace": "a run has a SkyPilot of its own",
     "workspaces": "a run has a SkyPilot of its own",
-    "logs": "a machine's logs come home and go nowhere else",
+    "logs": "a machine's logs go to this computer only",
 }
 
 
@@ -45,16 +45,16 @@ def for_run(path: Path, clouds: list[str], home: Path) -> tuple[dict[str, Any], 
     """
     users = _read(path)
     config = {name: users[name] for name in _TAKEN if name in users}
-    left_out = [f"{path}: {name} is not taken: {why}" for name, why in _NOT_TAKEN.items() if name in users]
+    left_out = [f"{path}: {name} is ignored: {why}" for name, why in _NOT_TAKEN.items() if name in users]
     if Path(_PROJECT).exists():
-        left_out.append(f"{_PROJECT} is not taken: what a run needs of it goes into {path}")
+        left_out.append(f"{_PROJECT} is ignored: put what a run needs from it into {path}")
     for cloud in clouds:
         section = users.get(cloud) or {}
         if not isinstance(section, dict):
-            raise _unreadable(path, f"its {cloud} is no mapping")
+            raise _unreadable(path, f"its {cloud} is not a mapping")
         section = {name: value for name, value in section.items() if name != _IDENTITY}
         if section.keys() != (users.get(cloud) or {}).keys():
-            left_out.append(f"{path}: {cloud}.{_IDENTITY} is not taken: no credentials go to a run's machine")
+            left_out.append(f"{path}: {cloud}.{_IDENTITY} is ignored: no credentials go to a run's machine")
         if _PROXY in section:
             section[_PROXY] = _with_home(section[_PROXY], home)
         if cloud in _NO_UPLOAD:
@@ -83,9 +83,9 @@ def _read(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         # Of a YAML error only the place: its text shows the line.
         mark = getattr(error, "problem_mark", None)
-        raise _unreadable(path, f"line {mark.line + 1} is no YAML" if mark else "it is no text") from None
+        raise _unreadable(path, f"line {mark.line + 1} is not YAML" if mark else "it is not text") from None
     if not isinstance(found, dict | None):
-        raise _unreadable(path, "it is no mapping")
+        raise _unreadable(path, "it is not a mapping")
     return found or {}
 
 

@@ -23,8 +23,6 @@ import urllib.request
 from collections.abc import Mapping, Set
 from pathlib import Path
 
-import psutil
-
 from launcher.base import processes
 from launcher.base.errors import PreflightError
 from launcher.base.processes import ProcessId
@@ -172,7 +170,7 @@ class SkyHome:
             if not _taken(port):  # else somebody took it before us: another one
                 break
         raise NoServerError(
-            "SkyPilot's API server does not start", why, f"less {self.folder / 'api-server.log'}"
+            "SkyPilot's API server did not start", why, f"less {self.folder / 'api-server.log'}"
         )
 
     def _start_server(self, bound_seconds: float, spared: Set[ProcessId]) -> str:
@@ -202,13 +200,7 @@ class SkyHome:
     def processes(self) -> set[ProcessId]:
         """Everything that was started in this home. SkyPilot renames its processes, which blots out their
         environment, so the folder they work in counts as well."""
-        found = processes.carrying(_MARK, str(self.folder))
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.cwd() == str(self.folder) and process.pid != os.getpid():
-                    known = ProcessId.of(process.pid)
-                    found |= {known} if known is not None else set()
-        return found
+        return processes.carrying(_MARK, str(self.folder)) | processes.working_in(self.folder)
 
     def end_server(self, spared: Set[ProcessId] = _NOBODY, grace_seconds: float = _END_SECONDS) -> None:
         """End the API server, its executors and whatever else works here but `spared`."""
@@ -264,9 +256,9 @@ def _without_blanks(folder: Path) -> Path:
             link.unlink(missing_ok=True)
             link.symlink_to(folder)
     except OSError as error:
-        why = f"{error.strerror}: SkyPilot cannot work below a folder with a blank in its name"
-        hint = "LAUNCH_HOME=/a/folder/without/blanks launch …"
-        raise PreflightError(f"{link} cannot be made", why, hint) from error
+        why = f"{error.strerror}: SkyPilot cannot use a folder whose path has a space"
+        hint = "LAUNCH_HOME=/a/folder/without/spaces launch …"
+        raise PreflightError(f"cannot create {link}", why, hint) from error
     return link
 
 

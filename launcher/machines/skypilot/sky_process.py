@@ -98,8 +98,8 @@ class SkyProcess:
         except queue.Empty:
             self.end()
             raise SkyCallLateError(
-                f"SkyPilot's {name} was not done after {bound_seconds:.0f} s",
-                "the call was left behind",
+                f"SkyPilot's {name} did not finish within {bound_seconds:.0f} s",
+                "launch stopped waiting for it",
                 f"less {self._log}",
             ) from None
         except BrokenPipeError:
@@ -140,7 +140,7 @@ class SkyProcess:
             if silent_for >= _SILENT_SECONDS:
                 raise PreflightError(
                     "SkyPilot's API server is in trouble",
-                    f"it has not answered for {silent_for:.0f} s; the call was left behind",
+                    f"it has not answered for {silent_for:.0f} s; launch stopped waiting for it",
                     f"less {self._home.folder / 'api-server.log'}",
                 )
 
@@ -230,12 +230,12 @@ def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchErro
         return PreflightError("SkyPilot is not installed here", text, "pip install 'slipway-rl[cloud]'")
     if found & _NO_CAPACITY:
         return CapacityError(
-            "nobody has these GPUs for us now", why, "launch plan --gpus …   (other clouds, other GPUs)"
+            "no cloud has these GPUs available now", why, "launch plan --gpus …   (other clouds, other GPUs)"
         )
     if _NOBODY in found:
-        return NoAccessError("no cloud that was asked for lets us in", why, "sky check")
+        return NoAccessError("none of the clouds you asked for accepts your credentials", why, "sky check")
     if found & _NO_ACCESS:
-        return PreflightError("the cloud does not let us in", why, "sky check")
+        return PreflightError("the cloud does not accept your credentials", why, "sky check")
     if found & _NO_SERVER:
         return PreflightError("SkyPilot's API server is in trouble", why, f"less {log}")
     if any(word in text for word in _NO_CATALOG):
@@ -247,4 +247,4 @@ def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchErro
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()]
-    return lines[-1] if lines else "it did not say why"
+    return lines[-1] if lines else "it gave no reason"

@@ -176,7 +176,7 @@ def terminate(provider: Json) -> Json:
     return {}
 
 
-def strays(cloud: str, name: str, label: str) -> Json | None:
+def machines_named(cloud: str, name: str, label: str) -> Json | None:
     """All of an account's machines whose cluster's name fits `name` (a shell's pattern), whoever began them:
     what the cluster is called there, what `label` says, and how the provider is asked for it.
 

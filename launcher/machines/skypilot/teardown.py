@@ -157,7 +157,7 @@ class Teardown:
             except Exception as error:  # noqa: BLE001 - then nobody says anything
                 LOGGER.warning("asking for %s from a spare home: %s", self._run_id, _described(error))
         why = before.why if isinstance(before, LaunchError) else _described(before)
-        return Proof(False, f"nobody says that it is gone: {why}; {self._look_yourself()}")
+        return Proof(False, f"nothing confirms that it is gone: {why}; {self._look_yourself()}")
 
     def _leave(self, proof: Proof) -> None:
         """What was started here goes, after a proof the home as well; whatever fails now, a proof is one."""
@@ -177,7 +177,7 @@ class Teardown:
     def listed(self, standing: Standing | None) -> list[str]:
         """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
         if standing is None or not self._home.folder.exists():
-            raise LaunchError("there is no cluster to ask for", "it is not armed, or proven to be down", None)
+            raise LaunchError("there is no cluster to ask for", "it is not rented yet, or already down", None)
         ((_, found),) = self._lists([standing["provider"]])
         return found
 
@@ -219,22 +219,22 @@ class Teardown:
             if self._failed is not None or time.monotonic() > bound:
                 left = [f"{machine} ({place(provider)})" for provider, found in listed for machine in found]
                 why = "" if self._failed is None else f" ({_described(self._failed)})"
-                return Proof(False, f"there still is {', '.join(left)}{why}; {self._look_yourself()}")
+                return Proof(False, f"still there: {', '.join(left)}{why}; {self._look_yourself()}")
             time.sleep(_POLL_SECONDS)
 
     def _nothing_listed(self, asked: list[Provider]) -> Proof:
         """What exactly is proven."""
         unasked = self._candidates()["unasked"]
-        books = f"no cluster {self._run_id} is on SkyPilot's books, which it writes before it asks a provider"
+        books = f"SkyPilot's records, written before it asks a provider, have no cluster {self._run_id}"
         names = sorted({provider["cluster_on_cloud"] for provider in asked})
         places = ", ".join(sorted({place(provider) for provider in asked}))
         proven = f"no machine of {', '.join(names)} is listed by {places}" if asked else ""
         if asked and not unasked:
             return Proof(True, proven)
         if self._spare is not None and self._known is None:  # it has no books
-            detail = "SkyPilot's books cannot be read here, and only they know whom to ask"
+            detail = "SkyPilot's records cannot be read here, and only they say which providers to ask"
             return Proof(False, f"{detail}; {self._look_yourself()}")
-        without = f"; {', '.join(unasked)} cannot be asked without them: {books}"
+        without = f"; {', '.join(unasked)} could not be asked, but {books}"
         return Proof(True, proven + without if asked else books)
 
     def _look_yourself(self) -> str:
@@ -246,8 +246,8 @@ class Teardown:
         if clouds == {"aws"}:
             region = standing["provider"]["config"]["region"] if standing else "REGION"
             tag = f"Name=tag:ray-cluster-name,Values={name}"
-            return f"look yourself: aws ec2 describe-instances --region {region} --filters {tag}"
-        return f"look yourself: {name} in the console of {where}"
+            return f"check yourself: aws ec2 describe-instances --region {region} --filters {tag}"
+        return f"check yourself: {name} in the console of {where}"
 
     # -------------------------------------------------------------- asking
 

@@ -58,7 +58,7 @@ def main() -> None:
     model_upload.bring(models, model, told.append, lambda: lost.append(1))
     cutting.join(10)
     print(*told, sep="\n")
-    assert lost and any("going on" in line for line in told), told
+    assert lost and any("continuing" in line for line in told), told
     assert any(line.startswith("the model: 30 MB of 30 MB") for line in told), told
 
     look = f"cd '{models.there}' && sha256sum model.safetensors && stat -c %i:%Z * && find . -type f | sort"

@@ -18,7 +18,7 @@ from launcher.machines.over_ssh.fetching import Fetching
 from launcher.machines.over_ssh.link import Host, Link, run_on
 from launcher.machines.over_ssh.remote_folder import RemoteFolder
 from launcher.machines.over_ssh.remote_job import RemoteJob
-from launcher.machines.waiting_for_runtime import Startup, reason_of_end
+from launcher.machines.waiting_for_runtime import RuntimeStart, reason_of_end
 from runtime.fitness import Needs
 from runtime.shared.schema import RuntimeConfig
 from tests.cloud import bare
@@ -73,7 +73,7 @@ def serve(folder: RemoteFolder) -> Link:
     RemoteJob(folder, "deaf").start("exit 3\n", stdin=given)
     link = Link(folder.host, DOOR, f"{SOCKETS}/gateway.sock")
     link.start()
-    Startup(RUN_ID, folder.here, DOOR, told).wait(TOKEN, lambda: exit_code(folder), 60)
+    RuntimeStart(RUN_ID, folder.here, DOOR, told).wait(TOKEN, lambda: exit_code(folder), 60)
     told(f"ready: {get_json(DOOR, '/healthz')}")
     wait_until(lambda: keeper_is_seen(folder), WAIT_SECONDS, "its keeper")
     return link

@@ -21,13 +21,12 @@ WAIT_SECONDS = 240.0
 
 def frozen(host: Host) -> None:
     """ssh stopped in its tracks: to ssh itself nothing is wrong."""
-    link = Link(host, HERE / "g.sock", bare.SOCKET)
-    link.open()
-    before = link.process
-    assert before is not None
+    door = HERE / "g.sock"
+    link = _opened(host, door)
+    before = _ssh_of(link)
     os.kill(before, signal.SIGSTOP)
     begun = time.monotonic()
-    wait_until(lambda: link.process != before and link.silent_seconds <= 1, what="an answer by another ssh")
+    wait_until(lambda: _ssh_of(link) != before and _answers(door), what="an answer by another ssh")
     print(f"mended={time.monotonic() - begun:.1f}")
     link.close()
 
@@ -35,8 +34,7 @@ def frozen(host: Host) -> None:
 def killed(host: Host) -> None:
     """ssh killed again and again: how long until an answer comes."""
     door = HERE / "door" / "g.sock"
-    link = Link(host, door, bare.SOCKET)
-    link.open()
+    link = _opened(host, door)
     times = []
     for number in range(5):
         if number == 3:  # as by somebody who sweeps out /tmp
@@ -49,16 +47,14 @@ def killed(host: Host) -> None:
 
 def swapped(host: Host) -> None:
     """Another machine at the same address, with a host key of its own."""
-    link = Link(host, HERE / "g.sock", bare.SOCKET)
-    link.open()
-    link.close()
+    _opened(host, HERE / "g.sock").close()
     _, stranger = bare.rent(HERE)
     stolen = Host(stranger.address, host.user, host.key, HERE / "known-both")
     line = host.known_hosts.read_text().split(maxsplit=1)[1]
     stolen.known_hosts.write_text(f"{stranger.address} {line}")
     begun = time.monotonic()
     try:
-        Link(stolen, HERE / "h.sock", bare.SOCKET).open()
+        _opened(stolen, HERE / "h.sock")
     except LaunchError as error:
         print(f"{error.message} | {error.hint} | {time.monotonic() - begun:.1f}")
     try:
@@ -67,10 +63,26 @@ def swapped(host: Host) -> None:
         print(f"again: {error.message}")
 
 
+def _opened(host: Host, door: Path) -> Link:
+    """A link through which the machine has answered. Raises what cannot be mended."""
+    link = Link(host, door, bare.SOCKET)
+    link.start()
+    wait_until(lambda: link.failure is not None or _answers(door), WAIT_SECONDS, "an answer")
+    if link.failure is not None:
+        link.close()
+        raise link.failure
+    return link
+
+
+def _ssh_of(link: Link) -> int:
+    """The pid of its ssh, of the next one between two of them."""
+    wait_until(lambda: link._ssh is not None and link._ssh.poll() is None, WAIT_SECONDS, "an ssh")
+    assert link._ssh is not None
+    return link._ssh.pid
+
+
 def _seconds_to_mend(link: Link, door: Path) -> float:
-    ssh = link.process
-    assert ssh is not None
-    os.kill(ssh, signal.SIGKILL)
+    os.kill(_ssh_of(link), signal.SIGKILL)
     begun = time.monotonic()
     wait_until(lambda: _answers(door), WAIT_SECONDS, "an answer")
     return time.monotonic() - begun

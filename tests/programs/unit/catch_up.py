@@ -18,10 +18,10 @@ AGAIN_SECONDS = 0.5
 
 
 def main(log: Path, caught_up: Path) -> None:
-    wait_until(lambda: "durability falls behind" in log.read_text(), what="it fell behind")
+    wait_until(lambda: "copying checkpoints falls behind" in log.read_text(), what="it fell behind")
     time.sleep(AGAIN_SECONDS)
     caught_up.touch()
-    wait_until(lambda: "durable again" in log.read_text(), what="it caught up")
+    wait_until(lambda: "copying caught up" in log.read_text(), what="it caught up")
     time.sleep(AGAIN_SECONDS)
 
 

@@ -11,6 +11,8 @@ import pytest
 from launcher.machines import cloud, local
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.local import LocalMachine
+from launcher.machines.over_ssh import remote_machine
+from launcher.machines.over_ssh.remote_machine import RemoteMachine
 from launcher.machines.waiting_for_runtime import LEAST_START_SECONDS, start_seconds
 from runtime.__main__ import children
 from runtime.shared.schema import RuntimeConfig
@@ -60,7 +62,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             seconds.append(bound_seconds)
 
     for place in (local, cloud):
-        monkeypatch.setattr(place, "Startup", Waited)
+        monkeypatch.setattr(place, "RuntimeStart", Waited)
     return seconds
 
 
@@ -86,10 +88,11 @@ def test_g23_a_rented_machine_is_waited_for_as_long_as_its_runtime_is_told(
         def __getattr__(self, name: str) -> Any:
             return lambda *words, **more: None
 
-    for name in ("RemoteFolder", "RemoteJob", "Link"):
+    for name in ("RemoteJob", "Link"):
         monkeypatch.setattr(cloud, name, Stub)
-    monkeypatch.setattr(CloudMachine, "_user_home", lambda self: "/home/u")
-    monkeypatch.setattr(CloudMachine, "host", None)
+    monkeypatch.setattr(remote_machine, "RemoteFolder", Stub)
+    monkeypatch.setattr(RemoteMachine, "user_home", "/home/u")
+    monkeypatch.setattr(RemoteMachine, "host", None)
     monkeypatch.setattr(cloud, "make_own_folder", lambda folder: None)
     machine = CloudMachine("slip-01234567", tmp_path, infra=["aws"], gpus="H100:1", idle_minutes=10)
     machine.serve(CONFIG, "token")

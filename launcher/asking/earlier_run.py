@@ -1,24 +1,20 @@
-"""Taking up a run that ended or was killed: which run that is, from which step, and as what it was begun.
+"""The run that `--resume` names, by its record: what it was begun with, and what may be given anew.
 
-Neighbours: `run.py` lives it again under its own id, `request.py` merges what it was begun with and what is
-asked anew, `durable.py` has what survived where the machine did not. Knows nothing of printing.
+Neighbours: `reading.py` merges it with what is asked now, `run.py` has the record keep it; `taking_up.py`
+ends what is left of the run and says from which step it goes on. Only reads: nothing is ended or started
+here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import PreflightError, UsageError
-from launcher.ledger.endpoint import RESULTS
 from launcher.ledger.records import LiveRunError, RecordStore, RunRecord
-from launcher.results import checkpoints, durable
-from launcher.safety import take_down
-from launcher.values.machine import Machine
 from launcher.values.settings import TINY_MODEL, Settings, Value
-from runtime.shared.start_adapter import START
 
 # What decides which policy the checkpoints hold: anything else may be given anew.
 _FIXED = ("dtype", "train.lora.rank", "train.lora.alpha")
@@ -46,42 +42,27 @@ _KEPT = {
 }
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """A run to be taken up after `step`. `rewinds`: the machine's state is gone, what is durable is used, or,
-    at step 0, the adapter that it began with."""
+def find(store: RecordStore, id_or_name: str) -> RunRecord:
+    """Its record. Raises UsageError for one whose `launch` lives, or that nobody knows."""
+    record = store.load(id_or_name)
+    if record.live and record.launch is not None and record.launch.alive():
+        raise LiveRunError(record)
+    return record
 
-    record: RunRecord
-    step: int
-    rewinds: bool
 
-    @property
-    def command(self) -> tuple[str, ...]:
-        """The command it ran."""
-        return self.record.command
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder its command ran in. Raises PreflightError when that is gone."""
-        folder = self.record.details.get("folder")
-        if folder is None:
-            return None
-        if not Path(folder).is_dir():
-            label = self.record.name or self.record.id
-            raise PreflightError(
-                f"{label} ran its program in {folder}",
-                "that folder is not there any more",
-                f"launch --resume {label} -- COMMAND   (runs it in this folder)",
-            )
-        return Path(folder)
-
-    def describe(self) -> str:
-        """For the plan's line: "resuming after step 7"."""
-        gone = "what the machine had is gone"
-        if self.rewinds and self.step == 0:
-            return f"resuming with the adapter that it began with: {gone}"
-        how = f", the last durable one: {gone}" if self.rewinds else ""
-        return f"resuming after step {self.step}{how}"
+def folder_of(record: RunRecord) -> Path | None:
+    """The folder its command ran in. Raises PreflightError when that is gone."""
+    folder = record.details.get("folder")
+    if folder is None:
+        return None
+    if not Path(folder).is_dir():
+        label = record.name or record.id
+        raise PreflightError(
+            f"{label} ran its program in {folder}",
+            "that folder no longer exists",
+            f"launch --resume {label} -- COMMAND   (runs it in this folder)",
+        )
+    return Path(folder)
 
 
 def details(settings: Settings, model_path: str, folder: Path | None = None) -> dict[str, Any]:
@@ -104,36 +85,6 @@ def details(settings: Settings, model_path: str, folder: Path | None = None) -> 
     }
 
 
-def find(
-    store: RecordStore,
-    id_or_name: str,
-    machine_of: Callable[[RunRecord], Machine],
-    say: Callable[[str], None],
-) -> Resumed:
-    """The run, over and proven to be down, and the step after which it goes on.
-
-    Waits for a guardian that is at work, and ends what nobody looks after. Raises UsageError for a run that
-    lives and for one that has nothing to resume, NotPulled where its machine is kept for results that cannot
-    be brought home, TeardownUnverified.
-    """
-    record = _ended(store, store.load(id_or_name), say)
-    step = machine_of(record).committed()
-    if step is not None:
-        return Resumed(record, step, rewinds=False)
-    results = store.folder(record.id) / RESULTS
-    newest = checkpoints.newest_whole(results / durable.FOLDER)
-    if newest is not None:
-        return Resumed(record, checkpoints.step_of(newest), rewinds=True)
-    if (results / START).is_dir():
-        return Resumed(record, 0, rewinds=True)
-    command = f" -- {' '.join(record.command)}" if record.command else ""
-    raise UsageError(
-        f"{id_or_name} has nothing to resume",
-        "no step of it was ever committed, or nothing of it is left",
-        f"launch{command}   (the same run from its beginning)",
-    )
-
-
 def settings(given: Settings, record: RunRecord) -> Settings:
     """The run's recorded settings, and over them what is given anew on the command line.
 
@@ -144,7 +95,7 @@ def settings(given: Settings, record: RunRecord) -> Settings:
     label = record.name or record.id
     if given.name is not None and given.name != record.name:
         raise UsageError(
-            f"{label} keeps its name", f"--name {given.name} is another one", f"launch --resume {label}"
+            f"{label} keeps its name", f"--name {given.name} is a different name", f"launch --resume {label}"
         )
     values = dict(given.values)
     if given.adapter is not None and _anew(values["model"]):
@@ -162,25 +113,27 @@ def settings(given: Settings, record: RunRecord) -> Settings:
     return replace(given, **fields, name=record.name, runtime=overrides, values=values, adapter=None)
 
 
+def check_same_kind(settings: Settings, record: RunRecord) -> None:
+    """A run that is taken up goes on where it was, if it had come anywhere. Raises UsageError."""
+    was_rented, rented = record.machine.get("kind") == "cloud", settings.gpus is not None
+    if not record.machine or was_rented == rented:
+        return
+    kinds = {True: "rented GPUs", False: "this computer"}
+    label = record.name or record.id
+    raise UsageError(
+        f"{label} cannot be resumed on {kinds[rented]}",
+        f"it was started on {kinds[was_rented]}; what it learned is in its results/adapter",
+        f"launch --resume {label}   (without --gpus and --infra)",
+    )
+
+
 def refused(label: str, wanted: str, was: str) -> UsageError:
     """The error for a setting that would change what is trained."""
     return UsageError(
         f"{label} cannot be resumed with {wanted}",
-        f"it was begun with {was}: its checkpoints hold another policy than that",
+        f"it was started with {was}, and its checkpoints hold that policy",
         f"launch --resume {label}   (or a new run, without --resume)",
     )
-
-
-def _ended(store: RecordStore, record: RunRecord, say: Callable[[str], None]) -> RunRecord:
-    """The record of a run that is over; what is left of one that nobody looks after is ended here."""
-    if record.live and record.launch is not None and record.launch.alive():
-        raise LiveRunError(record)
-    record = take_down.after_guardian(store, record, say)
-    if not record.live:
-        return record
-    if record.attended:
-        raise LiveRunError(record)
-    return take_down.take_down(store, record, "resume", say)
 
 
 def _anew(value: Value) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.base.errors import JobFailed, LaunchError
 from launcher.machines import still_there
-from launcher.machines.still_there import Presence
+from launcher.machines.still_there import StillThere
 
 
 class Provider:
@@ -36,7 +36,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
 
 
 def test_a_machine_that_its_provider_lists_no_more_is_gone_for_good(provider: Provider) -> None:
-    there = Presence("slip-0123abcd", provider.listed)
+    there = StillThere("slip-0123abcd", provider.listed)
     provider.answers = [[], []]
     with pytest.raises(JobFailed) as failed:
         there.check()
@@ -46,7 +46,7 @@ def test_a_machine_that_its_provider_lists_no_more_is_gone_for_good(provider: Pr
 
 
 def test_one_list_that_misses_it_is_not_enough(provider: Provider) -> None:
-    there = Presence("slip-0123abcd", provider.listed)
+    there = StillThere("slip-0123abcd", provider.listed)
     provider.answers = [[], ["i-0"]]
     assert not there.gone()
 
@@ -54,7 +54,7 @@ def test_one_list_that_misses_it_is_not_enough(provider: Provider) -> None:
 def test_a_laptop_without_a_network_gives_no_machine_up_and_does_not_ask_all_the_time(
     provider: Provider,
 ) -> None:
-    there = Presence("slip-0123abcd", provider.listed)
+    there = StillThere("slip-0123abcd", provider.listed)
     provider.answers = [None, ["i-0"], [], []]
     for _ in range(5):
         there.check()

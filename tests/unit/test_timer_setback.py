@@ -21,7 +21,7 @@ from launcher.base.home import Home
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines.over_ssh import timer_setback as module
 from launcher.machines.over_ssh.fetching import Fetching
-from launcher.machines.over_ssh.timer_setback import staying
+from launcher.machines.over_ssh.timer_setback import setting_timer_back
 from launcher.run import machine_from_plan
 from launcher.safety import take_down
 from launcher.values.plan import Plan, Rented
@@ -109,7 +109,7 @@ def test_g22_past_deadline_or_budget_it_ends_itself_whatever_is_copied(
     unattended.limited(**limits)
     _copying(monkeypatch, lambda: None)
     unattended.pull()
-    assert not _staying() and unattended.active_at == LONG_AGO
+    assert not _setting_back() and unattended.active_at == LONG_AGO
 
 
 def test_g29_a_machine_that_is_kept_for_its_results_is_there_at_the_next_try(
@@ -119,7 +119,7 @@ def test_g29_a_machine_that_is_kept_for_its_results_is_there_at_the_next_try(
     unattended.limited(begun_at=time.time())
 
     def refuse() -> None:
-        raise JobFailed("copying did not begin", "No space left on device", None)
+        raise JobFailed("copying did not start", "No space left on device", None)
 
     _copying(monkeypatch, refuse)
     with pytest.raises(NotPulled):
@@ -137,17 +137,17 @@ def test_g22_what_asking_the_machine_raises_is_no_trouble_of_the_copys(
         asked.append(None)
         raise JobFailed("machine cannot be reached by ssh", "no route to host", None)
 
-    with staying(unreachable, lambda: True):
+    with setting_timer_back(unreachable, lambda: True):
         wait_until(lambda: len(asked) > 3, what="it is asked again all the same")
-    assert not _staying()
+    assert not _setting_back()
 
 
 def test_g22_a_machine_is_let_go_with_the_copy_and_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.EVERY_SECONDS == autodown.RENEW_EVERY_SECONDS
     monkeypatch.setattr(module, "EVERY_SECONDS", 0.0)
     asked: list[None] = []
-    with staying(lambda: asked.append(None), lambda: len(asked) < 2):
-        wait_until(lambda: not _staying(), what="the limit is reached")
+    with setting_timer_back(lambda: asked.append(None), lambda: len(asked) < 2):
+        wait_until(lambda: not _setting_back(), what="the limit is reached")
     assert len(asked) == 2
 
 
@@ -164,6 +164,6 @@ def test_g22_a_machine_knows_its_runs_limits_in_whatever_process(tmp_path: Path)
     assert again.describe() == machine.describe()
 
 
-def _staying() -> list[threading.Thread]:
+def _setting_back() -> list[threading.Thread]:
     """Who sets a timer back now."""
-    return [thread for thread in threading.enumerate() if thread.name == "staying"]
+    return [thread for thread in threading.enumerate() if thread.name == "timer-setback"]

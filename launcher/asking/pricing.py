@@ -1,0 +1,79 @@
+"""A run's plan with the prices it needs. No provider is asked for anything here.
+
+Neighbours: `plan.py` makes the plan, `prices.py` has the prices, `agreement.py` has the plan agreed to;
+`launching.py` asks for a run, `plan_verb.py` to show it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.models import model_size
+from launcher.values.offers import Market, gpus_of
+from launcher.values.plan import Plan, make_plan
+from launcher.values.settings import Settings
+
+_OLD_DAYS = 14
+
+
+def make(
+    settings: Settings, say: Callable[[str], None] = lambda line: None, *, only_shown: bool = False
+) -> Plan:
+    """The plan for these settings, with the prices at hand where GPUs are to be rented.
+
+    `say` gets what is going on, and what should be known of the prices. A plan that is `only_shown` may do
+    with those that came with the package. Raises UsageError, CapacityError, PreflightError.
+    """
+    gpus = settings.gpus
+    if gpus is None:
+        return make_plan(settings)
+    settings, market = _look(settings, gpus, say, only_shown)
+    token = settings.secrets.get("HF_TOKEN")
+    size = model_size.of(settings.model, os.environ, token.value if token else None)
+    plan = make_plan(settings, market, size)
+    for remark in _remarks(market):
+        say(remark)
+    return plan
+
+
+def refuse_without_account(plan: Plan, user_home: Path | None = None) -> None:
+    """Prices need no account, a run does. Raises PreflightError."""
+    from launcher.values.clouds import clouds_of, has_account, no_account
+
+    for cloud in clouds_of(list(plan.rented.infra)) if plan.rented else []:
+        if not has_account(cloud, user_home or Path.home(), os.environ):
+            raise no_account(cloud)
+
+
+def _look(
+    settings: Settings, gpus: str, say: Callable[[str], None], only_shown: bool
+) -> tuple[Settings, Market]:
+    """The prices at hand, and the settings with the places they are for."""
+    from launcher.machines.skypilot import price_snapshot, prices
+
+    asked = tuple(settings.infra)
+    infra = prices.places_to_show(asked) if only_shown else prices.places(asked)
+    if not infra:
+        infra = asked or price_snapshot.clouds()
+        return replace(settings, infra=infra), price_snapshot.market(*gpus_of(gpus), infra)
+    say("reading SkyPilot's price catalogs")
+    return replace(settings, infra=infra), prices.market(*gpus_of(gpus), infra)
+
+
+def _remarks(market: Market) -> list[str]:
+    """What should be known of these prices: what has none, and how old they are."""
+    if market.snapshot_of is not None:
+        cloud = market.offers[0].infra.partition("/")[0]
+        needed = "there are no price catalogs on this computer, and a run needs one"
+        return [f"{needed}: launch plan … --infra {cloud} --refresh"]
+    missing = [
+        f"{cloud} is left out: its prices are not on this computer; launch plan … --infra {cloud} --refresh"
+        for cloud in market.without_prices
+    ]
+    days = 0 if market.as_of is None else int((time.time() - market.as_of) / 86400)
+    old = f"these prices are {days} days old: launch plan … --refresh   (fetches newer ones)"
+    return [*missing, *([old] if days > _OLD_DAYS else [])]

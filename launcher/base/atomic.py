@@ -1,0 +1,55 @@
+"""Writes a file whole or not at all: beside its place first, then renamed into it.
+
+Neighbours: the ledger, the results and what commands remember are written by this;
+whole folders (a checkpoint, an adapter) are renamed into place by `results/`. Knows nothing of what it
+writes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+
+def write(
+    path: Path, content: str | bytes, *, durable: bool = False, private: bool = False, locked: bool = False
+) -> None:
+    """Put `content` in the place of what is at `path`. Raises OSError; what was there before is there then.
+
+    `durable`: on the disk when this returns, so that a power cut leaves it. `private`: for this user alone.
+    `locked`: the caller's lock keeps other writers of this file away. Then the file beside it has one name,
+    and the next writer writes over what a failed or killed one left; without, a failed one removes it.
+    """
+    whose = "tmp" if locked else f"{os.getpid()}-{threading.get_ident()}.tmp"
+    aside = path.with_name(f".{path.name}.{whose}")
+    try:
+        descriptor = os.open(
+            aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600 if private else 0o666
+        )
+        with open(descriptor, "wb") as file:
+            file.write(_bytes(content))
+            file.flush()
+            if durable:
+                os.fsync(descriptor)
+        aside.replace(path)
+    except BaseException:
+        if not locked:
+            aside.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or a folder's entries (a rename, a new file), on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes(content: str | bytes) -> bytes:
+    """Also of a text that was read with `surrogateescape` and is no UTF-8."""
+    return content.encode(errors="surrogateescape") if isinstance(content, str) else content

@@ -1,0 +1,44 @@
+"""What goes round the option parser: the program after `--`, and the options of a run wherever they stood.
+
+Neighbours: `main.py` makes one, `commands.py` hands it on to what does the work. Knows nothing of verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.screen.output import Output
+
+# The parameters of `launch` that are settings of a run; --max is named for what it is, max being Python's.
+OF_A_RUN = (
+    "model", "name", "resume", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb", "port",
+    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace", "copy_rate",
+    "keep_output",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What goes round the option parser; `command` is None without a `--`. The options of a run are added."""
+
+    command: list[str] | None
+    output: Output
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    sets: tuple[str, ...] = ()
+    env_file: Path | None = None
+
+    def with_options(self, given: Mapping[str, Any]) -> Invocation:
+        """With what the parser read, by parameter, over what there is already."""
+        flags = {name: given.get(name) for name in OF_A_RUN}
+        flags["max"] = flags.pop("maximum")
+        flags["infra"] = ",".join(flags["infra"]) if flags["infra"] else None
+        env_file = given.get("env_file")
+        return replace(
+            self,
+            flags={key: self.flags.get(key) if value is None else value for key, value in flags.items()},
+            sets=(*self.sets, *(given.get("settings") or ())),
+            env_file=self.env_file if env_file is None else Path(env_file),
+        )

@@ -1,0 +1,77 @@
+"""What was typed and cannot be meant, as three lines with what to type instead.
+
+Neighbours: `commands.py` asks when the parser refuses, and before a verb is called. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from launcher.base.errors import UsageError, suggestion
+from launcher.cli.invocation import Invocation
+
+VERBS = (
+    "plan", "status", "logs", "ssh", "exec", "push", "pull", "down", "gc", "doctor", "env", "config",
+)  # fmt: skip
+_WITH_PROGRAM = ("ssh", "exec")
+
+
+def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
+    """A verb takes no program, but for those of a machine, and none of a run's options; `config` shows them,
+    `plan` is about a run."""
+    if verb == "plan":
+        return
+    if invocation.command is not None and verb not in _WITH_PROGRAM:
+        raise UsageError(f"launch {verb} runs no program", "this verb takes no program", "launch -- PROGRAM")
+    given = [key for key, value in invocation.flags.items() if value is not None]
+    if verb in ("gc", "ssh"):
+        given = [key for key in given if key != "yes"]
+    given += ["set"] if invocation.sets else []
+    if dry_run:
+        raise UsageError(f"--dry-run cannot be used with {verb}", "it is a run's option", f"launch {verb}")
+    if given and verb != "config":
+        raise _option_of_a_run("--" + given[0].replace("_", "-"), verb)
+
+
+def _option_of_a_run(option: str, verb: str) -> UsageError:
+    """`config` shows what a run's options come to, where they stand before it; other verbs take none."""
+    if verb == "config":
+        return UsageError(
+            f"{option} goes before the verb", "it is an option of a run", f"launch {option} … config"
+        )
+    return UsageError(
+        f"{option} cannot be used with {verb}", "it is an option of a run", f"launch {verb} --help"
+    )
+
+
+def usage_error(error: typer.TyperException, own: list[str], known: Sequence[str]) -> UsageError:
+    """The parser's complaint as three lines; a program without `--` and a misspelt word get their hint."""
+    message = error.format_message().partition(" (")[0].rstrip(".")
+    words = [word for word in own if not word.startswith("-")]
+    stranger = next((word for word in words if f"'{word}'" in message), None)
+    if message.startswith("No such command") and stranger is not None:
+        return _not_a_verb(stranger, own)
+    command = f"launch {words[0]}" if words and words[0] in VERBS else "launch"
+    why = "the command line could not be read"
+    if message.startswith("No such option"):
+        option = message.rpartition(" ")[2]
+        if option in known and command != "launch":
+            return _option_of_a_run(option, words[0])
+        meant = suggestion(option, known)
+        message = f"no such option: {option}"
+        why = f"did you mean {meant}?" if meant else why
+    return UsageError(message, why, f"{command} --help")
+
+
+def _not_a_verb(stranger: str, own: list[str]) -> UsageError:
+    message = f"{stranger} is not a verb of launch"
+    if shutil.which(stranger) or Path(stranger).exists():
+        program = " ".join(own[own.index(stranger) :])
+        return UsageError(message, "a program goes after --", f"launch -- {program}")
+    if meant := suggestion(stranger, VERBS):
+        return UsageError(message, f"did you mean {meant}?", f"launch {meant}")
+    return UsageError(message, f"the verbs are {', '.join(VERBS)}", "launch --help")

@@ -1,0 +1,58 @@
+"""`launch plan` and `launch --dry-run`: what a run would use and cost, and nothing else.
+
+Neighbours: `pricing.py` makes the plan, `agreement.py` has its table, `commands.py` calls. Starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.asking import agreement, pricing, setting_sources
+from launcher.base.errors import EXIT_OK, UsageError
+from launcher.screen.output import Output
+from launcher.values.plan import Plan
+from launcher.values.settings import Settings
+
+
+def show(
+    output: Output,
+    flags: Mapping[str, Any],
+    sets: tuple[str, ...],
+    env_file: Path | None,
+    *,
+    refresh: bool = False,
+) -> int:
+    """`launch plan` and `launch --dry-run`: the plan and nothing else; with prices that are fetched now."""
+    if flags.get("resume") is not None:
+        what = "--resume cannot be used with a plan"
+        raise UsageError(what, "it ends what is left of that run; a plan changes nothing", "launch status")
+    settings = setting_sources.load(flags, sets, env_file)
+    for warning in settings.warnings:
+        output.note(warning)
+    if refresh:
+        _refresh(output, settings)
+    plan = pricing.make(settings, output.note, only_shown=True)
+    output.result(
+        plan.to_dict(), f"{plan.describe_cost()}\n{agreement.table(plan)}" if plan.rented else _free(plan)
+    )
+    return EXIT_OK
+
+
+def _refresh(output: Output, settings: Settings) -> None:
+    from launcher.machines.skypilot import prices
+
+    if settings.gpus is None:
+        raise UsageError(
+            "--refresh needs --gpus",
+            "a run on this computer has no price",
+            "launch plan --gpus H100:4 --refresh",
+        )
+    output.note("fetching SkyPilot's price catalogs")
+    for file in prices.refresh(prices.places(tuple(settings.infra))):
+        output.note(f"{file} is your own, so launch does not change it")
+
+
+def _free(plan: Plan) -> str:
+    return f"{plan.describe()}; nothing is rented"

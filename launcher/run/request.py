@@ -1,0 +1,25 @@
+"""One run as it was asked for, checked and agreed to: what `run.py` lives. A value; it does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.run.taking_up import Resumed
+from launcher.values.plan import Plan
+from launcher.values.settings import Settings
+
+
+@dataclass(frozen=True)
+class Request:
+    """`model_path` is a folder or a hub name; without a `command` the endpoint is held.
+
+    `folder`: where the command runs, None for this one. `resumed`: the run that is taken up, None for a new.
+    """
+
+    settings: Settings
+    plan: Plan
+    model_path: str
+    command: tuple[str, ...] = ()
+    folder: Path | None = None
+    resumed: Resumed | None = None

@@ -1,0 +1,79 @@
+"""Taking up a run that ended or was killed: what is left of it is ended, then from which step it goes on.
+
+Neighbours: `launching.py` calls it when all that was asked is checked, `run.py` lives the run again under its
+own id, `earlier_run.py` has what it was begun with, `durable.py` what survived where the machine did not.
+Knows nothing of printing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launcher.base.errors import UsageError
+from launcher.ledger.endpoint import RESULTS
+from launcher.ledger.records import LiveRunError, RecordStore, RunRecord
+from launcher.results import checkpoints, durable
+from launcher.safety import take_down
+from launcher.values.machine import Machine
+from runtime.shared.start_adapter import START
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run to be taken up after `step`. `rewinds`: the machine's state is gone, what is durable is used, or,
+    at step 0, the adapter that it began with."""
+
+    record: RunRecord
+    step: int
+    rewinds: bool
+
+    def describe(self) -> str:
+        """For the plan's line: "resuming after step 7"."""
+        gone = "what the machine had is gone"
+        if self.rewinds and self.step == 0:
+            return f"resuming with the adapter it started with: {gone}"
+        how = f", the last durable one: {gone}" if self.rewinds else ""
+        return f"resuming after step {self.step}{how}"
+
+
+def take_up(
+    store: RecordStore,
+    record: RunRecord,
+    machine_of: Callable[[RunRecord], Machine],
+    say: Callable[[str], None],
+) -> Resumed:
+    """The run, over and proven to be down, and the step after which it goes on; as its record now says.
+
+    Waits for a guardian that is at work, and ends what nobody looks after. Raises UsageError for a run that
+    lives and for one that has nothing to resume, NotPulled where its machine is kept for results that cannot
+    be brought home, TeardownUnverified.
+    """
+    record = _ended(store, store.load(record.id), say)
+    step = machine_of(record).committed()
+    if step is not None:
+        return Resumed(record, step, rewinds=False)
+    results = store.folder(record.id) / RESULTS
+    step = checkpoints.newest_whole_step(results / durable.FOLDER)
+    if step is not None:
+        return Resumed(record, step, rewinds=True)
+    if (results / START).is_dir():
+        return Resumed(record, 0, rewinds=True)
+    command = f" -- {' '.join(record.command)}" if record.command else ""
+    raise UsageError(
+        f"{record.name or record.id} has nothing to resume",
+        "it never committed a step, or nothing of it is left",
+        f"launch{command}   (the same run from its beginning)",
+    )
+
+
+def _ended(store: RecordStore, record: RunRecord, say: Callable[[str], None]) -> RunRecord:
+    """The record of a run that is over; what is left of one that nobody looks after is ended here."""
+    if record.live and record.launch is not None and record.launch.alive():
+        raise LiveRunError(record)
+    record = take_down.after_guardian(store, record, say)
+    if not record.live:
+        return record
+    if record.attended:
+        raise LiveRunError(record)
+    return take_down.take_down(store, record, "resume", say)
