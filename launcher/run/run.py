@@ -94,9 +94,8 @@ class Run:
         details |= earlier_run.details(settings, self._request.model_path, self._request.folder)
         try:
             if resumed is not None:
-                record = self._store.reopen(resumed.record.id, command=command, details=details)
-                drop_token(self._store.folder(record.id))
-                return record
+                drop_token(self._store.folder(resumed.record.id))
+                return self._store.reopen(resumed.record.id, command=command, details=details)
             return self._store.create(name=settings.name, command=command, details=details)
         except OSError as error:
             hint = "LAUNCH_HOME=/a/folder/of/yours launch …"
