@@ -33,7 +33,7 @@ def write(
             if durable:
                 os.fsync(descriptor)
         aside.replace(path)
-    except BaseException:
+    except BaseException:  # a Ctrl-C too: nothing half-written stays beside it
         if not locked:
             aside.unlink(missing_ok=True)
         raise
