@@ -2,7 +2,7 @@
 
 Neighbours: `commands.py` calls it; `reading.py`, `checking.py`, `pricing.py`, `taking_up.py` and
 `agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before all is
-checked, and no provider is asked for anything before its price is agreed to.
+checked, and no provider is asked for a machine before its price is agreed to.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ import pytest
 
 from launcher.asking import earlier_run
 from launcher.asking.setting_sources import load
-from launcher.base.errors import LaunchError, PreflightError, UsageError
+from launcher.base.errors import CapacityError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import close_log
 from launcher.base.processes import ProcessId
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines.local import LocalMachine
 from launcher.results import durable, home_copy
-from launcher.run import taking_up
+from launcher.run import launching, taking_up
 from launcher.run.launching import launch_run
 from launcher.run.request import Request
 from launcher.run.run import Run
@@ -271,6 +271,25 @@ def test_a_run_that_had_no_machine_yet_may_be_taken_up_anywhere(
     here = store.update(record.id, machine={"kind": "local"})
     with pytest.raises(UsageError, match="cannot be"):
         earlier_run.check_same_kind(settings(gpus="H100:4"), here)
+
+
+def test_what_cannot_be_had_is_refused_before_anything_of_the_earlier_run_is_ended(
+    store: RecordStore, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = ended(store)
+    store.update(record.id, state="work")
+
+    def nowhere(*_: Any) -> None:
+        raise CapacityError("no cloud offers it", "none has it", None)
+
+    monkeypatch.setattr(Home, "find", lambda: home)
+    monkeypatch.setattr(launching.checking, "check", lambda *_: "/nowhere")
+    monkeypatch.setattr(launching.pricing, "make", nowhere)
+    monkeypatch.setattr(taking_up.take_down, "take_down", lambda *_: pytest.fail("ended too early"))
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
+    with pytest.raises(CapacityError):
+        launch_run({"resume": record.id}, (), None, ("true",), output)
+    assert store.load(record.id).state == "work"
 
 
 def test_a_mistyped_setting_is_refused_before_anything_of_the_earlier_run_is_ended(
