@@ -6,6 +6,7 @@ recorded batches give the same adapter again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -225,6 +226,8 @@ def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finis
         assert summary["before"]["score"] == pytest.approx(ended["score"], abs=1.01 / 300)
         first = json.loads((results / "publications.jsonl").read_text().splitlines()[0])
         assert (first["version"], first["outcome"]) == (1, "published")
+        weights = hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest()
+        assert first["sha256"] == weights, "what is served first is the file that came home, byte for byte"
         assert list((results / "wandb").glob("offline-run-*/*.wandb"))
     finally:
         again.kill_tree()
