@@ -1,108 +1,74 @@
-"""What a model's config.json says of its decoder, and a refusal of what would be built as something else.
+"""Which models cannot be trained here whatever a proof would say, by their config.json alone, and why.
 
-Neighbours: `decoder.py` builds a Shape. Pure: knows nothing of torch, torchtune or weights.
-Qwen2, Qwen2.5 and Llama (2 to 3.3) differ in little: biases on q, k and v, and how rotation is scaled.
+Neighbours: `launcher/models/model_folder.py` asks before a run, the trainer when it builds the policy. Any
+other causal language model is tried: it is admitted when engine and trainer agree on it (C58). Pure: knows
+nothing of torch or weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.shared.schema import ARCHITECTURES
-
-_QWEN2, _LLAMA = ARCHITECTURES["qwen2"], ARCHITECTURES["llama"]
-# What transformers takes where a config says nothing (both families).
-_ROTATION_BASE = 10_000.0
+# Layers of attention; any other kind passes a state from token to token, and packed samples would share it.
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+_STATE_KEYS = ("mamba_d_state", "mamba_n_heads", "ssm_cfg", "state_size", "linear_num_key_heads", "attn_layer_period")
+# Of a stored model: what the trainer reads as the plain weights it stands for.
+_READABLE_QUANTIZATIONS = {"mxfp4"}
 
 
 class PolicyError(Exception):
     """The model or the adapter cannot be trained here; the text says what is supported."""
 
 
-@dataclass(frozen=True)
-class RotationScaling:
-    """Llama 3.1's stretch of slow rotations: wavelengths in positions, relative to the original context."""
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_positions: int
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A decoder of SwiGLU blocks with grouped-query attention and rotary positions."""
-
-    vocabulary: int
-    layers: int
-    heads: int
-    key_heads: int
-    head_width: int
-    width: int
-    inner_width: int
-    positions: int
-    norm_epsilon: float
-    qkv_bias: bool
-    tied: bool
-    rotation_base: float
-    rotation_scaling: RotationScaling | None
-
-
-def read_shape(config: Mapping[str, Any]) -> Shape:
-    """The shape a config.json describes, as transformers 4 or 5 wrote it. Raises PolicyError."""
+def check_trainable(config: Mapping[str, Any]) -> None:
+    """Raise PolicyError, with the reason, for a config.json that describes what is not trained here."""
     kinds = config.get("architectures") or []
-    if len(kinds) != 1 or kinds[0] not in ARCHITECTURES.values():
-        known = " and ".join(ARCHITECTURES.values())
-        raise PolicyError(f"cannot train {kinds or 'a model without an architecture'}, only {known}")
-    for key, plain in _plain(kinds[0]).items():
-        if config.get(key) not in (None, *plain):
-            raise PolicyError(f"cannot train a {kinds[0]} with {key} = {config[key]!r}")
-    heads, width = config["num_attention_heads"], config["hidden_size"]
-    base, scaling = _rotation(config, kinds[0])
-    return Shape(
-        vocabulary=config["vocab_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        key_heads=config.get("num_key_value_heads") or heads,
-        head_width=config.get("head_dim") or width // heads,
-        width=width,
-        inner_width=config["intermediate_size"],
-        positions=config["max_position_embeddings"],
-        norm_epsilon=config["rms_norm_eps"],
-        qkv_bias=kinds[0] == _QWEN2,
-        tied=bool(config.get("tie_word_embeddings")),
-        rotation_base=base,
-        rotation_scaling=scaling,
-    )
+    name = kinds[0] if len(kinds) == 1 else f"{config.get('model_type') or 'model without a type'}"
+    for why in _reasons(config, kinds):
+        raise PolicyError(f"cannot train {name}: {why}")
 
 
-def _plain(kind: str) -> dict[str, tuple[Any, ...]]:
-    """Keys that change the computation, with the values under which they change nothing."""
-    plain: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",), "use_sliding_window": (False,)}
-    plain |= {"partial_rotary_factor": (1, 1.0), "quantization_config": ()}
-    if kind == _LLAMA:
-        plain |= {"attention_bias": (False,), "mlp_bias": (False,)}
-    return plain
+def _reasons(config: Mapping[str, Any], kinds: list[str]) -> Iterator[str]:
+    if not isinstance(kinds, list) or len(kinds) != 1:
+        yield "its config.json does not say which one architecture it is"
+    elif "text_config" in config:
+        yield "it holds other parts beside the language model (text_config); text-only models are trained"
+    elif not kinds[0].endswith(("ForCausalLM", "LMHeadModel")):
+        yield f"{kinds[0]} is no causal language model"
+    if config.get("auto_map"):
+        yield "it brings code of its own (auto_map), which is never run"
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if config.get("quantization_config") and method not in _READABLE_QUANTIZATIONS:
+        yield f"its weights are quantized ({method}); the model they were made from can be"
+    odd = sorted(set(config.get("layer_types") or ()) - _ATTENTION_LAYERS)
+    odd += [key for key in _STATE_KEYS if config.get(key)]
+    if odd:
+        yield f"it passes a state along its tokens ({odd[0]}), which packed samples would share"
+    if config.get("kv_lora_rank"):
+        yield "its attention works on compressed keys (kv_lora_rank), which adapters are not served for"
+    if (kind := rotation(config).get("rope_type")) == "dynamic":
+        yield f"its rotations depend on how long the context is ({kind})"
 
 
-def _rotation(config: Mapping[str, Any], kind: str) -> tuple[float, RotationScaling | None]:
-    """Base and scaling. transformers 5 keeps both in `rope_parameters`, 4 in `rope_theta`, `rope_scaling`."""
+def rotation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of the rotary embeddings. transformers 5 has all in `rope_parameters`, 4 in two keys."""
     said: dict[str, Any] = {"rope_theta": config.get("rope_theta")}
     said |= config.get("rope_scaling") or {}
     said |= config.get("rope_parameters") or {}
-    base = float(said["rope_theta"] or _ROTATION_BASE)
-    scaled = said.get("rope_type") or said.get("type") or "default"
-    if said.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise PolicyError(f"cannot train a {kind} with partly rotated heads")
-    if scaled == "default":
-        return base, None
-    if scaled != "llama3" or kind != _LLAMA:
-        raise PolicyError(f"cannot train a {kind} with {scaled} scaling of its rotary embeddings")
-    return base, RotationScaling(
-        factor=float(said["factor"]),
-        low_frequency_factor=float(said["low_freq_factor"]),
-        high_frequency_factor=float(said["high_freq_factor"]),
-        original_positions=int(said["original_max_position_embeddings"]),
-    )
+    said["rope_type"] = said.get("rope_type") or said.get("type") or "default"
+    return said
+
+
+def positions(config: Mapping[str, Any]) -> int | None:
+    """The longest context in tokens that means one and the same computation; None where nothing says so.
+
+    A model with `longrope` rotates otherwise once a context is longer than the original one: an engine decides
+    by what it could serve, transformers by what it is given. Up to the original one both do the same.
+    """
+    longest = config.get("max_position_embeddings")
+    said = rotation(config)
+    if said["rope_type"] != "longrope":
+        return longest
+    original = said.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    return min(int(found) for found in (longest, original) if found) if (longest or original) else None

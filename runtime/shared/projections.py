@@ -1,17 +1,38 @@
-"""The seven linear layers of a block, all of which an adapter of ours has, and where they stand.
+"""The linear layers of a block that an adapter has, by the names that Hugging Face's files, PEFT and vLLM share.
 
-By the names that Hugging Face's files, PEFT and vLLM share. Neighbours: peft_form.py refuses an adapter that
-has others, trainer/decoder.py has torchtune's names for them, engine/ loads and compares them. Pure names.
+Neighbours: the trainer puts LoRA on them, engine/ is told to and compares what it holds, peft_form.py refuses
+an adapter that has others. Pure names.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # Fused by engines into one product each, in this order.
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 ATTENTION = (*QKV, "o_proj")
 FEED_FORWARD = (*GATE_UP, "down_proj")
-
 PROJECTIONS = (*ATTENTION, *FEED_FORWARD)
-# Inside a layer: `self_attn.q_proj`, ….
-PLACES = (*(f"self_attn.{name}" for name in ATTENTION), *(f"mlp.{name}" for name in FEED_FORWARD))
+# Stored fused already, by families whose files have them so.
+_FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+_FUSED_TYPES = {"phi3"}
+# How a config.json says that a block has experts; LoRA is on attention then.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether some of the model's blocks are mixtures of experts."""
+    return any(config.get(key) for key in _EXPERTS)
+
+
+def lora_targets(config: Mapping[str, Any], chosen: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The names of the layers with LoRA in a model of this config.json: those chosen, else all linear ones.
+
+    Of a mixture of experts all of attention.
+    """
+    if chosen:
+        return tuple(chosen)
+    own = _FUSED if config.get("model_type") in _FUSED_TYPES else PROJECTIONS
+    return tuple(name for name in own if name in ATTENTION) if has_experts(config) else own

@@ -32,9 +32,6 @@ MOST_RECEIPTS = 4096
 # On every answer that sampled: the policy version that produced it.
 VERSION_HEADER = "x-slipway-policy-version"
 
-# What is served and trained: `model_type` of the config.json, and its `architectures`.
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
-SUPPORTED_MODEL_TYPES = tuple(ARCHITECTURES)
 # On an answer: fields of the request that had no effect here (a seed, on CPU; tools' `strict`, in a rollout).
 IGNORED_HEADER = "x-slipway-ignored"
 
@@ -68,7 +65,8 @@ class EngineConfig(Body):
     # The most tokens of a chat answer whose request names no limit of its own.
     answer_tokens: int = Field(default=4096, ge=1)
     max_loras: int = Field(default=4, ge=3)
-    max_num_seqs: int = Field(default=64, ge=1)
+    # How many sequences an engine samples at a time; None: 64 on a CPU, vLLM's own default on a GPU.
+    max_num_seqs: int | None = Field(default=None, ge=1)
     memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
     kv_cache_gib: float = Field(default=1.0, gt=0)
 

@@ -21,10 +21,16 @@ class Keys(BaseModel):
 
 
 class LoraConfig(Keys):
-    """All-linear LoRA. Serving folds nothing: A and B stay apart from the base weights."""
+    """LoRA, as PEFT's LoraConfig words it. Serving folds nothing: A and B stay apart from the base weights.
+
+    The update is (alpha / rank) B A, with `use_rslora` (alpha / sqrt(rank)) B A. `target_modules`: the names
+    of the linear layers that have it (`q_proj`, ...); None: all of the blocks, of experts those of attention.
+    """
 
     rank: int = Field(default=16, ge=1, le=256)
     alpha: float = Field(default=16.0, gt=0)
+    use_rslora: bool = False
+    target_modules: tuple[str, ...] | None = Field(default=None, min_length=1)
 
 
 Normaliser = Literal["token", "sequence", "constant"]
@@ -88,6 +94,8 @@ class TrainConfig(Keys):
     overlong_tokens: int | None = Field(default=None, ge=2)
     overlong_buffer: int | None = Field(default=None, ge=1)
     pack_tokens: int = Field(default=4096, ge=16)
+    # Layers compute their insides again in the backward pass; None: where memory asks for it, on GPUs.
+    activation_checkpointing: bool | None = None
     seed: int = 0
     # As many as there are versions whose samples are trained (`max_staleness` and the newest) in any case.
     keep_checkpoints: int = Field(default=4, ge=2)
