@@ -93,10 +93,16 @@ class GRPOLoRARecipe(FTRecipeInterface):
         torch.use_deterministic_algorithms(self.cfg.device == "cpu")
         self.policy = policies.build(
             policies.resolve(str(self.cfg.model_path)),
-            policies.Lora(self.cfg.lora_rank, float(self.cfg.lora_alpha)),
+            policies.Lora(
+                self.cfg.lora_rank,
+                float(self.cfg.lora_alpha),
+                bool(self.cfg.lora_use_rslora),
+                tuple(self.cfg.lora_target_modules or ()),
+            ),
             dtype=self.cfg.dtype,
             device=self.ranks.device,
             seed=self.cfg.seed,
+            recompute=bool(self.cfg.activation_checkpointing),
         )
         self.optimizer = torch.optim.AdamW(
             self.policy.masters.values(), lr=self.cfg.learning_rate, weight_decay=self.cfg.weight_decay

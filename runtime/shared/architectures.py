@@ -12,7 +12,14 @@ from typing import Any
 
 # Layers of attention; any other kind passes a state from token to token, and packed samples would share it.
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-_STATE_KEYS = ("mamba_d_state", "mamba_n_heads", "ssm_cfg", "state_size", "linear_num_key_heads", "attn_layer_period")
+_STATE_KEYS = (
+    "mamba_d_state",
+    "mamba_n_heads",
+    "ssm_cfg",
+    "state_size",
+    "linear_num_key_heads",
+    "attn_layer_period",
+)
 # Of a stored model: what the trainer reads as the plain weights it stands for.
 _READABLE_QUANTIZATIONS = {"mxfp4"}
 
@@ -63,8 +70,8 @@ def rotation(config: Mapping[str, Any]) -> dict[str, Any]:
 def positions(config: Mapping[str, Any]) -> int | None:
     """The longest context in tokens that means one and the same computation; None where nothing says so.
 
-    A model with `longrope` rotates otherwise once a context is longer than the original one: an engine decides
-    by what it could serve, transformers by what it is given. Up to the original one both do the same.
+    A model with `longrope` rotates otherwise once a context is longer than the original one: an engine
+    decides by what it could serve, transformers by what it is given. Up to the original one both do the same.
     """
     longest = config.get("max_position_embeddings")
     said = rotation(config)

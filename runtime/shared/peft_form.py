@@ -6,27 +6,40 @@ run what would be refused in it. Pure: knows nothing of torch.
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runtime.shared.architectures import PolicyError
-from runtime.shared.projections import PLACES, PROJECTIONS
+from runtime.shared.projections import PLACES
 from runtime.shared.start_adapter import FILES
 
 CONFIG, WEIGHTS = FILES
-PREFIX = "base_model.model.model."
+PREFIX = "base_model.model."
 # Where the hub's own library keeps what it downloaded: the name is in the path.
 _DOWNLOADED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+/?$")
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Rank and alpha; the update is (alpha / rank) B A."""
+    """An adapter's shape. `target_modules` empty: what the model's linear layers are called."""
 
     rank: int
     alpha: float
+    use_rslora: bool = False
+    target_modules: tuple[str, ...] = ()
+
+    @property
+    def scale(self) -> float:
+        """The update is this times B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+    def on(self, target_modules: Sequence[str]) -> Lora:
+        """The same on these layers."""
+        return replace(self, target_modules=tuple(target_modules))
 
 
 def portable_name(model: str) -> str:
@@ -51,7 +64,7 @@ def tensor_shapes(
     found: dict[str, list[int]] = {}
     for layer in range(layers):
         for module, (into, out) in widths.items():
-            name = f"{PREFIX}layers.{layer}.{module}"
+            name = f"{PREFIX}model.layers.{layer}.{module}"
             found |= {f"{name}.lora_A.weight": [rank, into], f"{name}.lora_B.weight": [out, rank]}
     return found
 
@@ -60,7 +73,6 @@ def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:
     """Refuse what would be trained or served as something else (C14, C27)."""
     refused = {
         "use_dora": "DoRA",
-        "use_rslora": "rank-stabilised scaling",
         "use_qalora": "quantised LoRA",
         "modules_to_save": "whole modules beside the adapter",
         "trainable_token_indices": "rows of the embeddings",
@@ -83,11 +95,15 @@ def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:
     start = config.get("init_lora_weights", True)
     if start not in (True, False, None, "gaussian"):  # the others move a part of the base into the adapter
         raise PolicyError(f"the adapter was started by {start} (init_lora_weights), which changes the base")
-    if sorted(config["target_modules"]) != sorted(PROJECTIONS):
+    if sorted(config["target_modules"]) != sorted(lora.target_modules):
         raise PolicyError(
-            f"the adapter targets {config['target_modules']}, "
-            f"not the linear layers of the blocks: {PROJECTIONS}"
+            f"the adapter targets {sorted(config['target_modules'])}, the run {sorted(lora.target_modules)}"
         )
     if (config["r"], float(config["lora_alpha"])) != (lora.rank, float(lora.alpha)):
         found = f"rank {config['r']}, alpha {config['lora_alpha']}"
         raise PolicyError(f"the adapter has {found}, the run rank {lora.rank}, alpha {lora.alpha:g}")
+    if bool(config.get("use_rslora")) != lora.use_rslora:
+        raise PolicyError(
+            f"the adapter is scaled with use_rslora={bool(config.get('use_rslora'))}, "
+            f"the run with {lora.use_rslora}"
+        )

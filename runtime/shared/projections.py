@@ -1,4 +1,4 @@
-"""The linear layers of a block that an adapter has, by the names that Hugging Face's files, PEFT and vLLM share.
+"""The linear layers of a block that an adapter has, by the names Hugging Face's files, PEFT and vLLM share.
 
 Neighbours: the trainer puts LoRA on them, engine/ is told to and compares what it holds, peft_form.py refuses
 an adapter that has others. Pure names.
@@ -15,6 +15,8 @@ GATE_UP = ("gate_proj", "up_proj")
 ATTENTION = (*QKV, "o_proj")
 FEED_FORWARD = (*GATE_UP, "down_proj")
 PROJECTIONS = (*ATTENTION, *FEED_FORWARD)
+# Inside a layer: `self_attn.q_proj`, ….
+PLACES = (*(f"self_attn.{name}" for name in ATTENTION), *(f"mlp.{name}" for name in FEED_FORWARD))
 # Stored fused already, by families whose files have them so.
 _FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 _FUSED_TYPES = {"phi3"}

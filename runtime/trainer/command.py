@@ -39,6 +39,8 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "dtype": config.dtype,
         "lora_rank": train.lora.rank,
         "lora_alpha": train.lora.alpha,
+        "lora_use_rslora": train.lora.use_rslora,
+        "lora_target_modules": train.lora.target_modules,
         **train.model_dump(exclude={"lora"}),
         # The adapter that sampled a stale answer must be there to be asked (C51).
         "keep_checkpoints": max(train.keep_checkpoints, config.max_staleness + 1),
@@ -58,6 +60,8 @@ def _word(value: object) -> str:
 
     A folder's name may read as a number, or have a `=` in it.
     """
+    if isinstance(value, tuple):
+        return f"[{','.join(_word(part) for part in value)}]"
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False).replace("=", r"\u003d")
     return "null" if value is None else str(value)

@@ -1,10 +1,10 @@
-"""The policy: a frozen base from a model folder, an all-linear adapter with fp32 masters, PEFT in and out.
+"""The policy: a frozen base from a model folder, an adapter with fp32 masters, PEFT in and out.
 
-Neighbours: the recipe trains it, the engine serves what it exports, `decoder.py` is its network.
+Neighbours: the recipe trains it, the engine serves what it exports, `network.py` is its network.
 Knows nothing of rewards, batches or processes.
 
-torchtune's own export to PEFT permutes the q and k matrices for its way of rotating Llama, whatever the
-model; here the names are mapped and the tensors left as they are.
+A master has the name of its layer in Hugging Face's files, which PEFT and vLLM use as well; so a file's names
+are the masters' with a prefix, and no tensor is permuted or scaled on its way in or out.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from runtime.shared.architectures import PolicyError, read_shape
+from runtime.shared.architectures import PolicyError, check_trainable, positions
 from runtime.shared.peft_form import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
-from runtime.shared.projections import PROJECTIONS
-from runtime.trainer.decoder import (
-    TO_HF,
+from runtime.shared.projections import lora_targets
+from runtime.trainer.attention import Masked, Seen
+from runtime.trainer.network import (
     adapter_off,
-    build_decoder,
-    load_base,
-    start_adapter,
-    start_positions,
+    hidden_states,
+    load_model,
+    output_of,
+    put_lora_on,
+    recompute_layers,
 )
 
-_MATRIX = {"lora_a": "lora_A", "lora_b": "lora_B"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -49,18 +49,23 @@ def resolve(model_path: str) -> Path:
 
 
 class Policy:
-    """A decoder whose base is frozen in its own precision and whose adapter has fp32 masters.
+    """A model whose base is frozen in its own precision and whose adapter has fp32 masters.
 
-    The decoder multiplies with the working copy: what the engine makes of the exported fp32 file. Both round
-    A and B to the model's precision and then fold alpha / rank into B, which rounds B once more (C31).
+    The model multiplies with the working copy: what the engine makes of the exported fp32 file. Both round A
+    and B to the model's precision and then fold the scale into B, which rounds B once more (C31).
+    `positions`: the longest sequence that means one and the same computation; None where nothing bounds it.
     """
 
-    def __init__(self, model: nn.Module, lora: Lora, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, lora: Lora, device: torch.device, positions: int | None = None
+    ) -> None:
         self.model = model
         self.lora = lora
         self.device = device
+        self.output: Callable[[Tensor], Tensor] = output_of(model)  # hidden [T, D] to logits [T, V]
+        self._positions = positions
         self._working = {name: weight for name, weight in model.named_parameters() if ".lora_" in name}
-        self._scale = {name: lora.alpha / lora.rank if ".lora_b." in name else 1.0 for name in self._working}
+        self._scale = {name: lora.scale if ".lora_b." in name else 1.0 for name in self._working}
         self.masters = {
             name: weight if self._is_master(name) else nn.Parameter(weight.detach().float().clone())
             for name, weight in sorted(self._working.items())
@@ -69,18 +74,13 @@ class Policy:
     def _is_master(self, name: str) -> bool:
         return self._working[name].dtype == torch.float32 and self._scale[name] == 1
 
-    @property
-    def output(self) -> Callable[[Tensor], Tensor]:
-        """Hidden states [T, D] to logits [T, V]."""
-        return self.model.output  # pyright: ignore[reportReturnType]
+    def hidden(self, tokens_BL: Tensor, positions_BL: Tensor, seen: Tensor | Seen) -> Tensor:
+        """Last hidden states [B, L, D], normalised: what the output layer takes.
 
-    def hidden(self, tokens_BL: Tensor, positions_BL: Tensor, mask_BLL: Tensor) -> Tensor:
-        """Last hidden states [B, L, D], normalised: what the output layer takes."""
-        model: Any = self.model
-        state = model.tok_embeddings(tokens_BL)
-        for layer in model.layers:
-            state = layer(state, mask=mask_BLL, input_pos=positions_BL)
-        return model.norm(state)
+        `seen`: whom each place sees, as a boolean mask [B, L, L] or as attention.py has it.
+        """
+        whom = Masked(seen, positions_BL) if isinstance(seen, Tensor) else seen
+        return hidden_states(self.model, tokens_BL, positions_BL, whom)
 
     def reference(self) -> AbstractContextManager[None]:
         """Inside, the adapter is off: the base, bit for bit."""
@@ -104,14 +104,17 @@ class Policy:
                 for name, value in own.items():
                     self._working[name].copy_(value)
 
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        return self.model.get_input_embeddings().num_embeddings  # pyright: ignore
+
     def check_tokens(self, largest: int, longest: int) -> None:
         """Raises PolicyError for a token id or a sequence length that this model has no place for."""
-        model: Any = self.model
-        vocabulary, positions = model.tok_embeddings.num_embeddings, model.max_seq_len
-        if largest >= vocabulary:
-            raise PolicyError(f"token id {largest} is outside the model's vocabulary of {vocabulary}")
-        if longest > positions:
-            raise PolicyError(f"a sample has {longest} tokens, the model {positions} positions")
+        if largest >= self.vocabulary:
+            raise PolicyError(f"token id {largest} is outside the model's vocabulary of {self.vocabulary}")
+        if self._positions is not None and longest > self._positions:
+            raise PolicyError(f"a sample has {longest} tokens, the model {self._positions} positions")
 
     def collect_gradients(self) -> None:
         """Add the working copy's gradients to the masters', in fp32; called after each micro-batch."""
@@ -152,10 +155,10 @@ class Policy:
             "r": self.lora.rank,
             "lora_alpha": self.lora.alpha,
             "lora_dropout": 0.0,
-            "target_modules": sorted(PROJECTIONS),
+            "target_modules": sorted(self.lora.target_modules),
             "bias": "none",
             "use_dora": False,
-            "use_rslora": False,
+            "use_rslora": self.lora.use_rslora,
             "modules_to_save": None,
             "fan_in_fan_out": False,
             "inference_mode": True,
@@ -191,39 +194,29 @@ class Policy:
         return {name: tensors[peft_name] for peft_name, name in wanted.items()}
 
 
-def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int) -> Policy:
-    """The policy of a Hugging Face folder with a fresh adapter: B is 0, so it starts as the base."""
-    shape = read_shape(json.loads((folder / "config.json").read_text()))
-    # alpha = rank: the working copy of B carries the scale already.
-    model = build_decoder(shape, lora.rank, float(lora.rank))
-    load_base(model, shape, _read(folder, DTYPES[dtype], device))
-    start_positions(model, shape, device)
-    start_adapter(model, seed, DTYPES[dtype], device)
-    for name, weight in model.named_parameters():
-        weight.requires_grad_(".lora_" in name)
-    return Policy(model, lora, torch.device(device))
+def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int, recompute: bool = False) -> Policy:
+    """The policy of a Hugging Face folder with a fresh adapter: B is 0, so it starts as the base.
+
+    A `lora` without target modules takes the model's own. `recompute`: layers keep their inputs alone for the
+    backward pass. Raises PolicyError.
+    """
+    config = _read_config(folder)
+    check_trainable(config)
+    lora = lora.on(lora_targets(config, lora.target_modules))
+    model = load_model(folder, config["architectures"][0], DTYPES[dtype], device)
+    put_lora_on(model, lora.target_modules, lora.rank, seed)
+    if recompute:
+        recompute_layers(model)
+    return Policy(model, lora, torch.device(device), positions(config))
 
 
-def _read(folder: Path, dtype: torch.dtype, device: str) -> Iterator[tuple[str, Tensor]]:
-    for file in _weight_files(folder):
-        for name, weight in load_file(folder / file).items():
-            # A copy even where nothing changes: what was read lies in the mapped file.
-            yield name, weight.to(device=device, dtype=dtype, copy=True)
-
-
-def _weight_files(folder: Path) -> list[str]:
-    """The one file, or the shards that the index names; a folder may hold other copies of the weights."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    if not (folder / "model.safetensors").is_file():
-        raise PolicyError(
-            f"{folder} holds no model.safetensors, nor an index of shards; nothing else is read"
-        )
-    return ["model.safetensors"]
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"the model {folder.name} cannot be read: {error}") from error
 
 
 def _peft_name(name: str) -> str:
-    """`layers.0.attn.q_proj.lora_a.weight` -> `<prefix>layers.0.self_attn.q_proj.lora_A.weight`."""
-    _, layer, block, module, matrix, _ = name.split(".")
-    return f"{PREFIX}layers.{layer}.{TO_HF[f'{block}.{module}']}.{_MATRIX[matrix]}.weight"
+    """`model.layers.0.self_attn.q_proj.lora_a.weight` -> `base_model.model.<the same, lora_A>`."""
+    return PREFIX + name.replace(".lora_a.", ".lora_A.").replace(".lora_b.", ".lora_B.")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torchtune.models.qwen2 import qwen2, qwen2_hf_to_tune
 
 from runtime.gateway.engines.logprob_probe import LogprobProbe
 from runtime.trainer import optimizer_state
@@ -28,6 +27,7 @@ from tests.runtime.trainer_fixtures import (
     measure,
     our_logits,
     peft_model,
+    plain_model,
     random_samples,
     tiny_model,
     trained_policy,
@@ -110,24 +110,11 @@ def test_c24_a_rebuild_scales_nothing_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_c28_the_reference_is_the_base_bit_for_bit(dtype: str) -> None:
-    config = json.loads((tiny_model() / "config.json").read_text())
-    base = qwen2(
-        vocab_size=VOCABULARY,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        embed_dim=48,
-        intermediate_dim=80,
-        max_seq_len=512,
-        norm_eps=config["rms_norm_eps"],
-        rope_base=config["rope_parameters"]["rope_theta"],
-        tie_word_embeddings=True,
-    ).to(getattr(torch, dtype))
-    weights = load_file(tiny_model() / "model.safetensors")
-    base.load_state_dict(qwen2_hf_to_tune(weights, tie_word_embeddings=True))
+    base = plain_model(tiny_model(), getattr(torch, dtype))
+    mask = torch.ones(1, 1, len(TOKENS), len(TOKENS), dtype=torch.bool).tril()
     policy = trained_policy(dtype)
     with torch.no_grad():
-        expected = base(TOKENS[None])[0]
+        expected = base(TOKENS[None], attention_mask=mask).logits[0]
     with policy.reference():
         assert torch.equal(our_logits(policy, TOKENS), expected)
     assert not torch.equal(our_logits(policy, TOKENS), expected)
@@ -232,16 +219,19 @@ def test_the_probe_ends_where_an_engine_is_asked_no_further(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
-        ({"architectures": ["LlamaForCausalLM"]}, "unexpected"),
-        ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization"),
+        ({"architectures": ["MistralForCausalLM"]}, "its architecture MistralForCausalLM"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "unexpected"),
+        ({"model_type": "qwen4", "architectures": ["Qwen4ForCausalLM"]}, "qwen4"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
         ({"architectures": None}, "architecture"),
-        ({"use_sliding_window": True}, "sliding"),
-        ({"head_dim": 24}, "not \\[96"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rotary"),
-        ({"num_hidden_layers": 3}, "missing"),
-        ({"num_hidden_layers": 1}, "unexpected"),
+        ({"architectures": ["Qwen2ForSequenceClassification"]}, "no causal"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}, "code of its own"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"text_config": {}}, "other parts"),
+        ({"head_dim": 24}, "mismatch"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "how long"),
+        ({"num_hidden_layers": 3, "layer_types": None}, "missing"),
+        ({"num_hidden_layers": 1, "layer_types": None}, "unexpected"),
         ({"tie_word_embeddings": False}, "missing"),
     ],
 )
@@ -257,7 +247,7 @@ def test_a_model_that_would_be_trained_as_another_is_refused(
     ("changes", "says"),
     [
         ({"use_dora": True}, "DoRA"),
-        ({"use_rslora": True}, "scaling"),
+        ({"use_rslora": True}, "use_rslora"),
         ({"bias": "lora_only"}, "bias"),
         ({"modules_to_save": ["lm_head"]}, "modules"),
         ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "targets"),

@@ -31,7 +31,9 @@ def test_each_process_of_a_trainer_is_asked_for_and_every_setting_is_a_key() -> 
     keys = dict(word.split("=", 1) for word in command if "=" in word)
     named = set((REPOSITORY / "runtime/recipes/configs/grpo_lora.yaml").read_text().split())
     assert {f"{key}:" for key in keys} <= named
-    settings = set(type(config.train).model_fields) - {"lora"} | {"lora_rank", "lora_alpha"}
+    settings = set(type(config.train).model_fields) - {"lora"} | {
+        f"lora_{key}" for key in type(config.train.lora).model_fields
+    }
     assert settings <= keys.keys()
 
 

@@ -140,11 +140,11 @@ def peft_model(adapter: Path, model: Path | None = None) -> torch.nn.Module:
     return PeftModel.from_pretrained(plain_model(model or tiny_model()), str(adapter)).eval()
 
 
-def plain_model(folder: Path) -> Any:
-    """A folder's model by transformers, fp32."""
+def plain_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """A folder's model by transformers, with its own attention."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
 
 
 @torch.no_grad()

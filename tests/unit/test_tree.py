@@ -24,7 +24,8 @@ IMPORTERS = {
         f"launcher/machines/skypilot/sky_{part}.py" for part in ("calls", "prices", "providers", "server")
     },
     "vllm": {"runtime/engine/server.py", "runtime/engine/worker.py"},
-    "torchtune": {"runtime/trainer/decoder.py", "runtime/recipes/"},
+    "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
+    "transformers": {"runtime/trainer/network.py", "runtime/tiny/"},
     "dspy": {"launcher/client/dspy/", "examples/"},
 }  # fmt: skip
 

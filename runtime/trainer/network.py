@@ -1,0 +1,159 @@
+"""The network of a model's folder: transformers' own model, with LoRA beside its linear layers.
+
+Neighbours: `policy.py` trains it, `attention.py` has its attention. The only importer of transformers and,
+with the recipes, of torchtune. Knows nothing of adapters on disk or of what is trained.
+
+The model computes as its authors' code does, whatever its family; weights are assigned as they are stored,
+and every tensor keeps the name that Hugging Face's files, PEFT and vLLM know it by.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchtune.modules.peft import LoRALinear, disable_adapter
+from transformers import AttentionInterface, AutoModelForCausalLM, logging
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from runtime.shared.architectures import PolicyError
+from runtime.trainer.attention import Seen, attend
+
+adapter_off = disable_adapter
+
+_ATTENTION = "slipway"
+
+
+def load_model(folder: Path, architecture: str, dtype: torch.dtype, device: str) -> nn.Module:
+    """The frozen base of a folder. Raises PolicyError unless its weights are this model's, all of them.
+
+    `architecture`: the class that its config.json names, and nothing else.
+    """
+    AttentionInterface.register(_ATTENTION, attend)
+    logging.disable_progress_bar()
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            device_map={"": device},
+            attn_implementation=_ATTENTION,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
+        raise PolicyError(f"transformers cannot load {folder.name}: {error}") from error
+    if type(model).__name__ != architecture:
+        raise PolicyError(f"its model_type is a {type(model).__name__}'s, its architecture {architecture}")
+    _refuse_other_weights(found)
+    _tie(model)
+    for weight in model.parameters():
+        weight.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # C29
+    return model.eval()
+
+
+def _refuse_other_weights(found: dict[str, Any]) -> None:
+    for kind in ("missing", "unexpected", "mismatched"):
+        odd = sorted(str(name) for name in found.get(f"{kind}_keys") or ())
+        if odd:
+            raise PolicyError(f"the weights are not this model's: {kind}: {odd[:3]} and {len(odd)} in all")
+
+
+def _tie(model: Any) -> None:
+    """One matrix where the config says so, also when a file holds a head as well (C32)."""
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.tie_word_embeddings and head.weight is not embeddings.weight:
+        head.weight = embeddings.weight
+
+
+def put_lora_on(model: nn.Module, targets: Sequence[str], rank: int, seed: int) -> None:
+    """Give every linear layer of these names a LoRA beside it, which starts as PEFT's does: B is 0.
+
+    A is uniform in ±1/sqrt(fan-in), by seed and name alone. The scale is 1: who trains folds theirs into B.
+    Raises PolicyError for a name that no linear layer of a block has.
+    """
+    head = getattr(model, "lm_head", None)
+    chosen = {
+        name: module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in targets and module is not head and ".layers." in f".{name}"
+    }
+    missing = sorted(set(targets) - {name.rpartition(".")[2] for name in chosen})
+    if missing:
+        own = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _linear(module)})
+        raise PolicyError(f"no layer of the model is called {missing[0]}; its linear layers are {own}")
+    for name, module in chosen.items():
+        if not _linear(module):
+            raise PolicyError(f"{name} is a {type(module).__name__}, which cannot have LoRA")
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, _with_lora(module, name, rank, seed))
+
+
+def _linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _with_lora(linear: Any, name: str, rank: int, seed: int) -> nn.Module:
+    weight: Tensor = linear.weight
+    with torch.device("meta"):  # nothing is drawn: the base's weights are assigned, A and B filled below
+        found = LoRALinear(
+            linear.in_features,
+            linear.out_features,
+            rank,
+            float(rank),
+            use_bias=linear.bias is not None,
+        )
+    found.weight, found.bias = linear.weight, linear.bias
+    found.to_empty(device=weight.device)
+    found.lora_a.to(weight.dtype)
+    found.lora_b.to(weight.dtype)
+    generator = torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode()))
+    bound = 1 / math.sqrt(linear.in_features)
+    start = torch.empty(rank, linear.in_features).uniform_(-bound, bound, generator=generator)
+    with torch.no_grad():
+        found.lora_a.weight.copy_(start)
+        found.lora_b.weight.zero_()
+    return found
+
+
+def recompute_layers(model: Any) -> None:
+    """Have every layer keep its input alone for the backward pass, and compute the rest again there."""
+    if not model.supports_gradient_checkpointing:
+        raise PolicyError(f"transformers has no activation checkpointing for a {type(model).__name__}")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True  # of the layer itself alone: what is inside stays without dropout
+
+
+def hidden_states(model: Any, tokens_BL: Tensor, positions_BL: Tensor, seen: Seen) -> Tensor:
+    """Last hidden states [B, L, D], normalised: what the output layer takes."""
+    found = model.base_model(input_ids=tokens_BL, position_ids=positions_BL, use_cache=False, seen=seen)
+    return found.last_hidden_state
+
+
+def output_of(model: Any) -> Callable[[Tensor], Tensor]:
+    """Hidden states [T, D] to logits [T, V], as the model's own forward pass makes them."""
+    config, head = model.config, model.get_output_embeddings()
+    divided_by = getattr(config, "logits_scaling", None) or 1.0
+    times = getattr(config, "logit_scale", None) or 1.0
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def output(hidden_TD: Tensor) -> Tensor:
+        logits_TV = head(hidden_TD)
+        if divided_by != 1:
+            logits_TV = logits_TV / divided_by
+        if times != 1:
+            logits_TV = logits_TV * times
+        return logits_TV if cap is None else torch.tanh(logits_TV / cap) * cap
+
+    return output
