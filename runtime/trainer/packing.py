@@ -6,13 +6,15 @@ vLLM, nor what the tokens are for.
 A tree is one prompt and the sequences that begin with it. Its trunk is the prompt without the last token;
 each branch repeats that last token at its head, so the first sampled token is predicted inside its own
 branch. Positions in a branch go on from the trunk. A token sees its trunk and its own branch, up to itself.
-Lengths are rounded up to few distinct ones, so that compiled or cached kernels meet few shapes.
+Lengths are rounded up to few distinct ones, so that compiled or cached kernels meet few shapes; with
+`fixed_rows`, for kernels that are compiled for each shape, to the budget, its halves and its doubles.
 
 Names carry dimensions: B rows, L places of a row, T sampled tokens.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +22,10 @@ import torch
 from torch import Tensor
 
 _ROUND_TO = 64
-_PADDING = -1
+# Of fixed rows: what the kernels' blocks ask for, and how often the budget is halved for a short row.
+_BLOCK = 128
+_HALVINGS = 3
+PADDING = -1
 
 
 @dataclass(frozen=True)
@@ -82,20 +87,34 @@ class _Tree:
     length: int
 
 
-def pack(sequences: Sequences, chosen: Sequence[int], budget: int) -> list[Pack]:
+def pack(sequences: Sequences, chosen: Sequence[int], budget: int, *, fixed_rows: bool = False) -> list[Pack]:
     """Pack the chosen sequences into micro-batches of at most `budget` places, padding counted.
 
-    Rows are as long as the longest tree needs. Only where that alone is past the budget, by a sequence that
-    is longer or by rounding, has a pack more places: it is one row then. The order depends on nothing but the
-    arguments. Raises ValueError for a sequence without a prompt.
+    Rows are as long as the longest tree that fits needs. A tree that is past the budget, for it is one
+    sequence that is longer, is a pack by itself and makes no other row longer. The order depends on nothing
+    but the arguments. Raises ValueError for a sequence without a prompt.
     """
+    if fixed_rows:
+        budget = max(1, budget // _BLOCK) * _BLOCK
     trees = _split(sequences, _trees(sequences, chosen), budget)
-    if not trees:
-        return []
-    length = _rounded(max(tree.length for tree in trees))
-    rows = _fill(sequences, trees, length)
-    height = max(1, budget // length)
-    return [_stack(rows[start : start + height], length) for start in range(0, len(rows), height)]
+    packs: list[tuple[list[_Row], int]] = []
+    if fitting := [tree for tree in trees if tree.length <= budget]:
+        length = budget if fixed_rows else _rounded(max(tree.length for tree in fitting))
+        rows = _fill(sequences, fitting, length)
+        height = max(1, budget // length)
+        packs = [(rows[start : start + height], length) for start in range(0, len(rows), height)]
+    packs += [(_fill(sequences, [tree], tree.length), tree.length) for tree in trees if tree.length > budget]
+    if fixed_rows:
+        return [_stack(rows, fixed_length(max(row.length for row in rows), budget)) for rows, _ in packs]
+    return [_stack(rows, _rounded(length)) for rows, length in packs]
+
+
+def fixed_length(needed: int, budget: int) -> int:
+    """The smallest of the few lengths of fixed rows that has so many places, in whole blocks."""
+    length = budget / 2**_HALVINGS
+    while (blocks := math.ceil(length / _BLOCK)) * _BLOCK < needed:
+        length *= 2
+    return blocks * _BLOCK
 
 
 def _first_sampled(sequences: Sequences, sequence: int) -> int:
@@ -185,7 +204,7 @@ def _stack(rows: list[_Row], length: int) -> Pack:
     return Pack(
         tokens_BL=padded("tokens", 0),
         positions_BL=padded("positions", 0),
-        tree_BL=padded("tree", _PADDING),
+        tree_BL=padded("tree", PADDING),
         branch_BL=padded("branch", 0),
         row_T=torch.arange(len(rows)).repeat_interleave(torch.tensor(sizes)),
         place_T=joined("place"),

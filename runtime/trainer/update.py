@@ -200,7 +200,9 @@ def gradients(
     settled for the whole step, so ranks, packs and their order change nothing but rounding. `old` is found
     out from `past` where nobody gives it.
     """
-    packs = pack(sequences(batch), selected.sequences, settings.pack_tokens)[ranks.rank :: ranks.size]
+    fixed_rows = policy.device.type == "cuda"
+    packs = pack(sequences(batch), selected.sequences, settings.pack_tokens, fixed_rows=fixed_rows)
+    packs = packs[ranks.rank :: ranks.size]
     old = old or old_logprobs(policy, batch, packs, past)
     sums = torch.zeros(len(_COUNTED + _AVERAGED), device=policy.device, dtype=torch.float64)
     ratio_max = torch.zeros((), device=policy.device)
