@@ -59,6 +59,8 @@ LOSSES = {
     "cispo": LossDefaults("token", scale_rewards=True, clip_low=1.0, clip_high=4.0),
     "gspo": LossDefaults("sequence", scale_rewards=True, clip_low=3e-4, clip_high=4e-4),
 }
+# Engines serve no adapter on them that prompts could be scored with (C14).
+_NO_TARGETS = ("lm_head", "embed_tokens")
 _CONSTANT_TOKENS = 1024
 _DUAL_CLIP = 3.0
 # The type of a complaint about a key that means nothing beside another.
@@ -121,6 +123,9 @@ class TrainConfig(Keys):
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         """Keys that mean nothing beside the others, and why, with the way out."""
+        for name in self.lora.target_modules or ():
+            if name in _NO_TARGETS:
+                yield "lora.target_modules", f"{name} cannot have LoRA here: linear layers of the blocks can"
         normaliser = self.normaliser or LOSSES[self.loss].normaliser
         if self.loss == "gspo" and normaliser != "sequence":
             yield "normaliser", "gspo clips whole answers, so each must count once: normaliser=sequence"
