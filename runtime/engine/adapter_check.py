@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ WEIGHTS = "adapter_model.safetensors"
 # How engines fuse projections: the fused module's name, and its slices in order.
 FUSED = {"qkv_proj": QKV, "gate_up_proj": GATE_UP}
 
-_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_PREFIX = "base_model.model."
+_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # What an adapter_config.json must say, for A and B alone to be the whole adapter (C14, C27).
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
@@ -43,17 +44,20 @@ class Pair:
     b: torch.Tensor
 
 
-def compare(held: Mapping[str, Sequence[Pair]], folder: Path) -> dict[str, Any]:
+def compare(
+    held: Mapping[str, Sequence[Pair]], folder: Path, renamed: Callable[[str], str] = str
+) -> dict[str, Any]:
     """The report of one engine. `held`: its modules by name, with one Pair per fused slice.
 
+    `renamed` gives the engine's name of what the model's own files name: it may call its layers otherwise.
     `modules` counts the slices that hold anything, `expected` the projections in the file, `mismatched` has a
-    sentence for each difference; alpha / rank is folded into B on the engine's side.
+    sentence for each difference; alpha / rank (or / √rank) is folded into B on the engine's side.
     """
     content = (folder / WEIGHTS).read_bytes()
     config = json.loads((folder / "adapter_config.json").read_text())
-    pairs, said = _read(load(content))
+    pairs, said = _read(load(content), renamed)
     said += [f"adapter_config.json: {key} = {config[key]!r}" for key in _PLAIN if not _plain(config, key)]
-    engine = dict(_slices(held))
+    engine = dict(_slices(held, pairs))
     said += [f"{module}: the engine has no such module" for module in pairs if module not in engine]
     for module, slot in engine.items():
         said += _differences(module, slot, pairs.get(module), _scale(config))
@@ -65,12 +69,15 @@ def compare(held: Mapping[str, Sequence[Pair]], folder: Path) -> dict[str, Any]:
     }
 
 
-def _read(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Pair], list[str]]:
-    """Pairs by module name, and a sentence for each tensor that is no half of a pair."""
+def _read(
+    tensors: Mapping[str, torch.Tensor], renamed: Callable[[str], str]
+) -> tuple[dict[str, Pair], list[str]]:
+    """Pairs by the engine's name of their module, and a sentence for each tensor that is no half of one."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
     said = []
     for name, tensor in tensors.items():
-        if match := _TENSOR.fullmatch(name):
+        bare = name.removeprefix(_PREFIX)
+        if bare != name and (match := _TENSOR.fullmatch(renamed(bare))):
             sides.setdefault(match["module"], {})[match["side"]] = tensor
         else:
             said.append(f"{name}: not a LoRA matrix of a linear layer")
@@ -78,17 +85,27 @@ def _read(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Pair], list[st
     return {module: Pair(a=both["A"], b=both["B"]) for module, both in sides.items() if len(both) == 2}, said
 
 
-def _slices(held: Mapping[str, Sequence[Pair]]) -> list[tuple[str, Pair]]:
-    """Each slice of the engine's modules under the name its projection has in the file."""
+def _slices(held: Mapping[str, Sequence[Pair]], pairs: Mapping[str, Pair]) -> list[tuple[str, Pair]]:
+    """Each slice of the engine's modules under the name its projection has in the file.
+
+    A file may have projections fused as the engine has (Phi-3's): then their slices are one.
+    """
     named = []
     for module, slots in held.items():
         parent, _, last = module.rpartition(".")
+        if module in pairs and _share_a(slots):
+            named.append((module, Pair(slots[0].a, torch.cat([slot.b for slot in slots]))))
+            continue
         parts = FUSED.get(last, (last,)) if len(slots) > 1 else (last,)
         if len(parts) != len(slots):
             parts = tuple(f"{last}[{index}]" for index in range(len(slots)))
         prefix = f"{parent}." if parent else ""
         named += [(prefix + part, slot) for part, slot in zip(parts, slots, strict=True)]
     return named
+
+
+def _share_a(slots: Sequence[Pair]) -> bool:
+    return all(torch.equal(slot.a, slots[0].a) for slot in slots[1:])
 
 
 def _differences(module: str, slot: Pair, wanted: Pair | None, scale: float) -> list[str]:

@@ -13,7 +13,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime.shared.projections import PROJECTIONS
+from runtime.engine.parsers import Parsers, parsers_of
+from runtime.shared.architectures import PolicyError, checked_context
+from runtime.shared.projections import lora_targets
 from runtime.shared.schema import RuntimeConfig
 
 LOGPROBS_MODE = "processed_logprobs"
@@ -23,21 +25,20 @@ SCORE_PRIORITY = -1
 _PLACES_FOR_PROBES = 4
 # How long the engine leaves an idle connection open; vLLM's own 5 s are about what a training step takes.
 KEEP_ALIVE_SECONDS = 600
-WORKER_EXTENSION = "runtime.engine.worker.WorkerExtension"
+WORKER_PARTS = "runtime.engine.worker"
+WORKER_EXTENSION = f"{WORKER_PARTS}.WorkerExtension"
 
-_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-# What an adapter of ours has (C14). Of a Llama, vLLM would wrap head and embeddings as well, and with those
-# its CPU engine dies of the first request for prompt logprobs: a publication's probe.
-_LORA_MODULES = PROJECTIONS
+_EXECUTOR = f"{WORKER_PARTS}.Executor"
+# Left to itself vLLM wraps these of a Llama as well, and with them its CPU engine dies of the first request
+# for prompt logprobs: a publication's probe.
+_NO_LORA = {"lm_head", "embed_tokens"}
 # The ranks vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # vLLM starts only where its cache holds one sequence of full length: a model's own 128k would not fit here.
 _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
 _SMALL_WEIGHTS_BYTES = 100 * 2**20
-# How a family of models writes tool calls, by the model_type of its config.json.
-_TOOL_PARSERS = {"qwen2": "hermes", "qwen3": "hermes", "llama": "llama3_json", "mistral": "mistral"}
-# The token without which vLLM's parser ends the engine at its start; not every Llama is a Llama 3.
-_TOOL_TOKENS = {"llama3_json": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+# How many sequences a CPU engine samples at a time. On a GPU vLLM knows better, by the GPU: 1024 on an H100.
+_CPU_PLACES = 64
 
 
 def socket_path(config: RuntimeConfig, index: int) -> Path:
@@ -51,11 +52,12 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     words = ["--model", config.model_path, "--served-model-name", BASE_NAME]
     words += ["--uds", str(socket_path(config, index))]
     words += ["--dtype", config.dtype, "--logprobs-mode", LOGPROBS_MODE, "--enable-prefix-caching"]
-    words += ["--max-num-seqs", str(engine.max_num_seqs + _PLACES_FOR_PROBES)]
+    if places := _places(config):
+        words += ["--max-num-seqs", str(places)]
     words += ["--scheduling-policy", "priority"]
-    words += ["--max-model-len", str(engine.max_model_len or longest_context(config))]
+    words += ["--max-model-len", str(context_length(config))]
     words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.train.lora.rank))]
-    words += ["--lora-target-modules", *_LORA_MODULES]
+    words += ["--lora-target-modules", *_lora_modules(config)]
     # The served version, those rollouts may still be on, and the one being staged (C35).
     slots = max(engine.max_loras, config.max_staleness + 2)
     words += ["--max-loras", str(slots), "--max-cpu-loras", str(4 * slots)]
@@ -65,8 +67,11 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     words += ["--disable-uvicorn-access-log"]
     # Left to itself vLLM takes what the first grammar asks for, and later ones fail that need another.
     words += ["--structured-outputs-config", json.dumps({"backend": "xgrammar"})]
-    if parser := _tool_parser(config.model_path):
-        words += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
+    parsers = model_parsers(config.model_path)
+    if parsers.tool_calls:
+        words += ["--enable-auto-tool-choice", "--tool-call-parser", parsers.tool_calls]
+    if parsers.reasoning:
+        words += ["--reasoning-parser", parsers.reasoning]
     if config.device == "cpu":
         words += ["--enforce-eager", "--kv-cache-memory-bytes", str(_kv_cache_bytes(config))]
         # Of the memory node, and checked at start even where the cache's size is given.
@@ -105,12 +110,32 @@ def environment(config: RuntimeConfig, index: int) -> dict[str, str]:
     return words
 
 
-def longest_context(config: RuntimeConfig) -> int:
-    """The model's own context length in tokens, capped by device."""
+def context_length(config: RuntimeConfig) -> int:
+    """The longest sequence in tokens: what is configured, else the model's own context, capped by device.
+
+    Raises PolicyError where more is configured than the model has.
+    """
     described = model_description(config.model_path)
-    text = described.get("text_config", described)
+    asked = config.engine.max_model_len
+    longest = checked_context(described.get("text_config", described), asked)
     cap = _LONGEST_CONTEXT[config.device]
-    return min(int(text.get("max_position_embeddings", cap)), cap)
+    return asked or min(longest or cap, cap)
+
+
+def _places(config: RuntimeConfig) -> int | None:
+    """How many sequences an engine takes at a time, the probes' own places with them; None: vLLM decides."""
+    given = config.engine.max_num_seqs or (_CPU_PLACES if config.device == "cpu" else None)
+    return given and given + _PLACES_FOR_PROBES
+
+
+def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:
+    """Those of the blocks alone (C14): PolicyError where others are configured."""
+    modules = lora_targets(model_description(config.model_path), config.train.lora.target_modules)
+    if others := sorted(_NO_LORA & set(modules)):
+        raise PolicyError(
+            f"train.lora.target_modules has {others}, which cannot have LoRA: no linear layer of a block"
+        )
+    return modules
 
 
 def _kv_cache_bytes(config: RuntimeConfig) -> int:
@@ -120,27 +145,41 @@ def _kv_cache_bytes(config: RuntimeConfig) -> int:
     try:
         heads = described["num_attention_heads"]
         width = described.get("head_dim") or described["hidden_size"] // heads
-        rows = 2 * described["num_hidden_layers"] * described.get("num_key_value_heads", heads)
+        rows = 2 * described["num_hidden_layers"] * (described.get("num_key_value_heads") or heads)
     except KeyError:  # another kind of model: its own sizes are not known here
         return configured
     token = rows * width * (4 if config.dtype == "float32" else 2)
-    length = config.engine.max_model_len or longest_context(config)
-    return min(configured, 2 * (config.engine.max_num_seqs + _PLACES_FOR_PROBES) * length * token)
+    places = _places(config)
+    return min(configured, 2 * places * context_length(config) * token) if places else configured
 
 
-def _tool_parser(model: str) -> str | None:
-    """vLLM's parser of this model's tool calls; None where it has none, or its tokenizer lacks the token."""
-    parser = _TOOL_PARSERS.get(model_description(model).get("model_type", ""))
-    token = _TOOL_TOKENS.get(parser or "")
-    if token is None:
-        return parser
-    tokenizer = _model_file(model, "tokenizer.json")
-    return parser if tokenizer.is_file() and json.dumps(token) in tokenizer.read_text() else None
+def model_parsers(model: str) -> Parsers:
+    """vLLM's parsers of this model's tool calls and thoughts."""
+    tokenizer = _text(model, "tokenizer.json")
+    return parsers_of(_chat_template(model), lambda token: json.dumps(token, ensure_ascii=False) in tokenizer)
+
+
+def _chat_template(model: str) -> str:
+    """As transformers finds it: a file of its own, else in the tokenizer's, where there may be several."""
+    if alone := _text(model, "chat_template.jinja"):
+        return alone
+    said = json.loads(_text(model, "tokenizer_config.json") or "{}").get("chat_template") or ""
+    return said if isinstance(said, str) else "".join(one["template"] for one in said)
 
 
 def model_description(model: str) -> dict[str, Any]:
     """The model's config.json."""
     return json.loads(_model_file(model, "config.json").read_text())
+
+
+def _text(model: str, name: str) -> str:
+    """What one of the model's files holds; nothing where it has no such file."""
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return _model_file(model, name).read_text()
+    except (FileNotFoundError, EntryNotFoundError):
+        return ""
 
 
 def _model_file(model: str, name: str) -> Path:

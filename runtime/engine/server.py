@@ -6,13 +6,15 @@ With worker.py the only importer of vLLM. Knows nothing of versions or training.
 
 Start-up is imports. So they happen once: the engine core is forked from this process instead of spawned, runs
 the model in its own process instead of a third one, and the model's class is inspected here instead of in a
-fourth.
+fourth. Where it must be spawned (vLLM's own word once CUDA is initialised, or VLLM_WORKER_MULTIPROC_METHOD's)
+it is the same engine, up later.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -22,7 +24,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runtime.engine.command import arguments, environment, model_description, scratch_path, socket_path
+from runtime.engine.command import (
+    WORKER_PARTS,
+    arguments,
+    environment,
+    model_description,
+    scratch_path,
+    socket_path,
+)
 from runtime.shared import failpoints, processes
 from runtime.shared.schema import RuntimeConfig
 
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
 # What requests in flight have when the server ends: of a dead core they would wait for an answer for ever.
 _ENDING_SECONDS = 2
 ENVIRONMENT_MARK = "SLIPWAY_ENGINE_ENVIRONMENT"
+# vLLM's own: how its engine core comes to be.
+_START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def main() -> None:
@@ -56,7 +67,7 @@ def prepare(config: RuntimeConfig, index: int) -> Namespace:
     args = _parse(arguments(config, index))
     if config.device == "cpu":
         _register_model(config.model_path)
-    _install_worker_parts()
+    importlib.import_module(WORKER_PARTS)  # here, so that a core that is forked has them imported
     # Most objects there will ever be: what vLLM collects on its way up takes 2 s less without them.
     gc.freeze()
     gc.enable()
@@ -84,7 +95,7 @@ def _enter_environment(words: dict[str, str]) -> None:
 
 
 def _children_die_with_us() -> None:
-    """Whatever kills this process, the engine core it forked goes with it."""
+    """Whatever kills this process, the engine core it forked goes with it (spawned: see below)."""
     prepared = []
 
     def before() -> None:
@@ -109,12 +120,6 @@ def _register_model(model: str) -> None:
     for name in model_description(model).get("architectures", []):
         if known := ModelRegistry.models.get(name):
             ModelRegistry.register_model(name, known.load_model_cls())
-
-
-def _install_worker_parts() -> None:
-    from runtime.engine import worker
-
-    worker.install()
 
 
 def _serve(args: Namespace) -> bool:
@@ -171,9 +176,10 @@ def _configure(args: Namespace) -> VllmConfig:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
+    asked = os.environ.get(_START_METHOD, "fork")
     engine_args = AsyncEngineArgs.from_cli_args(args)
     vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # the CPU platform has just asked for spawn
+    os.environ[_START_METHOD] = asked  # the CPU platform has just asked for spawn, whatever was asked
     return vllm_config
 
 
@@ -185,3 +191,5 @@ def _finish(well: bool) -> NoReturn:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # an engine core that was spawned begins by reading this file
+    processes.die_with(os.getppid(), signal.SIGKILL)

@@ -1,34 +1,41 @@
 """What we add inside vLLM: a fast LoRA path and quiet idling on CPU, and the check of what was really loaded.
 
-Neighbours: server.py calls `install` before the engine core is forked; engine_client.py reaches
-`WorkerExtension`'s methods through /collective_rpc; adapter_check.py does the comparing.
-Knows nothing of versions or checkpoints.
+Neighbours: command.py names `Executor` and `WorkerExtension` to vLLM, which builds them in its engine core;
+engine_client.py reaches `WorkerExtension`'s methods through /collective_rpc; adapter_check.py does the
+comparing. Knows nothing of versions or checkpoints.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import multiprocessing
 import os
+import signal
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import ProcessGroupGloo, Store, distributed_c10d
+from vllm.logger import init_logger
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.platforms import current_platform
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from runtime.engine.adapter_check import WEIGHTS, Pair, compare
-from runtime.shared import failpoints
+from runtime.shared import failpoints, processes
 
 if TYPE_CHECKING:
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.request import LoRARequest
 
+# Below vLLM's own name, so that it is written where and as vLLM's lines are.
+log = init_logger("vllm.slipway")
 # Adapter name → the number vLLM's worker knows it by.
 _numbers: dict[str, int] = {}
 # Adapter name → hash of the weights it stands for, as long as this process lives: the prefix cache knows
@@ -36,24 +43,48 @@ _numbers: dict[str, int] = {}
 _weights: dict[str, str] = {}
 
 
+class Executor(UniProcExecutor):
+    """vLLM's own, which puts our parts in place before it builds its worker.
+
+    It is built in the engine core. What only the API's process has put in place is there when the core was
+    forked from it, and missing when it was spawned, as vLLM does once CUDA is initialised.
+    """
+
+    def _init_executor(self) -> None:
+        if server := multiprocessing.parent_process():
+            processes.die_with(server.pid, signal.SIGKILL)
+        install()
+        super()._init_executor()
+        log.info("model runner: %s", _model_runner(self.driver_worker.worker))
+
+
 def install() -> None:
-    """Put our parts in place. Call once, before vLLM builds its worker."""
-    load = LRUCacheWorkerLoRAManager._load_adapter
-
-    def remember(self: LRUCacheWorkerLoRAManager, lora_request: LoRARequest) -> LoRAModel:
-        name = lora_request.lora_name
-        sha256 = hashlib.sha256((Path(lora_request.lora_path) / WEIGHTS).read_bytes()).hexdigest()
-        if _weights.setdefault(name, sha256) != sha256:
-            raise ValueError(f"{name} was used for other weights: a name is never used again")
-        loaded = load(self, lora_request)
-        _numbers[name] = lora_request.lora_int_id
-        failpoints.passing("engine.loading")
-        return loaded
-
-    LRUCacheWorkerLoRAManager._load_adapter = remember
+    """Put our parts in place, in this process, before vLLM builds its worker. Again changes nothing."""
+    LRUCacheWorkerLoRAManager._load_adapter = _load_and_remember
     if current_platform.is_cpu():
         type(current_platform).get_punica_wrapper = classmethod(lambda _: f"{__name__}.DenseLora")
         distributed_c10d.ProcessGroupGloo = GlooOnOneLoop
+
+
+_load_adapter = LRUCacheWorkerLoRAManager._load_adapter
+
+
+def _load_and_remember(self: LRUCacheWorkerLoRAManager, lora_request: LoRARequest) -> LoRAModel:
+    """vLLM's own loading, and what we must know of it later."""
+    name = lora_request.lora_name
+    sha256 = hashlib.sha256((Path(lora_request.lora_path) / WEIGHTS).read_bytes()).hexdigest()
+    if _weights.setdefault(name, sha256) != sha256:
+        raise ValueError(f"{name} was used for other weights: a name is never used again")
+    loaded = _load_adapter(self, lora_request)
+    _numbers[name] = lora_request.lora_int_id
+    failpoints.passing("engine.loading")
+    return loaded
+
+
+def _model_runner(worker: Any) -> str:
+    """The full name of the class that runs the model: vLLM has an older and a newer one."""
+    kind = type(worker.model_runner)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @functools.cache
@@ -81,8 +112,9 @@ class WorkerExtension:
     model_runner: Any
 
     def sampling(self) -> dict[str, Any]:
-        """How this worker's sampler makes logprobs."""
-        return {"logprobs_mode": self.model_runner.sampler.logprobs_mode}
+        """How this worker's sampler makes logprobs, and what runs its model."""
+        mode = self.model_runner.sampler.logprobs_mode
+        return {"logprobs_mode": mode, "model_runner": _model_runner(self)}
 
     def verify_adapter(self, name: str, folder: str) -> dict[str, Any]:
         """Compare what this worker multiplies with for `name` against the PEFT folder (adapter_check.py)."""
@@ -101,7 +133,16 @@ class WorkerExtension:
             for module, layer in manager.modules.items()
             if isinstance(layer, BaseLinearLayerWithLoRA)
         }
-        return compare(held, Path(folder))
+        return compare(held, Path(folder), _renamed(self.model_runner.model))
+
+
+def _renamed(model: Any) -> Callable[[str], str]:
+    """How this model names what its files name otherwise: it says that of weights, and so of an adapter's."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    if mapper is None:
+        return lambda name: name
+    renames = mapper.get_rename_mapper()
+    return lambda name: renames.apply_list([name])[0]
 
 
 class DenseLora(PunicaWrapperCPU):

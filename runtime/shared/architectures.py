@@ -79,3 +79,13 @@ def positions(config: Mapping[str, Any]) -> int | None:
         return longest
     original = said.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
     return min(int(found) for found in (longest, original) if found) if (longest or original) else None
+
+
+def checked_context(config: Mapping[str, Any], asked: int | None) -> int | None:
+    """The model's own context in tokens. Raises PolicyError where a longer one is asked for."""
+    longest = positions(config)
+    if asked is not None and longest is not None and asked > longest:
+        raise PolicyError(
+            f"engine.max_model_len is {asked}, but by this model's config.json its context has {longest} tokens"
+        )
+    return longest

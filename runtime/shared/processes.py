@@ -64,12 +64,17 @@ def in_child(death_signal: signal.Signals) -> Callable[[], None]:
     parent = os.getpid()
 
     def prepare() -> None:
-        _prctl(_PR_SET_PDEATHSIG, death_signal)
-        if os.getppid() != parent:  # it died before the line above
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_with(parent, death_signal)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     return prepare
+
+
+def die_with(parent: int | None, death_signal: signal.Signals) -> None:
+    """In a child: get `death_signal` when `parent` dies, from now on, and end if it is dead already."""
+    _prctl(_PR_SET_PDEATHSIG, death_signal)
+    if os.getppid() != parent:  # it died before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "runtime" / "tiny" / "model"
 REQUESTS, PROMPT, SAMPLED, ROUNDS = 64, 160, 20, 5
 # The engine as it is, but for our LoRA path.
-_STOCK = "import runtime.engine.server as e; e._install_worker_parts = lambda: None; e.main()"
+_STOCK = "import runtime.engine.worker as w, runtime.engine.server as e; w.install = lambda: None; e.main()"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,79 @@
+"""Which of vLLM's parsers reads a model's tool calls and thoughts, by what its chat template and tokens say.
+
+Neighbours: command.py reads the files and passes the names on; the gateway's answers.py hands the thought
+through. Pure: knows nothing of files, engines or vLLM, but the names of its parsers (0.32).
+
+A thought is told apart from the answer wherever the template has one: programs read `content`, and a thought
+in front of the answer may hold what they look for. vLLM takes an answer in which no thought ends for one as a
+whole, also where the model never thinks (Qwen3's base models have its template): answers.py gives the client
+such an answer as content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Parsers(NamedTuple):
+    """vLLM's names of them; None where it has none for this model."""
+
+    tool_calls: str | None
+    reasoning: str | None
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A parser, what a template must hold for it, and the tokens without which vLLM ends at its start."""
+
+    parser: str
+    marks: tuple[str, ...]
+    tokens: tuple[str, ...] = ()
+    without: str | None = None
+
+    def fits(self, template: str, has_token: Callable[[str], bool]) -> bool:
+        said = all(mark in template for mark in self.marks) and (self.without or "\0") not in template
+        return said and all(has_token(token) for token in self.tokens)
+
+
+_DEEPSEEK_TOKENS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_LFM_TOKENS = ("<|tool_call_start|>", "<|tool_call_end|>")
+_THOUGHT = ("<think>", "</think>")
+# The first that fits. Of the chat formats whose calls look alike the narrower one comes first.
+_TOOL_CALLS = (
+    _Rule("openai", ("<|channel|>", "<|call|>")),  # harmony: gpt-oss
+    _Rule("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
+    _Rule("deepseek_v3", (_DEEPSEEK_TOKENS[0], "```json"), _DEEPSEEK_TOKENS),
+    _Rule("deepseek_v31", (_DEEPSEEK_TOKENS[0],), _DEEPSEEK_TOKENS, without="```json"),
+    _Rule("lfm2", _LFM_TOKENS[:1], _LFM_TOKENS),
+    _Rule("olmo3", ("<function_calls>",)),
+    _Rule("phi4_mini_json", ("<|tool|>", "<|/tool|>")),
+    _Rule("granite4", ("<|start_of_role|>", "</tool_call>")),
+    _Rule("granite", ("<|start_of_role|>", "<|tool_call|>")),
+    _Rule("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
+    _Rule("glm45", ("<tool_call>", "<arg_key>")),
+    # Llama 3.1 and later: Llama 3, of the same form, has neither the token nor tools.
+    _Rule("llama3_json", ("<|start_header_id|>", "tool_call"), ("<|python_tag|>",)),
+    _Rule("hermes", ("<tool_call>",)),  # Qwen2.5, Qwen3, SmolLM3, Hermes
+    # Of this form, with no word of tools: a call that a request forces is still read.
+    _Rule("hermes", ("<|im_start|>",)),
+)
+_REASONING = (
+    _Rule("openai_gptoss", ("<|channel|>", "<|call|>")),
+    _Rule("mistral", ("[THINK]",), ("[THINK]", "[/THINK]", "[TOOL_CALLS]")),
+    _Rule("granite", ("Here is my thought process:",)),
+    _Rule("glm45", (*_THOUGHT, "<arg_key>"), _THOUGHT),
+    # The switch that this parser, too, goes by: without a thought the whole answer is content.
+    _Rule("qwen3", (*_THOUGHT, "enable_thinking"), _THOUGHT),
+    _Rule("deepseek_r1", _THOUGHT, _THOUGHT),
+)
+
+
+def parsers_of(template: str, has_token: Callable[[str], bool]) -> Parsers:
+    """The parsers of a model with this chat template; `has_token` says whether a text is one token of it."""
+
+    def first(rules: tuple[_Rule, ...]) -> str | None:
+        return next((rule.parser for rule in rules if rule.fits(template, has_token)), None)
+
+    return Parsers(first(_TOOL_CALLS), first(_REASONING))
