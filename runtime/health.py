@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -20,6 +21,8 @@ ANSWER_SECONDS = 5.0
 STALL_SECONDS = 45.0
 # An idle trainer uses a clock tick (10 ms) of processor time in less.
 STILL_SECONDS = 18.0
+# As long as that a commit may wait for its disk: some GB over a slow network, and no disk that is gone.
+DISK_SECONDS = 600.0
 
 
 class HealthCheck(Protocol):
@@ -109,13 +112,17 @@ class EngineHealth(HttpHealth):
 
 
 class TrainerHealth:
-    """`trainer.json` says ready, and its processes use processor time: idle, it still looks for work."""
+    """`trainer.json` says ready, and its processes use processor time: idle, it still looks for work.
+
+    Writing a checkpoint it may use none: it is alive while a disk takes what it gave, for `DISK_SECONDS`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.note: str | None = None
         self._path = path
         self._cpu_seconds = 0.0
         self._moved_at = time.monotonic()
+        self._wrote_at = -math.inf
 
     def reset(self) -> None:
         """Drop what the dead trainer last said of itself."""
@@ -131,12 +138,21 @@ class TrainerHealth:
         if said is None or said.get("state") not in ("ready", "training"):
             return "loading"
         self.note = said.get("error")
-        now = processes.cpu_seconds([pid, *processes.descendants(pid)])
-        if now != self._cpu_seconds:
-            self._cpu_seconds = now
-            self._moved_at = time.monotonic()
-        still_seconds = time.monotonic() - self._moved_at
-        return None if still_seconds < STILL_SECONDS else f"no sign of life for {still_seconds:.0f} s"
+        return self._stands_still([pid, *processes.descendants(pid)])
+
+    def _stands_still(self, pids: list[int]) -> str | None:
+        used, now = processes.cpu_seconds(pids), time.monotonic()
+        if used != self._cpu_seconds:
+            self._cpu_seconds = used
+            self._moved_at = now
+        elif processes.at_the_disk(pids):
+            self._wrote_at = now
+        still_seconds = now - self._moved_at
+        if still_seconds < STILL_SECONDS:
+            return None
+        if now - self._wrote_at >= STILL_SECONDS:
+            return f"no sign of life for {still_seconds:.0f} s"
+        return None if still_seconds < DISK_SECONDS else f"waits for its disk for {still_seconds:.0f} s"
 
 
 async def ask(

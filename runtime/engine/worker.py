@@ -23,6 +23,7 @@ from vllm.logger import init_logger
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -64,9 +65,19 @@ def install() -> None:
     if current_platform.is_cpu():
         type(current_platform).get_punica_wrapper = classmethod(lambda _: f"{__name__}.DenseLora")
         distributed_c10d.ProcessGroupGloo = GlooOnOneLoop
+        FusedMoEConfig.__post_init__ = _without_lora
 
 
 _load_adapter = LRUCacheWorkerLoRAManager._load_adapter
+_complete = FusedMoEConfig.__post_init__
+
+
+def _without_lora(self: FusedMoEConfig) -> None:
+    """Experts have no LoRA here. vLLM takes its Triton kernels for them wherever anything has, on a CPU too,
+    and dies of the first request.
+    """
+    self.is_lora_enabled = False
+    _complete(self)
 
 
 def _load_and_remember(self: LRUCacheWorkerLoRAManager, lora_request: LoRARequest) -> LoRAModel:

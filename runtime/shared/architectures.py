@@ -86,6 +86,6 @@ def checked_context(config: Mapping[str, Any], asked: int | None) -> int | None:
     longest = positions(config)
     if asked is not None and longest is not None and asked > longest:
         raise PolicyError(
-            f"engine.max_model_len is {asked}, but by this model's config.json its context has {longest} tokens"
+            f"engine.max_model_len is {asked}, and by its config.json this model has {longest} tokens"
         )
     return longest

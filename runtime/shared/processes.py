@@ -169,3 +169,19 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     """Processor time the processes have used so far, in seconds."""
     ticks = sum(process.cpu_ticks for pid in pids if (process := look(pid)))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def at_the_disk(pids: Iterable[int]) -> bool:
+    """Whether one of their threads waits in the kernel for what cannot be interrupted (a "D" in /proc).
+
+    So do fsync and a rename while a disk, also one behind a network, takes what it was given. A lock, a pipe
+    or a debugger is another state.
+    """
+    return any(_state(task) == b"D" for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
+def _state(stat: Path) -> bytes:
+    try:
+        return stat.read_bytes().rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return b""

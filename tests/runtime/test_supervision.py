@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
+import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 
 from runtime import health
 from runtime.health import TrainerHealth
-from runtime.shared import files
+from runtime.shared import files, processes
 from runtime.shared.child_status import Machine
 from runtime.supervision import ChildSpec, Restarts, Supervisor
 from tests.support.waiting import wait_until, wait_until_async
@@ -168,3 +171,48 @@ def test_g23_a_trainer_without_a_sign_of_life_is_not_well(
         finally:
             still.kill()
             busy.kill()
+
+
+# Waits in the kernel as a long fsync does, uninterruptibly, until somebody reads the FIFO: who spawns a process
+# is not woken before that has opened its files.
+_LONG_WRITE = """
+import os, signal, sys
+opened = [(os.POSIX_SPAWN_OPEN, 1, sys.argv[1], os.O_WRONLY, 0)]
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=opened)
+signal.pause()
+"""
+
+
+def test_g23_a_trainer_in_a_long_write_is_well_until_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "STILL_SECONDS", 0.3)
+    fifo, said = tmp_path / "disk", tmp_path / "trainer.json"
+    os.mkfifo(fifo)
+    check = TrainerHealth(said)
+    with subprocess.Popen([sys.executable, "-c", _LONG_WRITE, str(fifo)]) as writing:
+
+        def asked() -> str | None:
+            return asyncio.run(check(writing.pid))
+
+        def longer_than_still_seconds() -> bool:
+            assert asked() is None, "a slow disk is no frozen trainer"
+            return time.monotonic() - began > 3 * health.STILL_SECONDS
+
+        try:
+            files.write_json(said, {"state": "training"})
+            wait_until(lambda: processes.at_the_disk([writing.pid]))
+            began = time.monotonic()
+            wait_until(longer_than_still_seconds)
+            monkeypatch.setattr(health, "DISK_SECONDS", 3 * health.STILL_SECONDS)
+            assert "waits for its disk" in (wait_until(asked) or "")
+            os.close(os.open(fifo, os.O_RDONLY))  # the disk has taken it
+            wait_until(lambda: not processes.at_the_disk([writing.pid]))
+            assert "no sign of life" in (wait_until(lambda: _frozen(asked())) or "")
+        finally:
+            writing.kill()
+
+
+def _frozen(trouble: str | None) -> str | None:
+    """Only what is said of a process that waits for nothing."""
+    return trouble if trouble and "no sign" in trouble else None

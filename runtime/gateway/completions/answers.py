@@ -35,6 +35,8 @@ class Choice:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     finish_reason: str | None = None
+    thought: str = ""
+    said_anything: bool = False
     text: str = ""
     called_tools: bool = False
 
@@ -44,10 +46,26 @@ class Choice:
         self.completion_ids += choice.get("token_ids") or ()
         self.logprobs += _logprobs(asked, choice)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        message = choice.get("message") or choice.get("delta") or {}
+        self._give_back_a_thought(message)
         if asked.tags.rollout is None:  # only what has no tag is ever asked for by its text
-            message = choice.get("message") or choice.get("delta") or {}
             self.text += message.get("content") or ""
             self.called_tools |= bool(message.get("tool_calls"))
+
+    def _give_back_a_thought(self, message: dict[str, Any]) -> None:
+        """An answer that ended by itself and was a thought as a whole is content, in place.
+
+        The engine takes it for a thought where none ended: of a model that thinks but did not, or never does
+        (engine/parsers.py). Who reads the content alone would see no answer at all. Of a stream what was
+        given as a thought stays given, and its last event has the content.
+        """
+        self.said_anything |= bool(message.get("content") or message.get("tool_calls"))
+        if self.said_anything:
+            return
+        self.thought += message.get("reasoning") or ""
+        if self.finish_reason == "stop" and self.thought:
+            message["content"] = self.thought
+            self.said_anything = True
 
 
 def _logprobs(asked: Asked, choice: dict[str, Any]) -> list[float | None]:

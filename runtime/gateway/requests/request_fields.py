@@ -135,7 +135,7 @@ SAMPLING: dict[str, Rule] = {
     "use_beam_search": Rule("refuse", "beams are not samples of the policy", neutral=(False,)),
     "length_penalty": Rule("refuse", "belongs to beam search", neutral=(1, 1.0)),
     "watermarking": Rule("refuse", "changes what is sampled", neutral=(False,)),
-    "thinking_token_budget": Rule("refuse", "needs a reasoning parser, which the engines do not run"),
+    "thinking_token_budget": Rule("refuse", "ends thoughts by tokens that the policy did not sample"),
     "logits_processors": Rule("refuse", "would run client code in the engine", neutral=([],)),
     "guided_json": Rule("refuse", _IGNORED_BY_ENGINE),
     "guided_regex": Rule("refuse", _IGNORED_BY_ENGINE),
@@ -164,7 +164,7 @@ CHAT: dict[str, Rule] = SAMPLING | {
     "reasoning_effort": _PASS,
     "include_reasoning": Rule(
         "drop",
-        "no reasoning is told apart here, and vLLM would hide the ids and logprobs of the whole answer",
+        "without it vLLM would hide the ids and logprobs of the whole answer",
     ),
     "return_prompt_text": _PASS,
     "echo": _NO_ECHO,
