@@ -1,0 +1,55 @@
+"""How much memory a GPU has, by the name that it is rented under: the one table of it.
+
+Neighbours: `memory/` plans with it, `fitness.py` compares a rented machine with it. Pure.
+
+MiB as nvidia-smi lists them (memory.total), collected from what owners published of each, 2026-11-25; none was
+read by the authors. What a machine really has is asked of its driver before the long install.
+"""
+
+from __future__ import annotations
+
+import re
+
+MIB = 2**20
+# By SkyPilot's name, without what says how it is built in (H100-SXM, H100-MEGA-80GB).
+TABLE_MIB = {
+    "A10": 23028,
+    "A10G": 23028,
+    "L4": 23034,
+    "RTX3090": 24576,
+    "RTX4090": 24564,
+    "RTX5090": 32607,
+    "A100": 40960,
+    "A40": 46068,
+    "L40": 46068,
+    "L40S": 46068,
+    "A6000": 49140,
+    "RTXA6000": 49140,
+    "RTX6000-ADA": 49140,
+    "A100-80GB": 81920,
+    "H100": 81559,
+    "H100-NVL": 95830,
+    "RTXPRO6000": 97887,
+    "H200": 143771,
+    "B200": 183359,
+    "B300": 275040,
+}
+# How a name says that a GPU is built in, without any meaning for its memory.
+_FORM = re.compile(r"-(SXM\d*|PCIE|MEGA|SERVER|\d+GB?)(?=-|$)", re.IGNORECASE)
+# A type with this at its end has so much; in GH200-480GB it is the computer's own memory.
+_NAMED = re.compile(r"-(\d+)GB?\b", re.IGNORECASE)
+
+
+def memory_bytes(gpu: str) -> int | None:
+    """What a GPU of this name has in all; None for one that is not in the table and does not say so itself."""
+    name = gpu.upper()
+    known = TABLE_MIB.get(name) or TABLE_MIB.get(_FORM.sub("", name))
+    if known and name not in TABLE_MIB and (named := named_bytes(gpu)) and named > known * MIB * 1.1:
+        return named
+    return known * MIB if known else named_bytes(gpu) or None
+
+
+def named_bytes(gpu: str) -> int:
+    """The "80GB" of a type's name; 0 where it has none."""
+    named = _NAMED.search(gpu)
+    return int(named.group(1)) * 10**9 if named and not gpu.upper().startswith("G") else 0

@@ -1,0 +1,35 @@
+"""What the arithmetic assumes and cannot derive: all of it in one place, none measured on a GPU by the authors.
+
+Neighbours: `trainer.py` and `engine.py` count with these. The rest of their figures follows from shapes.
+"""
+
+from __future__ import annotations
+
+GIB = 2**30
+
+# CUDA's context and its libraries' work spaces, in each process that uses a GPU.
+CONTEXT_BYTES = round(1.0 * GIB)
+# NCCL's buffers, where several GPUs train.
+NCCL_BYTES = round(0.5 * GIB)
+# Of what is allocated and freed in each step: lost between the allocator's blocks.
+FRAGMENTATION = 0.06
+# Of what nvidia-smi lists, what CUDA can hand out; and what is left over on purpose.
+OF_THE_LISTED = 0.985
+RESERVE_BYTES = round(0.5 * GIB)
+
+# vLLM 0.32 (vllm/engine/arg_utils.py): places and tokens of one forward pass by the GPU's memory, as an
+# OpenAI server; (at least so many GiB, places, tokens), and A100s count as small.
+ENGINE_DEFAULTS = ((160, 1024, 16384), (70, 1024, 8192), (0, 256, 2048))
+# vLLM counts the graphs it captures beside its fraction of a GPU, not in it.
+GRAPHS_BYTES = round(1.0 * GIB)
+# Sampling: logits in fp32, their softmax, and a sort with its indices for each place, per word of the vocabulary.
+SAMPLING_BYTES_PER_WORD = 16
+# What the engine takes of a GPU that is its own, where nobody says otherwise (engine/command.py).
+ENGINE_FRACTION = 0.9
+# The ranks that vLLM has kernels for.
+ENGINE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+
+# losses.py: sampled tokens whose logits are there at a time, and bytes for each of them and word of the
+# vocabulary: logits, log-softmax, its exponential and their product, in fp32.
+LOGITS_CHUNK = 1024
+LOGITS_BYTES_PER_WORD = 16

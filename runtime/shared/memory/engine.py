@@ -1,0 +1,77 @@
+"""What an engine takes of its GPU's memory; what is left of its share is the cache of keys and values.
+
+Neighbours: `planning.py` asks for whole tables; `runtime/engine/command.py` tells vLLM what was planned. An engine
+is on one GPU and has the whole model. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.shared.memory import assumptions
+from runtime.shared.memory.line import Line, count
+from runtime.shared.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How it serves: `slots` adapters at a time, `places` sequences at a time, `batch` tokens in one pass."""
+
+    rank: int
+    names: tuple[str, ...]
+    slots: int
+    places: int
+    batch: int
+    number_bytes: int = 2
+
+
+def defaults(gpu: str, gpu_bytes: int) -> tuple[int, int]:
+    """vLLM's own places and tokens of one pass on such a GPU."""
+    gib = 0 if gpu.upper().startswith("A100") else gpu_bytes / assumptions.GIB
+    for least, places, batch in assumptions.ENGINE_DEFAULTS:
+        if gib >= least:
+            return places, batch
+    raise AssertionError("the last row of the table is for every GPU")
+
+
+def lines(shape: ModelShape, serving: Serving) -> list[Line]:
+    """Each byte of one engine but the cache, with its reason."""
+    return [_weights(shape, serving), _slots(shape, serving), _passes(shape, serving), *_overheads()]
+
+
+def _weights(shape: ModelShape, serving: Serving) -> Line:
+    plain = shape.weights * serving.number_bytes
+    if shape.stored_bits is None:
+        return Line("weights", plain, f"{count(shape.weights)} parameters, whole on each GPU")
+    stored = round(shape.expert_weights * (shape.stored_bits / 8 - serving.number_bytes))
+    return Line("weights", plain + stored, f"the experts as they are stored, {shape.stored_bits} bits each")
+
+
+def _slots(shape: ModelShape, serving: Serving) -> Line:
+    rank = next((size for size in assumptions.ENGINE_RANKS if size >= serving.rank), serving.rank)
+    one = shape.adapter_weights(rank, serving.names) * serving.number_bytes
+    return Line("LoRA slots", serving.slots * one, f"{serving.slots} adapters of rank {rank}, to swap between")
+
+
+def _passes(shape: ModelShape, serving: Serving) -> Line:
+    """The widest moment of a pass over a batch of tokens, and of sampling."""
+    experts = shape.experts
+    wide = shape.intermediate if experts is None else experts.per_token * (experts.width + shape.hidden)
+    activations = serving.batch * (3 * wide + 4 * shape.hidden) * serving.number_bytes
+    sampling = serving.places * shape.vocabulary * assumptions.SAMPLING_BYTES_PER_WORD
+    size = max(activations, sampling)
+    why = f"a pass over {serving.batch:,} tokens, or sampling for {serving.places:,} places: the larger"
+    return Line("a pass", size, why)
+
+
+def _overheads() -> list[Line]:
+    return [
+        Line("CUDA", assumptions.CONTEXT_BYTES, "context and libraries (assumed)"),
+        Line("graphs", assumptions.GRAPHS_BYTES, "captured CUDA graphs, beside vLLM's fraction (assumed)"),
+    ]
+
+
+def cache_bytes(shape: ModelShape, tokens: int, number_bytes: int) -> int:
+    """Keys and values of one sequence of so many tokens; a layer with a window keeps no more than that."""
+    each = 2 * shape.key_value * number_bytes
+    return sum(each * min(tokens, window or tokens) for window in shape.windows)

@@ -1,0 +1,62 @@
+"""Where a model does not fit: which GPUs it would fit, and without which wish it would fit these.
+
+Neighbours: the launcher puts it into the refusal; `planning.py` weighs each. Knows no prices. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from runtime.shared import gpu_memory
+from runtime.shared.memory.planning import Machine, Wishes, plan
+from runtime.shared.model_shape import ModelShape
+
+# Kinds that clouds rent and people ask for, the smallest first.
+_KINDS = ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200", "B300")
+# What counts as a larger one: two of 80 GB are alike.
+_LARGER = 1.1
+# A wish of memory, by the key that it is set with.
+KEYS = {
+    "checkpointing": "train.activation_checkpointing",
+    "pack_tokens": "train.pack_tokens",
+    "max_model_len": "engine.max_model_len",
+    "max_num_seqs": "engine.max_num_seqs",
+    "memory_fraction": "engine.memory_fraction",
+}
+
+
+def gpus(shape: ModelShape, machine: Machine, wishes: Wishes, most: int = 2) -> list[str]:
+    """Such as ["H100:2", "B200:1"]: of the same kind first, then of larger ones, fewest first."""
+    found = []
+    for kind, count in _others(machine):
+        if len(found) == most:
+            break
+        if any(one.startswith(f"{kind}:") for one in found):
+            continue
+        other = Machine(kind, count, 1, max(1, count - 1))
+        weighed = plan(shape, other, wishes)
+        if weighed is not None and weighed.fits:
+            found.append(f"{kind}:{count}")
+    return found
+
+
+def _others(machine: Machine) -> Iterator[tuple[str, int]]:
+    own = gpu_memory.memory_bytes(machine.gpu) or 0
+    if machine.shared:
+        yield machine.gpu, 2
+    for kind in _KINDS:
+        if (gpu_memory.memory_bytes(kind) or 0) > own * _LARGER:
+            yield from ((kind, count) for count in (1, 2) if count >= min(machine.count, 2) or machine.shared)
+
+
+def wishes_in_the_way(shape: ModelShape, machine: Machine, wishes: Wishes) -> list[str]:
+    """The keys of what somebody set and what would fit without; [] where that would not help."""
+    none = {field.name: field.default for field in fields(Wishes)}
+    said = [name for name in KEYS if getattr(wishes, name) is not None]
+    for name in said:
+        weighed = plan(shape, machine, replace(wishes, **{name: none[name]}))
+        if weighed is not None and weighed.fits:
+            return [KEYS[name]]
+    weighed = plan(shape, machine, replace(wishes, **{name: none[name] for name in said}))
+    return [KEYS[name] for name in said] if said and weighed is not None and weighed.fits else []

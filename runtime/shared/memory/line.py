@@ -1,0 +1,32 @@
+"""One line of a memory table: what takes memory, how much, and why.
+
+Neighbours: `trainer.py` and `engine.py` make lists of them, `planning.py` adds them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Line:
+    """`size` in bytes, on one GPU."""
+
+    name: str
+    size: int
+    why: str
+
+
+def total(lines: Iterable[Line]) -> int:
+    """Bytes of all."""
+    return sum(line.size for line in lines)
+
+
+def count(number: float) -> str:
+    """A count in words: "41 M", "7.6 G", "4,096"."""
+    for unit, size in (("G", 1e9), ("M", 1e6)):
+        if number >= size:
+            shown = number / size
+            return f"{shown:.1f} {unit}" if shown < 10 else f"{shown:.0f} {unit}"
+    return f"{number:,.0f}"

@@ -1,0 +1,221 @@
+"""How a run uses its GPUs' memory: what is chosen so that all fits, what each byte is for, what cannot fit.
+
+Neighbours: the launcher asks before anything is rented and hands what was chosen to the runtime; `trainer.py` and
+`engine.py` have the arithmetic, `fitness.py` looks for `MemoryPlan.gpu_bytes` on the machine. Pure: no torch.
+
+The rule of choice: whatever an engine can sample must be trained, so the longest sequence comes first, as long
+as 32,768 tokens; then a trainer that computes nothing twice, unless the GPU is shared, where memory is worth
+more as cache; then rows as long as keep a GPU busy; then as many places as vLLM itself takes. A cache for few
+sequences at a time is taken only where nothing shorter has a larger one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from runtime.shared import gpu_memory
+from runtime.shared.memory import assumptions, engine, trainer
+from runtime.shared.memory.line import Line, total
+from runtime.shared.model_shape import ModelShape
+
+LONGEST = (32768, 16384, 8192, 4096, 2048)
+# Rows of a step are dealt out to the GPUs that train: more of them, shorter rows.
+_ROW, _LEAST_ROW = 16384, 4096
+_FEWER_PLACES = (256, 64)
+# Of the cache: sixteen answers of 2,048 tokens at a time.
+_COMFORTABLE_TOKENS = 32768
+_CENT = 100
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What somebody said and the plan keeps to; None where nobody did. `dtype` of two bytes or four."""
+
+    rank: int = 16
+    names: tuple[str, ...] | None = None
+    scaled: bool = False
+    slots: int = 4
+    number_bytes: int = 2
+    reference: bool = False
+    checkpointing: bool | None = None
+    pack_tokens: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    memory_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`count` GPUs of a kind, `train` and `infer` of them; with one both share it."""
+
+    gpu: str
+    count: int
+    train: int
+    infer: int
+
+    @property
+    def shared(self) -> bool:
+        return self.train + self.infer > self.count
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Of one GPU that trains and one that serves (of the one that does both): lines, and what was chosen.
+
+    `engine_places` and `memory_fraction` None are the engine's own. `short` says why it does not fit, None
+    where it does. `gpu_bytes`: the least a GPU must have free for it, with a cache for one longest sequence.
+    """
+
+    gpu: str
+    shared: bool
+    listed_bytes: int
+    trainer: tuple[Line, ...]
+    engine: tuple[Line, ...]
+    activation_checkpointing: bool
+    pack_tokens: int
+    max_model_len: int
+    engine_places: int | None
+    memory_fraction: float | None
+    cache_tokens: int
+    gpu_bytes: int
+    short: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.short is None
+
+
+def plan(shape: ModelShape, machine: Machine, wishes: Wishes) -> MemoryPlan | None:
+    """The first choice that fits, else the one that asks for least, with `short`. None for an unknown GPU."""
+    listed = gpu_memory.memory_bytes(machine.gpu)
+    if listed is None:
+        return None
+    weighed = (_weigh(shape, machine, chosen, listed) for chosen in _choices(shape, machine, wishes))
+    best = last = None
+    for last in weighed:
+        if last.fits and last.cache_tokens >= _COMFORTABLE_TOKENS:
+            return last
+        if last.fits and (best is None or last.cache_tokens > best.cache_tokens):
+            best = last
+    return best or last
+
+
+def usable(listed: int) -> int:
+    """Of what nvidia-smi lists of a GPU, what a plan may give out."""
+    return round(listed * assumptions.OF_THE_LISTED) - assumptions.RESERVE_BYTES
+
+
+def _choices(shape: ModelShape, machine: Machine, wishes: Wishes) -> Iterator[Wishes]:
+    """Wishes with nothing left open but the share of the GPU, best first."""
+    bound = min(shape.positions or LONGEST[0], LONGEST[0])
+    open_lengths = [bound, *(length for length in LONGEST if length < bound)]
+    lengths = [wishes.max_model_len] if wishes.max_model_len else open_lengths
+    again = [False, True] if not machine.shared else [True]
+    ways = again if wishes.checkpointing is None else [wishes.checkpointing]
+    row = _LEAST_ROW if machine.shared else max(_LEAST_ROW, _ROW // machine.train)
+    for length in lengths:
+        for checkpointing in ways:
+            rows = [row, _LEAST_ROW] if wishes.pack_tokens is None else [wishes.pack_tokens]
+            for pack_tokens in dict.fromkeys(rows):
+                for places in _places(wishes):
+                    yield replace(
+                        wishes,
+                        max_model_len=length,
+                        checkpointing=checkpointing,
+                        pack_tokens=pack_tokens,
+                        max_num_seqs=places,
+                    )
+
+
+def _places(wishes: Wishes) -> list[int | None]:
+    return [wishes.max_num_seqs] if wishes.max_num_seqs else [None, *_FEWER_PLACES]
+
+
+def _weigh(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> MemoryPlan:
+    """Everything on the scales: the trainer first, the engine's share, and the cache that is left of it."""
+    assert chosen.max_model_len is not None
+    assert chosen.pack_tokens is not None
+    train = tuple(trainer.lines(shape, _training(shape, machine, chosen)))
+    serve = engine.lines(shape, _serving(shape, machine, chosen, listed))
+    room = usable(listed)
+    fraction = _fraction(machine, chosen, listed, room - total(train))
+    share = round(fraction * listed * assumptions.OF_THE_LISTED)
+    inside = total(serve) - assumptions.GRAPHS_BYTES
+    one = engine.cache_bytes(shape, chosen.max_model_len, chosen.number_bytes)
+    cache = max(0, share - inside)
+    tokens = chosen.max_model_len * cache // one
+    training, serving = total(train), total(serve) + one
+    return MemoryPlan(
+        gpu=machine.gpu,
+        shared=machine.shared,
+        listed_bytes=listed,
+        trainer=train,
+        engine=(*serve, _cache(cache, tokens, one, chosen.max_model_len)),
+        activation_checkpointing=bool(chosen.checkpointing),
+        pack_tokens=chosen.pack_tokens,
+        max_model_len=chosen.max_model_len,
+        engine_places=chosen.max_num_seqs,
+        memory_fraction=fraction if machine.shared else chosen.memory_fraction,
+        cache_tokens=tokens,
+        gpu_bytes=training + serving if machine.shared else max(training, serving),
+        short=_short(machine, training, serving, room, cache_short=cache < one),
+    )
+
+
+def _training(shape: ModelShape, machine: Machine, chosen: Wishes) -> trainer.Training:
+    return trainer.Training(
+        row=max(chosen.pack_tokens or 0, chosen.max_model_len or 0),
+        checkpointing=bool(chosen.checkpointing),
+        rank=chosen.rank,
+        names=chosen.names or shape.lora_names,
+        gpus=machine.train,
+        number_bytes=chosen.number_bytes,
+        scaled=chosen.scaled,
+        reference=chosen.reference,
+    )
+
+
+def _serving(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> engine.Serving:
+    places, batch = engine.defaults(machine.gpu, listed)
+    return engine.Serving(
+        rank=chosen.rank,
+        names=chosen.names or shape.lora_names,
+        slots=chosen.slots,
+        places=chosen.max_num_seqs or places,
+        batch=batch,
+        number_bytes=chosen.number_bytes,
+    )
+
+
+def _fraction(machine: Machine, chosen: Wishes, listed: int, left: int) -> float:
+    """vLLM's share of its GPU: as said, else what the trainer leaves where both are on one, to the cent."""
+    if chosen.memory_fraction is not None:
+        return chosen.memory_fraction
+    if not machine.shared:
+        return assumptions.ENGINE_FRACTION
+    share = (left - assumptions.GRAPHS_BYTES) / (listed * assumptions.OF_THE_LISTED)
+    return max(1, min(math.floor(share * _CENT), round(assumptions.ENGINE_FRACTION * _CENT))) / _CENT
+
+
+def _cache(size: int, tokens: int, one: int, longest: int) -> Line:
+    each = round(one / longest / 1000)
+    return Line("cache", size, f"keys and values of {tokens:,} tokens, {each:,} KB each, for {longest:,} or less")
+
+
+def _short(machine: Machine, training: int, serving: int, room: int, *, cache_short: bool) -> str | None:
+    """Why it does not fit, in bytes; None where it does."""
+    has = f"{machine.gpu} has {gib(room)} to give"
+    if machine.shared and (cache_short or training + serving > room):
+        return f"on one GPU training takes {gib(training)} and serving {gib(serving)}, {has}"
+    if not machine.shared and training > room:
+        return f"each GPU that trains needs {gib(training)}, {has}"
+    if not machine.shared and cache_short:
+        return f"each GPU that serves needs {gib(serving)}, {has}"
+    return None
+
+
+def gib(size: float) -> str:
+    """Bytes in the unit that GPUs are listed in."""
+    return f"{size / assumptions.GIB:.1f} GiB"

@@ -1,0 +1,92 @@
+"""What the trainer takes of one GPU's memory: each training GPU holds the whole model and its own rows.
+
+Neighbours: `activations.py` counts what a forward pass keeps, `planning.py` asks for whole tables. The masters,
+their copy in the model's precision and AdamW's moments are those of `runtime/trainer/policy.py`. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.shared.memory import assumptions
+from runtime.shared.memory.activations import Kept
+from runtime.shared.memory.line import Line, count
+from runtime.shared.model_shape import ModelShape
+
+_FP32 = 4
+
+
+@dataclass(frozen=True)
+class Training:
+    """How it trains: `row` is the longest row in tokens, of one sample or of several packed together.
+
+    `scaled`: alpha is not the rank, so that fp32 has a working copy too. `gpus`: how many train.
+    """
+
+    row: int
+    checkpointing: bool
+    rank: int
+    names: tuple[str, ...]
+    gpus: int = 1
+    number_bytes: int = 2
+    scaled: bool = False
+    reference: bool = False
+
+
+def lines(shape: ModelShape, training: Training) -> list[Line]:
+    """Each byte of one training GPU, with its reason."""
+    return [_base(shape, training), *_adapter(shape, training), *_row(shape, training), _overhead(training)]
+
+
+def _base(shape: ModelShape, training: Training) -> Line:
+    size = shape.weights * training.number_bytes
+    why = f"{count(shape.weights)} parameters of {training.number_bytes} bytes, frozen, whole on each GPU"
+    return Line("weights", size, why)
+
+
+def _adapter(shape: ModelShape, training: Training) -> list[Line]:
+    numbers = shape.adapter_weights(training.rank, training.names)
+    working = numbers * training.number_bytes if training.number_bytes < _FP32 or training.scaled else 0
+    named = f"{count(numbers)} numbers of rank {training.rank} on {', '.join(training.names)}"
+    return [
+        Line("adapter", numbers * _FP32 + working, f"{named}: fp32 masters, and what is multiplied with"),
+        Line("gradients", numbers * _FP32 + working, "of the masters, and of what is multiplied with"),
+        Line("AdamW", numbers * 2 * _FP32, "two moments of each master, in fp32"),
+    ]
+
+
+def _row(shape: ModelShape, training: Training) -> list[Line]:
+    kept = Kept(shape, training.rank, training.names, training.number_bytes)
+    size = kept.row(training.row, checkpointing=training.checkpointing)
+    each = round(size / training.row / 1000)
+    what = "each layer's input alone" if training.checkpointing else "what every layer computed"
+    why = f"{what}, {each:,} KB a token, for a row of {training.row:,}"
+    room, reason = _room(shape, training, kept)
+    lost = round((size + room) * assumptions.FRAGMENTATION)
+    share = f"{assumptions.FRAGMENTATION:.0%} of the two above"
+    return [
+        Line("kept", size, f"for the backward pass: {why}"),
+        Line("working room", room, reason),
+        Line("fragmentation", lost, f"{share}, lost between blocks (assumed)"),
+    ]
+
+
+def _room(shape: ModelShape, training: Training, kept: Kept) -> tuple[int, str]:
+    """The larger of two that are never there at once: logits, and the backward pass of a layer."""
+    tokens = min(assumptions.LOGITS_CHUNK, training.row)
+    logits = tokens * shape.vocabulary * assumptions.LOGITS_BYTES_PER_WORD
+    layer = kept.gradients(training.row)
+    again = ""
+    if training.checkpointing:
+        layer += kept.largest_layer(training.row)
+        again = " computed again, with its gradients"
+    reference = "; the reference pass (kl_beta) has its place in it" if training.reference else ""
+    if logits >= layer:
+        return logits, f"logits of {tokens:,} tokens at a time; one layer{again} fits in it{reference}"
+    return layer, f"one layer{again or ' in its backward pass'}; logits fit in it{reference}"
+
+
+def _overhead(training: Training) -> Line:
+    size = assumptions.CONTEXT_BYTES + (assumptions.NCCL_BYTES if training.gpus > 1 else 0)
+    beside = " and NCCL's buffers" if training.gpus > 1 else ""
+    return Line("CUDA", size, f"context, libraries{beside} (assumed)")

@@ -1,0 +1,233 @@
+"""A model's shape by its config.json, whatever its family: layers, widths, linear layers, how much it weighs.
+
+Neighbours: `memory/` plans with it, `peft_form.py` knows by it which tensors an adapter has, the launcher reads
+it before a run. Pure: knows nothing of torch, files or weights. What a config.json leaves out is read as
+transformers does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.shared.architectures import positions, rotation
+from runtime.shared.projections import ATTENTION, FEED_FORWARD, has_experts, lora_targets
+
+# By model_type: which families normalise queries and keys, and which have four norms in a layer.
+_QUERY_KEY_NORMS = {"qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3", "olmoe", "exaone4", "hunyuan_v1_dense"}
+_FOUR_NORMS = {"gemma2", "gemma3_text", "glm4"}
+_NORMS_AFTER = {"olmo2", "olmo3", "exaone4"}
+# Families whose key for a window means nothing unless another one says so.
+_WINDOW_ON_REQUEST = {"qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"}
+_GEMMA3_PATTERN = 6
+# Bits of a stored weight of an expert by the way it is quantized: four, and eight for each 32 of them.
+_STORED_BITS = {"mxfp4": 4.25}
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer of a block: its place there ("self_attn.q_proj"), and its widths."""
+
+    place: str
+    into: int
+    out: int
+
+    @property
+    def name(self) -> str:
+        return self.place.rpartition(".")[2]
+
+    @property
+    def weights(self) -> int:
+        return self.into * self.out
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The mixture of experts in a block: how many there are, how many a token goes to, how wide one is."""
+
+    count: int
+    per_token: int
+    width: int
+    shared_width: int = 0
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """`windows`: of each layer, None where it sees all. `linears`: of a block without experts, which those of
+    `dense` (by index) are where `experts` says what the others have. `positions`: None where nothing says so.
+    `query_key_norms`: whether heads are normalised; `norms`: how many others a layer has; `norms_after`: they
+    stand behind attention and feed-forward, not before. `rotates_in_parts`: rotated and other parts of a query
+    are put together anew, which lays it out otherwise: attention's answer is there twice then. `stored_bits`: of an expert's weight in a quantized model."""
+
+    layers: int
+    hidden: int
+    heads: int
+    key_heads: int
+    head_width: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    positions: int | None
+    windows: tuple[int | None, ...]
+    linears: tuple[Linear, ...]
+    lora_names: tuple[str, ...]
+    norms: int = 2
+    norms_after: bool = False
+    query_key_norms: bool = False
+    rotates_in_parts: bool = False
+    experts: Experts | None = None
+    dense: frozenset[int] = frozenset()
+    stored_bits: float | None = None
+
+    @property
+    def query(self) -> int:
+        """The width of all heads' queries."""
+        return self.heads * self.head_width
+
+    @property
+    def key_value(self) -> int:
+        """The width of all heads' keys; of their values too."""
+        return self.key_heads * self.head_width
+
+    @property
+    def fused(self) -> bool:
+        """Whether queries, keys and values are one linear layer."""
+        return self.linears[0].name == "qkv_proj"
+
+    def of_layer(self, layer: int) -> tuple[Linear, ...]:
+        """Its linear layers; of one with experts those of attention."""
+        if self.experts is None or layer in self.dense:
+            return self.linears
+        return tuple(linear for linear in self.linears if linear.place.startswith("self_attn."))
+
+    def with_lora(self, chosen: Sequence[str] | None = None) -> Iterator[tuple[int, Linear]]:
+        """Layer and linear layer of every A and B: those of these names, or what LoRA is on by default."""
+        names = tuple(chosen or self.lora_names)
+        for layer in range(self.layers):
+            for linear in self.of_layer(layer):
+                if linear.name in names:
+                    yield layer, linear
+
+    def adapter_weights(self, rank: int, chosen: Sequence[str] | None = None) -> int:
+        """How many numbers an adapter of this rank has."""
+        return sum(rank * (linear.into + linear.out) for _, linear in self.with_lora(chosen))
+
+    @property
+    def expert_weights(self) -> int:
+        """Of all experts of all layers."""
+        if self.experts is None:
+            return 0
+        one = 3 * self.hidden * self.experts.width
+        return (self.layers - len(self.dense)) * self.experts.count * one
+
+    @property
+    def weights(self) -> int:
+        """How many numbers the model has; norms and biases, a thousandth of them, left out."""
+        blocks = sum(linear.weights for layer in range(self.layers) for linear in self.of_layer(layer))
+        around = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        beside = 0
+        if self.experts is not None:
+            router_and_shared = self.hidden * (self.experts.count + 3 * self.experts.shared_width)
+            beside = (self.layers - len(self.dense)) * router_and_shared
+        return blocks + around + beside + self.expert_weights
+
+
+def shape(config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape that a config.json tells; None where it leaves out what there is no default for."""
+    try:
+        return _shape(config)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _shape(config: Mapping[str, Any]) -> ModelShape:
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    layers = int(config["num_hidden_layers"])
+    head = int(config.get("head_dim") or hidden // heads)
+    key_heads = int(config.get("num_key_value_heads") or heads)
+    kind = str(config.get("model_type"))
+    names = lora_targets(config)
+    quantized = (config.get("quantization_config") or {}).get("quant_method")
+    experts = _experts(config)
+    intermediate = int(config["intermediate_size"])
+    fused = "qkv_proj" in names
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        key_heads=key_heads,
+        head_width=head,
+        intermediate=intermediate,
+        vocabulary=int(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", kind.startswith("gemma") or kind == "smollm3")),
+        positions=positions(config),
+        windows=_windows(config, layers),
+        linears=_linears(hidden, heads * head, key_heads * head, intermediate, fused=fused),
+        lora_names=names,
+        norms=4 if kind in _FOUR_NORMS else 2,
+        norms_after=kind in _NORMS_AFTER,
+        query_key_norms=kind in _QUERY_KEY_NORMS or bool(config.get("use_qk_norm")),
+        rotates_in_parts=fused or bool(rotation(config).get("partial_rotary_factor")),
+        experts=experts,
+        dense=_dense(config, layers) if experts else frozenset(),
+        stored_bits=_STORED_BITS.get(str(quantized)),
+    )
+
+
+def _linears(
+    hidden: int, query: int, key_value: int, intermediate: int, *, fused: bool
+) -> tuple[Linear, ...]:
+    q, k, v, o = (f"self_attn.{name}" for name in ATTENTION)
+    gate, up, down = (f"mlp.{name}" for name in FEED_FORWARD)
+    ends = (Linear(o, query, hidden), Linear(down, intermediate, hidden))
+    if fused:
+        starts = (
+            Linear("self_attn.qkv_proj", hidden, query + 2 * key_value),
+            Linear("mlp.gate_up_proj", hidden, 2 * intermediate),
+        )
+        return starts[0], ends[0], starts[1], ends[1]
+    return (
+        Linear(q, hidden, query),
+        Linear(k, hidden, key_value),
+        Linear(v, hidden, key_value),
+        ends[0],
+        Linear(gate, hidden, intermediate),
+        Linear(up, hidden, intermediate),
+        ends[1],
+    )
+
+
+def _experts(config: Mapping[str, Any]) -> Experts | None:
+    if not has_experts(config):
+        return None
+    count = next(int(config[key]) for key in _COUNTS if config.get(key))
+    width = int(config.get("moe_intermediate_size") or config["intermediate_size"])
+    shared = int(config.get("shared_expert_intermediate_size") or 0)
+    shared += width * int(config.get("n_shared_experts") or 0)
+    return Experts(count, int(config.get("num_experts_per_tok") or 2), width, shared)
+
+
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _dense(config: Mapping[str, Any], layers: int) -> frozenset[int]:
+    """The layers of a mixture of experts that have none."""
+    found = {int(layer) for layer in config.get("mlp_only_layers") or ()}
+    found |= set(range(int(config.get("first_k_dense_replace") or 0)))
+    every = int(config.get("decoder_sparse_step") or 1)
+    return frozenset(layer for layer in range(layers) if layer in found or (layer + 1) % every)
+
+
+def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    """How far back each layer sees; None: to the beginning."""
+    window, kind = config.get("sliding_window"), str(config.get("model_type"))
+    if not window or (kind in _WINDOW_ON_REQUEST and not config.get("use_sliding_window")):
+        return (None,) * layers
+    kinds = config.get("layer_types")
+    if not kinds and kind in {"gemma3_text", "gemma2"}:
+        every = int(config.get("sliding_window_pattern") or (_GEMMA3_PATTERN if kind == "gemma3_text" else 2))
+        kinds = ["full_attention" if (layer + 1) % every == 0 else "sliding" for layer in range(layers)]
+    if not kinds:
+        return (int(window),) * layers
+    return tuple(None if kind == "full_attention" else int(window) for kind in kinds)
