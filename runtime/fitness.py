@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import bootstrap
+from runtime.shared import gpu_memory
+from runtime.shared.memory.planning import gib, usable
 
 # The least driver, and the least compute capability, for programs of a CUDA major version
 # (docs.nvidia.com/deploy/cuda-compatibility: all of its minor versions run; 13 dropped what precedes Turing).
@@ -56,7 +58,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs: `gpus` as rented ("H100:4"), and how they are shared out."""
+    """What a run needs: `gpus` as rented ("H100:4"), and how they are shared out. `gpu_bytes`: what was planned
+    of each GPU's memory (`shared/memory/`), 0 where that is not known."""
 
     variant: str
     gpus: str
@@ -64,6 +67,7 @@ class Needs:
     infer_gpus: int = 1
     model_bytes: int = 0
     dtype: str = "bfloat16"
+    gpu_bytes: int = 0
 
     @property
     def type(self) -> str:
@@ -128,7 +132,7 @@ def check_gpus(gpus: list[Gpu], needs: Needs) -> None:
             raise UnfitError(f"GPU {index} ({gpu.name}) is split up: MIG is on, whole ones are needed")
         if not is_of_type(gpu.name, needs.type):
             raise UnfitError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
-        least = _named_memory_bytes(needs.type)
+        least = gpu_memory.memory_bytes(needs.type) or 0
         if gpu.memory_bytes is not None and gpu.memory_bytes < least * _OF_THE_NAMED_MEMORY:
             raise UnfitError(
                 f"{needs.gpus} was rented, GPU {index} ({gpu.name}) has {_gb(gpu.memory_bytes)} of memory"
@@ -144,12 +148,6 @@ def is_of_type(name: str, rented: str) -> bool:
     numbered = next((index for index, word in enumerate(words) if re.search(r"\d", word)), len(words) - 1)
     wanted = r"[-\s]*".join(_PIECES.findall(" ".join(words[: numbered + 1])))
     return re.search(rf"(?<![A-Z0-9]){wanted}(?![A-Z0-9])", name, re.IGNORECASE) is not None
-
-
-def _named_memory_bytes(rented: str) -> int:
-    """The "80GB" of a type's name; 0 where it has none. In GH200-480GB it is the computer's own memory."""
-    named = re.search(r"-(\d+)GB?\b", rented, re.IGNORECASE)
-    return int(named.group(1)) * 10**9 if named and not rented.upper().startswith("G") else 0
 
 
 def cuda_version(variant: str) -> str:
@@ -181,11 +179,22 @@ def check_capability(gpu: Gpu, needs: Needs) -> None:
 def check_weights(gpu: Gpu, needs: Needs) -> None:
     """Each engine has the whole model on one GPU; one that is shared has it twice. Raises UnfitError."""
     shared = needs.train_gpus + needs.infer_gpus > needs.count
+    if needs.gpu_bytes:
+        _check_planned(gpu, needs)
+        return
     wanted = needs.model_bytes * (2 if shared else 1)
     if gpu.memory_bytes is not None and wanted > gpu.memory_bytes:
         twice = ", once to serve and once to train" if shared else ""
         raise UnfitError(
             f"the model's weights take {_gb(wanted)} on a GPU{twice}; {gpu.name} has {_gb(gpu.memory_bytes)}"
+        )
+
+
+def _check_planned(gpu: Gpu, needs: Needs) -> None:
+    if gpu.memory_bytes is not None and needs.gpu_bytes > usable(gpu.memory_bytes):
+        raise UnfitError(
+            f"the run was planned with {gib(needs.gpu_bytes)} of a GPU,"
+            f" {gpu.name} has {gib(usable(gpu.memory_bytes))} to give"
         )
 
 
@@ -234,6 +243,7 @@ def main() -> int:
     parser.add_argument("--infer-gpus", type=int, default=1)
     parser.add_argument("--model-bytes", type=int, default=0, help="0: not known")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--gpu-bytes", type=int, default=0, help="planned of each GPU; 0: not known")
     parser.add_argument("--root", required=True, type=Path, help="where environments are built")
     given = vars(parser.parse_args())
     root = given.pop("root")

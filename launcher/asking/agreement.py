@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import date
 
+from launcher.asking import memory_table
 from launcher.base.errors import UsageError
 from launcher.base.units import format_duration, format_money
 from launcher.screen import consent
@@ -49,6 +50,7 @@ def table(plan: Plan) -> str:
     lines = [
         f"  model   {plan.model}",
         f"  GPUs    {'shared by inference and training' if rented.shared else use}",
+        f"  memory  {memory_table.line(rented.memory) if rented.memory else 'not known for this model'}",
         f"  limits  {' · '.join(limits)}",
         f"  disk    {disk}{'' if plan.unpriced else '; it and traffic are billed apart from the machine'}",
     ]

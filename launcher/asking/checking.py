@@ -17,6 +17,7 @@ from launcher.base.home import Home
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.values.plan import refuse_what_is_rented_only
 from launcher.values.settings import Settings
+from runtime.shared.peft_form import Lora
 
 
 def check(asked: Asked, home: Home) -> str:
@@ -62,12 +63,15 @@ def _check_adapter(settings: Settings, model_path: str, secrets: Mapping[str, st
         return
     from launcher.models import adapter_folder, hub, model_folder
 
-    rank, alpha = (settings.values[f"train.lora.{name}"].value for name in ("rank", "alpha"))
     here = Path(model_path) / "config.json"
     base = model_folder.read_config(here) if here.is_file() else None
     if base is None:
         base = hub.config_of(model_path, os.environ, secrets.get("HF_TOKEN"))
-    adapter_folder.check(settings.adapter, int(rank), float(alpha), base)
+    from launcher.asking import runtime_config
+
+    asked = runtime_config.of_user(settings.runtime).train.lora
+    lora = Lora(asked.rank, asked.alpha, asked.use_rslora, asked.target_modules or ())
+    adapter_folder.check(settings.adapter, lora, base)
 
 
 def _seen_from(folder: Path | None, command: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,12 +14,15 @@ from typing import Any
 
 from launcher.base.errors import PreflightError, UsageError
 from launcher.ledger.records import LiveRunError, RecordStore, RunRecord
+from launcher.values.plan import PLANNED
 from launcher.values.settings import TINY_MODEL, Settings, Value
 
 # What decides which policy the checkpoints hold: anything else may be given anew.
-_FIXED = ("dtype", "train.lora.rank", "train.lora.alpha")
-# Where nobody says, a rented machine decides: GPUs have other defaults than a CPU.
-_BY_MACHINE = ("dtype", "engines", "train_processes")
+_FIXED = (
+    "dtype", "train.lora.rank", "train.lora.alpha", "train.lora.use_rslora", "train.lora.target_modules"
+)  # fmt: skip
+# Where nobody says, a rented machine decides: GPUs have other defaults than a CPU, and memory is planned.
+_BY_MACHINE = ("dtype", "engines", "train_processes", *PLANNED)
 # Settings of ours that a resumed run keeps, and the field of Settings each one is.
 _KEPT = {
     "model": "model",

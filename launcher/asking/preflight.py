@@ -24,6 +24,7 @@ from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.models import model_folder
 from launcher.values.settings import TINY_MODEL, Settings
+from runtime.shared import model_shape
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PYTHON = re.compile(r"python[\d.]*")
@@ -212,10 +213,13 @@ def checkpoints_bytes(settings: Settings, model_path: str) -> int:
     config = Path(model_path) / "config.json"
     if not config.is_file():
         return 0
-    shape = model_folder.shape(model_folder.read_config(config))
-    if shape is None:
+    found = model_shape.shape(model_folder.read_config(config))
+    if found is None:
         return 0
-    one = shape.checkpoint_bytes(int(settings.values["train.lora.rank"].value))
+    from launcher.asking import runtime_config
+
+    lora = runtime_config.of_user(settings.runtime).train.lora
+    one = model_folder.checkpoint_bytes(found, lora.rank, lora.target_modules)
     return one * (int(settings.values["train.keep_checkpoints"].value) + 2)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.asking import fitting
 from launcher.models import model_size
 from launcher.values.offers import Market, gpus_of
 from launcher.values.plan import Plan, make_plan
@@ -23,7 +24,7 @@ _OLD_DAYS = 14
 def make(
     settings: Settings, say: Callable[[str], None] = lambda line: None, *, only_shown: bool = False
 ) -> Plan:
-    """The plan for these settings, with the prices at hand where GPUs are to be rented.
+    """The plan for these settings, with prices at hand and memory where GPUs are to be rented.
 
     `say` gets what is going on, and what should be known of the prices. A plan that is `only_shown` may do
     with those that came with the package. Raises UsageError, CapacityError, PreflightError.
@@ -35,9 +36,11 @@ def make(
     token = settings.secrets.get("HF_TOKEN")
     size = model_size.of(settings.model, os.environ, token.value if token else None)
     plan = make_plan(settings, market, size)
-    for remark in _remarks(market):
-        say(remark)
-    return plan
+    assert plan.rented is not None
+    memory, remark = fitting.of(settings, plan.rented)
+    for line in [*_remarks(market), *([remark] if remark else [])]:
+        say(line)
+    return replace(plan, rented=replace(plan.rented, memory=memory))
 
 
 def refuse_without_account(plan: Plan, user_home: Path | None = None) -> None:

@@ -128,9 +128,12 @@ def _range(bounds: Iterable[Any]) -> str:
     return ""
 
 
-def check(overrides: dict[str, Any]) -> None:
-    """Raise InvalidSettingError if a run with these overrides could not be configured."""
-    build(overrides, run_id="check", model_path="check", state_dir="check", socket_dir="check")
+def of_user(overrides: dict[str, Any]) -> RuntimeConfig:
+    """What a user's overrides come to, typed, before there is a run: its own places mean nothing.
+
+    Raises InvalidSettingError if a run with them could not be configured.
+    """
+    return build(overrides, run_id="none", model_path="none", state_dir="none", socket_dir="none")
 
 
 def _flatten(prefix: str, value: Any) -> dict[str, Any]:

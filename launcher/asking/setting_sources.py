@@ -202,7 +202,13 @@ def _toml_layer(path: Path, name: str, known: list[str]) -> _Layer:
 
 def _adapter_layer(model: str, adapter: Adapter) -> _Layer:
     """An adapter can only be trained on as what it is, so that is what the run takes."""
-    values = {"train.lora.rank": adapter.rank, "train.lora.alpha": adapter.alpha}
+    values: dict[str, Any] = {
+        "train.lora.rank": adapter.rank,
+        "train.lora.alpha": adapter.alpha,
+        "train.lora.use_rslora": adapter.use_rslora,
+    }
+    if adapter.target_modules:
+        values["train.lora.target_modules"] = adapter.target_modules
     return _Layer(values, lambda key: f"{key} of the adapter {model}", ConfigError)
 
 
@@ -284,7 +290,7 @@ def _check_runtime(overrides: Mapping[str, Any], layers: list[_Layer]) -> None:
     from launcher.asking import runtime_config
 
     try:
-        runtime_config.check(dict(overrides))
+        runtime_config.of_user(dict(overrides))
     except runtime_config.InvalidSettingError as invalid:
         key = invalid.key
         layer = next(layer for layer in layers if key in layer.values)

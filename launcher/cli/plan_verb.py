@@ -1,6 +1,6 @@
-"""`launch plan` and `launch --dry-run`: what a run would use and cost, and nothing else.
+"""`launch plan` and `launch --dry-run`: what a run would use and cost, whether it fits, and nothing else.
 
-Neighbours: `pricing.py` makes the plan, `agreement.py` has its table, `commands.py` calls. Starts nothing.
+Neighbours: `pricing.py` makes the plan, `agreement.py` and `memory_table.py` have its tables, `commands.py` calls. Starts nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.asking import agreement, pricing, setting_sources
+from launcher.asking import agreement, fitting, memory_table, pricing, setting_sources
 from launcher.base.errors import EXIT_OK, UsageError
 from launcher.screen.output import Output
 from launcher.values.plan import Plan
@@ -34,10 +34,16 @@ def show(
     if refresh:
         _refresh(output, settings)
     plan = pricing.make(settings, output.note, only_shown=True)
-    output.result(
-        plan.to_dict(), f"{plan.describe_cost()}\n{agreement.table(plan)}" if plan.rented else _free(plan)
-    )
+    output.result(plan.to_dict(), _text(plan))
+    fitting.refuse_what_does_not_fit(plan)
     return EXIT_OK
+
+
+def _text(plan: Plan) -> str:
+    if plan.rented is None:
+        return _free(plan)
+    memory = [memory_table.text(plan.rented.memory)] if plan.rented.memory else []
+    return "\n".join([plan.describe_cost(), agreement.table(plan), *memory])
 
 
 def _refresh(output: Output, settings: Settings) -> None:

@@ -19,6 +19,7 @@ from launcher.base.errors import PreflightError
 from launcher.models import model_folder
 from launcher.values.adapter import Adapter
 from launcher.values.settings import TINY_MODEL
+from runtime.shared import model_shape
 from runtime.shared.peft_form import (
     CONFIG,
     WEIGHTS,
@@ -50,29 +51,55 @@ def of(model: str) -> Adapter | None:
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         kind = said.get("peft_type")
         _refuse(folder, f"{CONFIG} has no r and lora_alpha, so it is not a LoRA (peft_type {kind!r})")
-    return Adapter(folder, _base(folder, said), rank, float(alpha), said)
+    return Adapter(
+        folder, _base(folder, said), rank, float(alpha), bool(said.get("use_rslora")), _targets(said), said
+    )
 
 
-def check(adapter: Adapter, rank: int, alpha: float, base_config: Mapping[str, Any] | None) -> None:
-    """The whole folder, against the run's rank and alpha, and the base's config.json where it is at hand.
+def _targets(said: Mapping[str, Any]) -> tuple[str, ...]:
+    """The layers that it names one by one, sorted; of a pattern none."""
+    names = said.get("target_modules")
+    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(sorted(names)) if listed else ()
+
+
+def check(adapter: Adapter, lora: Lora, base_config: Mapping[str, Any] | None) -> None:
+    """The whole folder, against the run's LoRA, and the base's config.json where it is at hand.
 
     Raises PreflightError: the trainer would refuse it too, when the machine is paid for.
     """
     folder = adapter.folder
-    if (adapter.rank, adapter.alpha) != (rank, alpha):
-        raise PreflightError(
-            f"the adapter {folder} has rank {adapter.rank} and alpha {adapter.alpha:g}",
-            f"train.lora.rank is {rank} and train.lora.alpha {alpha:g}: an adapter keeps its own",
-            f"launch --model {folder}   (without these settings: the adapter's own)",
+    if (adapter.rank, adapter.alpha) != (lora.rank, lora.alpha):
+        _keeps_its_own(
+            folder,
+            f"has rank {adapter.rank} and alpha {adapter.alpha:g}",
+            f"train.lora.rank is {lora.rank} and train.lora.alpha {lora.alpha:g}",
         )
+    if adapter.use_rslora != lora.use_rslora:
+        asked = f"train.lora.use_rslora is {str(lora.use_rslora).lower()}"
+        _keeps_its_own(folder, f"was trained with use_rslora={str(adapter.use_rslora).lower()}", asked)
+    if not adapter.target_modules:
+        named = adapter.said.get("target_modules")
+        _refuse(folder, f"{CONFIG} lists no target_modules by name ({named!r})")
+    if sorted(lora.target_modules) != sorted(adapter.target_modules):
+        asked = f"train.lora.target_modules is {', '.join(lora.target_modules)}"
+        _keeps_its_own(folder, f"is on {', '.join(adapter.target_modules)}", asked)
     try:
-        check_adapter_config(dict(adapter.said), Lora(rank, alpha))
+        check_adapter_config(dict(adapter.said), lora)
     except PolicyError as error:
         _refuse(folder, str(error))
     except (KeyError, TypeError) as error:
         _refuse(folder, f"{CONFIG} is not PEFT's: {error}")
     _check_weights(folder)
     _check_shapes(adapter, base_config)
+
+
+def _keeps_its_own(folder: Path, what: str, asked: str) -> NoReturn:
+    raise PreflightError(
+        f"the adapter {folder} {what}",
+        f"{asked}: an adapter keeps its own",
+        f"launch --model {folder}   (without these settings: the adapter's own)",
+    )
 
 
 def _check_weights(folder: Path) -> None:
@@ -84,12 +111,10 @@ def _check_weights(folder: Path) -> None:
 
 
 def _check_shapes(adapter: Adapter, base_config: Mapping[str, Any] | None) -> None:
-    shape = None if base_config is None else model_folder.shape(dict(base_config))
-    if shape is None:
+    found_shape = None if base_config is None else model_shape.shape(base_config)
+    if found_shape is None:
         return
-    wanted = tensor_shapes(
-        shape.layers, shape.hidden, shape.intermediate, shape.query, shape.key_value, adapter.rank
-    )
+    wanted = tensor_shapes(found_shape, adapter.rank, adapter.target_modules)
     found = model_folder.safetensors_shapes(adapter.folder / WEIGHTS)
     odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
     if odd:

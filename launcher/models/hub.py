@@ -62,6 +62,16 @@ def config_of(model: str, environ: Mapping[str, str], token: str | None) -> dict
     return described if isinstance(described, dict) else None
 
 
+def downloaded_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """The config.json of a model that was downloaded before; None where none was, or it is damaged."""
+    cached = _cached_config(model, environ)
+    try:
+        described = None if cached is None else json.loads(cached.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return described if isinstance(described, dict) else None
+
+
 def _cached_config(model: str, environ: Mapping[str, str]) -> Path | None:
     """The newest downloaded config.json, in the cache the hub's own library uses."""
     folder = _cache(environ) / f"models--{model.replace('/', '--')}" / "snapshots"

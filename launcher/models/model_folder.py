@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import runtime
 from launcher.base.errors import PreflightError
+from runtime.shared.architectures import PolicyError, check_trainable
+from runtime.shared.model_shape import ModelShape
 
 _HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own bound on its header
 # A committed step holds the adapter and AdamW's two moments in float32.
@@ -29,26 +31,9 @@ class UnusableError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """What `config.json` says of the linear layers."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    query: int
-    key_value: int
-
-    def checkpoint_bytes(self, lora_rank: int) -> int:
-        """The size of one committed step with LoRA on every linear layer."""
-        attention = [
-            (self.hidden, self.query),
-            (self.query, self.hidden),
-            *[(self.hidden, self.key_value)] * 2,
-        ]
-        pairs = [*attention, *[(self.hidden, self.intermediate)] * 3]
-        weights = self.layers * lora_rank * sum(into + out for into, out in pairs)
-        return weights * _BYTES_PER_ADAPTER_WEIGHT
+def checkpoint_bytes(shape: ModelShape, rank: int, targets: Sequence[str] | None = None) -> int:
+    """The size of one committed step with LoRA of this rank on these layers."""
+    return shape.adapter_weights(rank, targets) * _BYTES_PER_ADAPTER_WEIGHT
 
 
 def check(model: str, folder: Path) -> None:
@@ -77,31 +62,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """The architecture is one that is served and trained. Raises UnusableError."""
-    from runtime.shared.schema import SUPPORTED_MODEL_TYPES
-
-    found = config.get("model_type")
-    if found not in SUPPORTED_MODEL_TYPES:
-        raise UnusableError(
-            f"its architecture {found!r} is not supported; {' and '.join(SUPPORTED_MODEL_TYPES)} are",
-            "launch --model Qwen/Qwen2.5-1.5B-Instruct",
-        )
-
-
-def shape(config: dict[str, Any]) -> ModelShape | None:
-    """The shape, where the configuration tells it."""
+    """Nothing in it says that the model cannot be trained here. Raises UnusableError."""
     try:
-        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        head = int(config.get("head_dim") or hidden // heads)
-        return ModelShape(
-            layers=int(config["num_hidden_layers"]),
-            hidden=hidden,
-            intermediate=int(config["intermediate_size"]),
-            query=heads * head,
-            key_value=int(config.get("num_key_value_heads") or heads) * head,
-        )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None
+        check_trainable(config)
+    except PolicyError as error:
+        raise UnusableError(str(error), "launch --model Qwen/Qwen3-1.7B   (a causal language model)") from None
 
 
 def _check_tokenizer(folder: Path) -> None:

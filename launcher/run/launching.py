@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.asking import agreement, checking, pricing
+from launcher.asking import agreement, checking, fitting, pricing
 from launcher.asking.reading import Asked, read
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore, RunRecord
@@ -40,6 +40,7 @@ def launch_run(
     model_path = checking.check(asked, home)
     settings = asked.settings
     plan = pricing.make(settings, output.note)
+    fitting.refuse_what_does_not_fit(plan)
     pricing.refuse_without_account(plan)
     resumed = _take_up(asked, home, output)
     agreement.confirm(output, plan, settings)

@@ -68,6 +68,7 @@ def _needs(rented: Rented, variant: str) -> Needs:
         rented.infer_gpus,
         rented.model_bytes or 0,
         rented.dtype,
+        rented.memory.gpu_bytes if rented.memory else 0,
     )
 
 

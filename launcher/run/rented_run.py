@@ -19,10 +19,10 @@ from launcher.results.background_copy import pull_patiently
 from launcher.screen import consent
 from launcher.screen.output import Output
 from launcher.values.machine import Machine, Progress, PullReport
-from launcher.values.plan import Plan, Rented
+from launcher.values.plan import PLANNED, Plan, Rented
 
 _SSH_LINE = "ssh_include"
-# Of the memory of a GPU that engine and trainer share, the engine's part.
+# Of the memory of a GPU that engine and trainer share, the engine's part where nothing was planned.
 SHARED_FRACTION = 0.45
 
 
@@ -84,5 +84,14 @@ def runtime_overrides(gpus: Rented) -> dict[str, Any]:
     """What the runtime is told of its GPUs, unless the user says otherwise."""
     told: dict[str, Any] = {"dtype": gpus.dtype}
     told |= {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
-    # vLLM takes nine tenths of a GPU where nobody says otherwise, and the trainer needs the other half.
-    return told | ({"engine.memory_fraction": SHARED_FRACTION} if gpus.shared else {})
+    if gpus.memory is None:
+        # vLLM takes nine tenths of a GPU where nobody says otherwise, and the trainer needs the other half.
+        return told | ({"engine.memory_fraction": SHARED_FRACTION} if gpus.shared else {})
+    planned = (
+        gpus.memory.activation_checkpointing,
+        gpus.memory.pack_tokens,
+        gpus.memory.max_model_len,
+        gpus.memory.engine_places,
+        gpus.memory.memory_fraction,
+    )
+    return told | {key: value for key, value in zip(PLANNED, planned, strict=True) if value is not None}

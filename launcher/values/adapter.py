@@ -13,10 +13,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Adapter:
-    """`base` is what `--model` takes: a hub name, `tiny`, an absolute folder. `said`: adapter_config.json."""
+    """`base` is what `--model` takes: a hub name, `tiny`, an absolute folder. `said`: adapter_config.json.
+
+    `target_modules`: empty where it does not list them.
+    """
 
     folder: Path
     base: str
     rank: int
     alpha: float
+    use_rslora: bool
+    target_modules: tuple[str, ...]
     said: Mapping[str, Any]

@@ -15,12 +15,21 @@ from launcher.base.errors import UsageError
 from launcher.base.units import format_duration, format_money
 from launcher.values.offers import Market, Offer, affordable, available, gpus_of, places
 from launcher.values.settings import Settings
+from runtime.shared.memory.planning import MemoryPlan
 
 HERE = "this computer"
 # What bounds a rented run for which nobody gave a deadline or a budget.
 RENTED_SECONDS = 4 * 3600.0
 # A machine's own timer looks once a minute, and the provider takes a while to end it.
 TIMER_SECONDS = 90.0
+# Settings of the runtime that the plan of a rented run's memory decides where nobody else does.
+PLANNED = (
+    "train.activation_checkpointing",
+    "train.pack_tokens",
+    "engine.max_model_len",
+    "engine.max_num_seqs",
+    "engine.memory_fraction",
+)
 # What only a rented run has; on the command line they ask for one.
 _RENTED_ONLY = ("infra", "train_gpus", "infer_gpus", "budget", "max_price", "idle", "disk", "copy_rate")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.
@@ -36,7 +45,8 @@ class Rented:
 
     `disk_gb` None leaves the size to SkyPilot. Nothing dearer than `max_price_per_hour` was agreed to, None
     where nothing has a price. With one GPU, training and inference share it. `model_bytes`: the weights, None
-    where their size is not known; `dtype`: what they are computed in.
+    where their size is not known; `dtype`: what they are computed in. `memory`: how it fits, None where that is
+    not known.
     """
 
     gpus: str
@@ -48,6 +58,7 @@ class Rented:
     max_price_per_hour: float | None = None
     model_bytes: int | None = None
     dtype: str = "bfloat16"
+    memory: MemoryPlan | None = None
 
     @property
     def shared(self) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.shared.architectures import PolicyError
-from runtime.shared.projections import PLACES
+from runtime.shared.model_shape import ModelShape
 from runtime.shared.start_adapter import FILES
 
 CONFIG, WEIGHTS = FILES
@@ -54,18 +54,15 @@ def portable_name(model: str) -> str:
     return Path(model).expanduser().absolute().name if is_path else model
 
 
-def tensor_shapes(
-    layers: int, hidden: int, intermediate: int, query: int, key_value: int, rank: int
-) -> dict[str, list[int]]:
-    """Every tensor of an adapter on a model of these widths, by name: A is [rank, in], B is [out, rank]."""
-    attention = ((hidden, query), (hidden, key_value), (hidden, key_value), (query, hidden))
-    feed_forward = ((hidden, intermediate), (hidden, intermediate), (intermediate, hidden))
-    widths = dict(zip(PLACES, attention + feed_forward, strict=True))
+def tensor_shapes(shape: ModelShape, rank: int, targets: Sequence[str] | None = None) -> dict[str, list[int]]:
+    """Every tensor of an adapter on a model of this shape, by name: A is [rank, in], B is [out, rank].
+
+    `targets`: the names of the layers that have it; None: those it is on by default.
+    """
     found: dict[str, list[int]] = {}
-    for layer in range(layers):
-        for module, (into, out) in widths.items():
-            name = f"{PREFIX}model.layers.{layer}.{module}"
-            found |= {f"{name}.lora_A.weight": [rank, into], f"{name}.lora_B.weight": [out, rank]}
+    for layer, linear in shape.with_lora(targets):
+        name = f"{PREFIX}model.layers.{layer}.{linear.place}"
+        found |= {f"{name}.lora_A.weight": [rank, linear.into], f"{name}.lora_B.weight": [linear.out, rank]}
     return found
 
 

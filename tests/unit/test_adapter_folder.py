@@ -14,10 +14,11 @@ from launcher.base.errors import LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore
 from launcher.models import adapter_folder, model_folder
-from launcher.models.model_folder import read_config, shape
+from launcher.models.model_folder import read_config
 from launcher.results import durable
 from launcher.values.plan import make_plan
 from launcher.values.settings import Settings
+from runtime.shared.model_shape import shape
 from runtime.shared.peft_form import portable_name, tensor_shapes
 from runtime.shared.projections import PROJECTIONS
 
@@ -34,10 +35,9 @@ def write(folder: Path, rank: int = 16, **changes: Any) -> Path:
     (folder / "adapter_config.json").write_text(json.dumps(said))
     of = shape(read_config(TINY / "config.json"))
     assert of is not None
+    targets = said["target_modules"]
     header, size = dict[str, Any](), 0
-    for name, sides in tensor_shapes(
-        of.layers, of.hidden, of.intermediate, of.query, of.key_value, rank
-    ).items():
+    for name, sides in tensor_shapes(of, rank, targets if isinstance(targets, list) else None).items():
         length = 4 * sides[0] * sides[1]
         header[name] = {"dtype": "F32", "shape": sides, "data_offsets": [size, size + length]}
         size += length

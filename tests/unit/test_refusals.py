@@ -451,16 +451,17 @@ def test_a_disk_too_full_for_the_checkpoints_is_3(place: Place) -> None:
 
 def test_the_size_of_a_checkpoint_is_that_of_a_real_one() -> None:
     """A rank-16 step of Qwen2.5-0.5B: 8.8 M adapter weights, each with two moments, in float32."""
-    from launcher.models.model_folder import shape
+    from launcher.models.model_folder import checkpoint_bytes
+    from runtime.shared.model_shape import shape
 
     found = shape(
         {
             "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2,
-            "intermediate_size": 4864, "num_hidden_layers": 24,
+            "intermediate_size": 4864, "num_hidden_layers": 24, "vocab_size": 151936,
         }
     )  # fmt: skip
     assert found is not None
-    assert found.checkpoint_bytes(16) == 8_798_208 * 12
+    assert checkpoint_bytes(found, 16) == 8_798_208 * 12
 
 
 def test_no_network_is_3_while_the_environment_is_not_built(place: Place, tmp_path: Path) -> None:

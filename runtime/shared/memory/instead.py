@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from runtime.shared import gpu_memory
-from runtime.shared.memory.planning import Machine, Wishes, plan
+from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes, plan
 from runtime.shared.model_shape import ModelShape
 
 # Kinds that clouds rent and people ask for, the smallest first.
@@ -24,6 +24,16 @@ KEYS = {
     "max_num_seqs": "engine.max_num_seqs",
     "memory_fraction": "engine.memory_fraction",
 }
+
+
+def explained(shape: ModelShape, machine: Machine, wishes: Wishes) -> MemoryPlan | None:
+    """The plan; where it does not fit, with what would. None for a GPU that is not known."""
+    weighed = plan(shape, machine, wishes)
+    if weighed is None or weighed.fits:
+        return weighed
+    in_the_way = wishes_in_the_way(shape, machine, wishes)
+    others = [] if in_the_way else gpus(shape, machine, wishes)
+    return replace(weighed, instead=tuple(others), in_the_way=tuple(in_the_way))
 
 
 def gpus(shape: ModelShape, machine: Machine, wishes: Wishes, most: int = 2) -> list[str]:

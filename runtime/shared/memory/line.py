@@ -24,8 +24,8 @@ def total(lines: Iterable[Line]) -> int:
 
 
 def count(number: float) -> str:
-    """A count in words: "41 M", "7.6 G", "4,096"."""
-    for unit, size in (("G", 1e9), ("M", 1e6)):
+    """A count in words: "41 M", "7.6 B", "4,096"."""
+    for unit, size in (("B", 1e9), ("M", 1e6)):
         if number >= size:
             shown = number / size
             return f"{shown:.1f} {unit}" if shown < 10 else f"{shown:.0f} {unit}"

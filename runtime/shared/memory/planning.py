@@ -66,6 +66,7 @@ class MemoryPlan:
 
     `engine_places` and `memory_fraction` None are the engine's own. `short` says why it does not fit, None
     where it does. `gpu_bytes`: the least a GPU must have free for it, with a cache for one longest sequence.
+    `instead`: GPUs that it would fit, and `in_the_way`: keys without which it would fit these.
     """
 
     gpu: str
@@ -81,6 +82,8 @@ class MemoryPlan:
     cache_tokens: int
     gpu_bytes: int
     short: str | None = None
+    instead: tuple[str, ...] = ()
+    in_the_way: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:

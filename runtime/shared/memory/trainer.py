@@ -47,7 +47,9 @@ def _base(shape: ModelShape, training: Training) -> Line:
 def _adapter(shape: ModelShape, training: Training) -> list[Line]:
     numbers = shape.adapter_weights(training.rank, training.names)
     working = numbers * training.number_bytes if training.number_bytes < _FP32 or training.scaled else 0
-    named = f"{count(numbers)} numbers of rank {training.rank} on {', '.join(training.names)}"
+    all_of_them = training.names == shape.lora_names and shape.experts is None
+    where = "every linear layer of a block" if all_of_them else ", ".join(training.names)
+    named = f"{count(numbers)} numbers, rank {training.rank} on {where}"
     return [
         Line("adapter", numbers * _FP32 + working, f"{named}: fp32 masters, and what is multiplied with"),
         Line("gradients", numbers * _FP32 + working, "of the masters, and of what is multiplied with"),

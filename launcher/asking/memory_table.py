@@ -1,0 +1,48 @@
+"""What takes a run's GPU memory, as text: the table of `launch plan`, and a line for who agrees to a price.
+
+Neighbours: `plan_verb.py` shows it, `agreement.py` has the line, `fitting.py` found the figures out.
+"""
+
+from __future__ import annotations
+
+from launcher.screen.output import columns
+from runtime.shared.memory.line import Line, total
+from runtime.shared.memory.planning import MemoryPlan, gib, usable
+
+
+def line(memory: MemoryPlan) -> str:
+    """How it fits, in one line."""
+    train, serve = gib(total(memory.trainer)), gib(total(memory.engine))
+    where = "on one GPU" if memory.shared else "on each GPU"
+    return f"training {train}, serving {serve} {where} of {gib(usable(memory.listed_bytes))}{_verdict(memory)}"
+
+
+def text(memory: MemoryPlan) -> str:
+    """Each byte with its reason, and what was chosen so that all fits."""
+    shared = "the GPU that does both" if memory.shared else "each GPU of its kind"
+    room = f"{memory.gpu} has {gib(memory.listed_bytes)}, of which {gib(usable(memory.listed_bytes))} are planned"
+    rows = [[f"  MEMORY OF {shared.upper()}", "", ""]]
+    rows += _part("training", memory.trainer) + _part("serving", memory.engine)
+    return "\n".join([columns(rows), f"  {room}{_verdict(memory)}", *_choices(memory)])
+
+
+def _part(name: str, lines: tuple[Line, ...]) -> list[list[str]]:
+    each = [[f"    {line.name}", gib(line.size).rjust(10), line.why] for line in lines]
+    return [[f"  {name}", gib(total(lines)).rjust(10), ""], *each]
+
+
+def _verdict(memory: MemoryPlan) -> str:
+    return ": fits" if memory.fits else ": DOES NOT FIT"
+
+
+def _choices(memory: MemoryPlan) -> list[str]:
+    """The settings that the plan hands to the run; whoever sets one of them has it as it was set."""
+    chosen = [
+        f"train.activation_checkpointing={str(memory.activation_checkpointing).lower()}",
+        f"train.pack_tokens={memory.pack_tokens}",
+        f"engine.max_model_len={memory.max_model_len}",
+        f"engine.max_num_seqs={memory.engine_places or 'none'}",
+    ]
+    if memory.memory_fraction is not None:
+        chosen.append(f"engine.memory_fraction={memory.memory_fraction:g}")
+    return [f"  planned  {' '.join(chosen)}"] if memory.fits else []
