@@ -58,8 +58,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs: `gpus` as rented ("H100:4"), and how they are shared out. `gpu_bytes`: what was planned
-    of each GPU's memory (`shared/memory/`), 0 where that is not known."""
+    """What a run needs: `gpus` as rented ("H100:4"), and how they are shared out.
+
+    `gpu_bytes`: what was planned of each GPU's memory (`shared/memory/`), 0 where that is not known.
+    """
 
     variant: str
     gpus: str

@@ -13,14 +13,16 @@ from runtime.shared.memory.planning import MemoryPlan, gib, usable
 def line(memory: MemoryPlan) -> str:
     """How it fits, in one line."""
     train, serve = gib(total(memory.trainer)), gib(total(memory.engine))
-    where = "on one GPU" if memory.shared else "on each GPU"
-    return f"training {train}, serving {serve} {where} of {gib(usable(memory.listed_bytes))}{_verdict(memory)}"
+    where = "on one GPU" if memory.shared else "a GPU"
+    room = gib(usable(memory.listed_bytes))
+    return f"training takes {train}, serving {serve} {where}, of {room}{_verdict(memory)}"
 
 
 def text(memory: MemoryPlan) -> str:
     """Each byte with its reason, and what was chosen so that all fits."""
     shared = "the GPU that does both" if memory.shared else "each GPU of its kind"
-    room = f"{memory.gpu} has {gib(memory.listed_bytes)}, of which {gib(usable(memory.listed_bytes))} are planned"
+    given = gib(usable(memory.listed_bytes))
+    room = f"{memory.gpu} has {gib(memory.listed_bytes)}, of which {given} are planned"
     rows = [[f"  MEMORY OF {shared.upper()}", "", ""]]
     rows += _part("training", memory.trainer) + _part("serving", memory.engine)
     return "\n".join([columns(rows), f"  {room}{_verdict(memory)}", *_choices(memory)])

@@ -1,6 +1,7 @@
 """`launch plan` and `launch --dry-run`: what a run would use and cost, whether it fits, and nothing else.
 
-Neighbours: `pricing.py` makes the plan, `agreement.py` and `memory_table.py` have its tables, `commands.py` calls. Starts nothing.
+Neighbours: `pricing.py` makes the plan, `agreement.py` and `memory_table.py` have its tables, `commands.py`
+calls. Starts nothing.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ def of(model: str) -> Adapter | None:
 def _targets(said: Mapping[str, Any]) -> tuple[str, ...]:
     """The layers that it names one by one, sorted; of a pattern none."""
     names = said.get("target_modules")
-    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return tuple(sorted(names)) if listed else ()
+    return tuple(sorted(str(name) for name in names)) if isinstance(names, list) else ()
 
 
 def check(adapter: Adapter, lora: Lora, base_config: Mapping[str, Any] | None) -> None:
@@ -114,6 +113,9 @@ def _check_shapes(adapter: Adapter, base_config: Mapping[str, Any] | None) -> No
     found_shape = None if base_config is None else model_shape.shape(base_config)
     if found_shape is None:
         return
+    own = {linear.name for _, linear in found_shape.with_lora(adapter.target_modules)}
+    if missing := sorted(set(adapter.target_modules) - own):
+        _refuse(adapter.folder, f"no layer of its base is called {missing[0]}")
     wanted = tensor_shapes(found_shape, adapter.rank, adapter.target_modules)
     found = model_folder.safetensors_shapes(adapter.folder / WEIGHTS)
     odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))

@@ -1,7 +1,7 @@
 """The shapes of some models that people name, which come with the package: a plan needs no network for them.
 
-Neighbours: `model_config.py` asks here for what is not on this computer. `known_models.json` says where each was
-read and when. Reads that file alone.
+Neighbours: `model_config.py` asks here for what is not on this computer. `known_models.json` says where each
+was read and when. Reads that file alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A model's config.json, from where it can be had without waiting: its folder, this computer, the package, the hub.
+"""A model's config.json, from the nearest place: its folder, this computer, the package, the hub.
 
-Neighbours: `fitting.py` plans memory by it, `hub.py` looks at downloads and asks the hub, `known_models.py` is
-the table that ships. Reads no weights.
+Neighbours: `fitting.py` plans memory by it, `hub.py` looks at downloads and asks the hub, `known_models.py`
+is the table that ships. Reads no weights.
 """
 
 from __future__ import annotations

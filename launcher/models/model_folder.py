@@ -66,7 +66,9 @@ def check_config(config: dict[str, Any]) -> None:
     try:
         check_trainable(config)
     except PolicyError as error:
-        raise UnusableError(str(error), "launch --model Qwen/Qwen3-1.7B   (a causal language model)") from None
+        raise UnusableError(
+            str(error), "launch --model Qwen/Qwen3-1.7B   (a causal language model)"
+        ) from None
 
 
 def _check_tokenizer(folder: Path) -> None:

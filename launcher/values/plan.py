@@ -45,8 +45,8 @@ class Rented:
 
     `disk_gb` None leaves the size to SkyPilot. Nothing dearer than `max_price_per_hour` was agreed to, None
     where nothing has a price. With one GPU, training and inference share it. `model_bytes`: the weights, None
-    where their size is not known; `dtype`: what they are computed in. `memory`: how it fits, None where that is
-    not known.
+    where their size is not known; `dtype`: what they are computed in. `memory`: how it fits, None where that
+    is not known.
     """
 
     gpus: str

@@ -2,8 +2,8 @@
 
 Neighbours: `memory/` plans with it, `fitness.py` compares a rented machine with it. Pure.
 
-MiB as nvidia-smi lists them (memory.total), collected from what owners published of each, 2026-11-25; none was
-read by the authors. What a machine really has is asked of its driver before the long install.
+MiB as nvidia-smi lists them (memory.total), collected from what owners published of each, 2026-11-25; none
+was read by the authors. What a machine really has is asked of its driver before the long install.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMED = re.compile(r"-(\d+)GB?\b", re.IGNORECASE)
 
 
 def memory_bytes(gpu: str) -> int | None:
-    """What a GPU of this name has in all; None for one that is not in the table and does not say so itself."""
+    """What a GPU of this name has in all; None for one that neither the table nor its own name tells."""
     name = gpu.upper()
     known = TABLE_MIB.get(name) or TABLE_MIB.get(_FORM.sub("", name))
     if known and name not in TABLE_MIB and (named := named_bytes(gpu)) and named > known * MIB * 1.1:

@@ -1,8 +1,8 @@
 """A model's shape by its config.json, whatever its family: layers, widths, linear layers, how much it weighs.
 
-Neighbours: `memory/` plans with it, `peft_form.py` knows by it which tensors an adapter has, the launcher reads
-it before a run. Pure: knows nothing of torch, files or weights. What a config.json leaves out is read as
-transformers does.
+Neighbours: `memory/` plans with it, `peft_form.py` knows by it which tensors an adapter has, the launcher
+reads it before a run. Pure: knows nothing of torch, files or weights. What a config.json leaves out is read
+as transformers does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from runtime.shared.architectures import positions, rotation
 from runtime.shared.projections import ATTENTION, FEED_FORWARD, has_experts, lora_targets
 
 # By model_type: which families normalise queries and keys, and which have four norms in a layer.
-_QUERY_KEY_NORMS = {"qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3", "olmoe", "exaone4", "hunyuan_v1_dense"}
+_QUERY_KEY_NORMS = {
+    "qwen3",
+    "qwen3_moe",
+    "gemma3_text",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "exaone4",
+    "hunyuan_v1_dense",
+}
 _FOUR_NORMS = {"gemma2", "gemma3_text", "glm4"}
 _NORMS_AFTER = {"olmo2", "olmo3", "exaone4"}
 # Families whose key for a window means nothing unless another one says so.
@@ -57,8 +66,9 @@ class ModelShape:
     """`windows`: of each layer, None where it sees all. `linears`: of a block without experts, which those of
     `dense` (by index) are where `experts` says what the others have. `positions`: None where nothing says so.
     `query_key_norms`: whether heads are normalised; `norms`: how many others a layer has; `norms_after`: they
-    stand behind attention and feed-forward, not before. `rotates_in_parts`: rotated and other parts of a query
-    are put together anew, which lays it out otherwise: attention's answer is there twice then. `stored_bits`: of an expert's weight in a quantized model."""
+    stand behind attention and feed-forward, not before. `rotates_in_parts`: rotated and other parts of a
+    query are put together anew, which lays it out otherwise: attention's answer is there twice then.
+    `stored_bits`: of an expert's weight in a quantized model."""
 
     layers: int
     hidden: int

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from runtime.gateway.engines.logprob_probe import LogprobProbe
 from runtime.recipes.grpo_lora import whole
 from runtime.shared.batch import empty_batch, step_folder, write_batch
+from runtime.shared.model_shape import shape
 from runtime.shared.peft_form import portable_name, tensor_shapes
 from runtime.shared.projections import PROJECTIONS
 from runtime.shared.start_adapter import START
@@ -121,9 +122,9 @@ def test_what_an_adapter_on_a_model_looks_like_is_what_the_trainer_writes(tmp_pa
     folder = give(tmp_path)
     config = json.loads((tiny_model() / "config.json").read_text())
     written = load_file(folder / "adapter_model.safetensors")
-    keys = config["hidden_size"] * config["num_key_value_heads"] // config["num_attention_heads"]
-    widths = (config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"])
-    expected = tensor_shapes(*widths, config["hidden_size"], keys, LORA.rank)
+    of = shape(config)
+    assert of is not None
+    expected = tensor_shapes(of, LORA.rank)
     assert {name: list(tensor.shape) for name, tensor in written.items()} == expected
     said = json.loads((folder / "adapter_config.json").read_text())
     assert sorted(said["target_modules"]) == sorted(PROJECTIONS)

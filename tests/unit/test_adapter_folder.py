@@ -118,8 +118,9 @@ def test_the_results_of_a_run_on_a_folder_of_the_users_are_of_that_folder(home: 
         ({"r": None}, "so it is not a LoRA (peft_type 'LORA')"),
         ({"peft_type": "IA3"}, "of the kind IA3, only LORA"),
         ({"use_dora": True}, "DoRA"),
-        ({"target_modules": ["q_proj"]}, "not the linear layers"),
-        ({"target_modules": None}, "is not PEFT's"),
+        ({"target_modules": ["c_attn"]}, "no layer of its base is called c_attn"),
+        ({"target_modules": None}, "lists no target_modules by name"),
+        ({"target_modules": ".*_proj"}, "lists no target_modules by name"),
     ],
 )
 def test_g11_an_adapter_that_cannot_be_trained_on_is_refused_before_it_costs(
@@ -130,6 +131,18 @@ def test_g11_an_adapter_that_cannot_be_trained_on_is_refused_before_it_costs(
     assert isinstance(error, PreflightError) and error.exit_code == 3
     assert error.message == f"the adapter {folder} cannot be used"
     assert why in str(error.why) and error.hint
+
+
+def test_an_adapter_is_trained_on_with_the_layers_and_the_scale_that_are_its_own(
+    home: Home, project: Path
+) -> None:
+    write(project / "adapter", rank=8, target_modules=["v_proj", "q_proj"], use_rslora=True)
+    settings, _ = asked(home, "adapter")
+    assert settings.runtime["train.lora.target_modules"] == ("q_proj", "v_proj")
+    assert settings.runtime["train.lora.use_rslora"] is True
+    assert settings.values["train.lora.use_rslora"].source == "train.lora.use_rslora of the adapter adapter"
+    error = refusal(home, "adapter", "train.lora.use_rslora=false")
+    assert "use_rslora=true" in error.message and "keeps its own" in str(error.why)
 
 
 @pytest.mark.parametrize("damage", ["none", "bin", "cut", "layer", "rank", "config", "list"])

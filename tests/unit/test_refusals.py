@@ -54,7 +54,7 @@ class Place:
     def model(self, **changes: bytes | str | None) -> None:
         """A whole model folder `m`, each change a file's content instead (None: no such file)."""
         files: dict[str, bytes | str | None] = {
-            "config.json": '{"model_type": "qwen2"}',
+            "config.json": '{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}',
             "model.safetensors": safetensors(),
             "tokenizer.json": "{}",
             "tokenizer_config.json": '{"chat_template": "{{ messages }}"}',
@@ -378,8 +378,9 @@ MODELS = [
             done=lambda place: place.model(**{"config.json": "{"})),
     Refused("--model m", 3, "the model m cannot be used", "config.json is damaged: it is not a JSON object", "again",
             done=lambda place: place.model(**{"config.json": "[]"})),
-    Refused("--model m", 3, "the model m cannot be used", "architecture 'mamba' is not supported", "--model Qwen/",
-            done=lambda place: place.model(**{"config.json": '{"model_type": "mamba"}'})),
+    Refused("--model m", 3, "the model m cannot be used", "passes a state along its tokens", "--model Qwen/",
+            done=lambda place: place.model(
+                **{"config.json": '{"architectures": ["MambaForCausalLM"], "state_size": 16}'})),
     Refused("--model m", 3, "the model m cannot be used", "no *.safetensors", "ls -l",
             done=lambda place: place.model(**{"model.safetensors": None, "model.bin": "x"})),
     Refused("--model m", 3, "the model m cannot be used", "cut short: ", "download the model again",
@@ -550,7 +551,7 @@ class Hub:
     """A model hub on loopback; answers every question alike and remembers who asked."""
 
     status: int = 200
-    body: bytes = b'{"model_type": "qwen2"}'
+    body: bytes = b'{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}'
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
 
@@ -590,7 +591,13 @@ def hub(place: Place) -> Iterator[Hub]:
         (403, b"", "hf_0123456789", "cannot be downloaded", "the HF_TOKEN account has no access"),
         (500, b"", None, "cannot be looked up", "answered 500"),
         (200, b"<html>", None, "cannot be used", "its config.json is not JSON"),
-        (200, b'{"model_type": "gpt2"}', None, "cannot be used", "architecture 'gpt2' is not supported"),
+        (
+            200,
+            b'{"architectures": ["BertModel"]}',
+            None,
+            "cannot be used",
+            "BertModel is no causal language model",
+        ),
     ],
 )
 def test_a_model_of_the_hub_is_looked_at(hub: Hub, place: Place, status, body, token, what, why) -> None:
@@ -604,7 +611,7 @@ def test_a_model_of_the_hub_is_looked_at(hub: Hub, place: Place, status, body, t
 def test_a_disk_too_full_for_the_download_is_3(hub: Hub, place: Place) -> None:
     sizes = [("model.safetensors", 3 * 10**9), ("model.bin", 9 * 10**9), ("config.json", None)]
     siblings = [{"rfilename": name, "size": size or 10**3} for name, size in sizes]
-    hub.body = json.dumps({"model_type": "qwen2", "siblings": siblings}).encode()
+    hub.body = json.dumps({"architectures": ["Qwen2ForCausalLM"], "siblings": siblings}).encode()
     place.patch.setattr(disk, "free_bytes", lambda folder: 2 * 10**9)
     what = "the model some/model needs 3.0 GB of disk"
     check(Refused("--model some/model", 3, what, "2.0 GB are free", "HF_HOME"), place)
@@ -624,7 +631,7 @@ def test_a_hub_that_does_not_answer_is_3(hub: Hub, place: Place) -> None:
 def test_a_downloaded_model_is_looked_at_without_the_network(hub: Hub, place: Place) -> None:
     snapshot = place.folder / "hf" / "hub" / "models--some--model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text('{"model_type": "qwen2"}')
+    (snapshot / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}')
     assert preflight.find_model("some/model") == "some/model"
     assert hub.asked == []
 

@@ -1,1 +1,1 @@
-"""What a run takes of its GPUs' memory, by arithmetic: predicted, planned, and refused where it cannot fit."""
+"""What a run takes of its GPUs' memory, by arithmetic: predicted, planned, refused where it cannot fit."""

@@ -1,8 +1,8 @@
-"""What a forward pass keeps for the backward pass, in bytes per token and layer, by the tensors that are kept.
+"""What a forward pass keeps for the backward pass, by the tensors that are kept.
 
 Neighbours: `trainer.py` counts it for a row. The network is transformers' own with LoRA beside linear layers
-whose weights are frozen (`runtime/trainer/network.py`): such a layer keeps its input for A, what A makes of it
-for B, and nothing for the frozen product. Pure.
+whose weights are frozen (`runtime/trainer/network.py`): such a layer keeps its input for A, what A makes of
+it for B, and nothing for the frozen product. Pure.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Kept:
         return found * _FP32
 
     def _attention(self) -> int:
-        """The input of the first products, queries, keys, values, the answer and its log-sum of exponentials."""
+        """The input of the first products; queries, keys, values; the answer and its log-sum."""
         shape = self.shape
         keys = shape.query if self._repeats() else shape.key_value
         values = keys
@@ -92,7 +92,7 @@ class Kept:
         return layers * tokens * tokens * self.number_bytes if self.masked else 0
 
     def _feed_forward(self, layer: int) -> int:
-        """The gate, what the activation makes of it, the up product, and the product of both for A of down."""
+        """The gate, what the activation makes of it, the up product, and both multiplied for A of down."""
         shape = self.shape
         if shape.experts is not None and layer not in shape.dense:
             return self._experts()

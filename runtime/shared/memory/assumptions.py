@@ -1,4 +1,4 @@
-"""What the arithmetic assumes and cannot derive: all of it in one place, none measured on a GPU by the authors.
+"""What the arithmetic assumes and cannot derive: all in one place, none measured on a GPU.
 
 Neighbours: `trainer.py` and `engine.py` count with these. The rest of their figures follows from shapes.
 """
@@ -22,7 +22,7 @@ RESERVE_BYTES = round(0.5 * GIB)
 ENGINE_DEFAULTS = ((160, 1024, 16384), (70, 1024, 8192), (0, 256, 2048))
 # vLLM counts the graphs it captures beside its fraction of a GPU, not in it.
 GRAPHS_BYTES = round(1.0 * GIB)
-# Sampling: logits in fp32, their softmax, and a sort with its indices for each place, per word of the vocabulary.
+# Sampling, for each place and word of the vocabulary: fp32 logits, their softmax, a sort and its indices.
 SAMPLING_BYTES_PER_WORD = 16
 # What the engine takes of a GPU that is its own, where nobody says otherwise (engine/command.py).
 ENGINE_FRACTION = 0.9

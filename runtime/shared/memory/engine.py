@@ -1,7 +1,7 @@
 """What an engine takes of its GPU's memory; what is left of its share is the cache of keys and values.
 
-Neighbours: `planning.py` asks for whole tables; `runtime/engine/command.py` tells vLLM what was planned. An engine
-is on one GPU and has the whole model. Pure.
+Neighbours: `planning.py` asks for whole tables; `runtime/engine/command.py` tells vLLM what was planned. An
+engine is on one GPU and has the whole model. Pure.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def _weights(shape: ModelShape, serving: Serving) -> Line:
 def _slots(shape: ModelShape, serving: Serving) -> Line:
     rank = next((size for size in assumptions.ENGINE_RANKS if size >= serving.rank), serving.rank)
     one = shape.adapter_weights(rank, serving.names) * serving.number_bytes
-    return Line("LoRA slots", serving.slots * one, f"{serving.slots} adapters of rank {rank}, to swap between")
+    return Line(
+        "LoRA slots", serving.slots * one, f"{serving.slots} adapters of rank {rank}, to swap between"
+    )
 
 
 def _passes(shape: ModelShape, serving: Serving) -> Line:

@@ -1,12 +1,13 @@
 """How a run uses its GPUs' memory: what is chosen so that all fits, what each byte is for, what cannot fit.
 
-Neighbours: the launcher asks before anything is rented and hands what was chosen to the runtime; `trainer.py` and
-`engine.py` have the arithmetic, `fitness.py` looks for `MemoryPlan.gpu_bytes` on the machine. Pure: no torch.
+Neighbours: the launcher asks before anything is rented and hands what was chosen to the runtime;
+`trainer.py` and `engine.py` have the arithmetic, `fitness.py` looks for `MemoryPlan.gpu_bytes` on the
+machine. Pure: no torch.
 
-The rule of choice: whatever an engine can sample must be trained, so the longest sequence comes first, as long
-as 32,768 tokens; then a trainer that computes nothing twice, unless the GPU is shared, where memory is worth
-more as cache; then rows as long as keep a GPU busy; then as many places as vLLM itself takes. A cache for few
-sequences at a time is taken only where nothing shorter has a larger one.
+The rule of choice: whatever an engine can sample must be trained, so the longest sequence comes first, as
+long as 32,768 tokens; then a trainer that computes nothing twice, unless the GPU is shared, where memory is
+worth more as cache; then rows as long as keep a GPU busy; then as many places as vLLM itself takes. A cache
+for few sequences at a time is taken only where nothing shorter has a larger one.
 """
 
 from __future__ import annotations
@@ -204,7 +205,9 @@ def _fraction(machine: Machine, chosen: Wishes, listed: int, left: int) -> float
 
 def _cache(size: int, tokens: int, one: int, longest: int) -> Line:
     each = round(one / longest / 1000)
-    return Line("cache", size, f"keys and values of {tokens:,} tokens, {each:,} KB each, for {longest:,} or less")
+    return Line(
+        "cache", size, f"keys and values of {tokens:,} tokens, {each:,} KB each, for {longest:,} or less"
+    )
 
 
 def _short(machine: Machine, training: int, serving: int, room: int, *, cache_short: bool) -> str | None:
