@@ -11,7 +11,6 @@ import functools
 import hashlib
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +27,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from runtime.engine.adapter_check import WEIGHTS, Pair, compare
-from runtime.shared import failpoints, processes
+from runtime.shared import failpoints
 
 if TYPE_CHECKING:
     from vllm.lora.layers import LoRAMapping
@@ -52,8 +51,8 @@ class Executor(UniProcExecutor):
     """
 
     def _init_executor(self) -> None:
-        if server := multiprocessing.parent_process():
-            processes.die_with(server.pid, signal.SIGKILL)
+        if (server := multiprocessing.parent_process()) and server.pid != os.getppid():
+            raise ChildProcessError("the server died before this core could ask to die with it")
         install()
         super()._init_executor()
         log.info("model runner: %s", _model_runner(self.driver_worker.worker))

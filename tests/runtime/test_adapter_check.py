@@ -128,6 +128,54 @@ def test_an_adapter_that_is_more_than_a_and_b_is_not_exact(
     assert compare(held_by_an_engine(adapter), other)["mismatched"]
 
 
+def test_projections_that_the_file_has_fused_are_compared_as_one_in_one_slice_or_several(
+    adapter: Path, tmp_path: Path
+) -> None:
+    """As Phi-3's: the file's gate_up_proj is one A, and one B with the rows of both."""
+
+    def fuse(tensors: dict[str, torch.Tensor], _: dict[str, object]) -> None:
+        for layer in range(4):
+            name = f"base_model.model.model.layers.{layer}.mlp."
+            b = [tensors.pop(f"{name}{part}.lora_B.weight") for part in FUSED["gate_up_proj"]]
+            a = [tensors.pop(f"{name}{part}.lora_A.weight") for part in FUSED["gate_up_proj"]]
+            tensors[f"{name}gate_up_proj.lora_A.weight"] = a[0]
+            tensors[f"{name}gate_up_proj.lora_B.weight"] = torch.cat(b)
+
+    fused = change(adapter, tmp_path / "fused", fuse)
+    held = held_by_an_engine(adapter)
+    for layer in range(4):
+        gate, up = held[f"model.layers.{layer}.mlp.gate_up_proj"]
+        up.a.copy_(gate.a)
+    report = compare(held, fused)
+    assert (report["modules"], report["expected"], report["mismatched"]) == (24, 24, [])
+    for layer in range(4):
+        gate, up = held[f"model.layers.{layer}.mlp.gate_up_proj"]
+        held[f"model.layers.{layer}.mlp.gate_up_proj"] = [Pair(gate.a, torch.cat([gate.b, up.b]))]
+    assert compare(held, fused)["mismatched"] == []
+    held["model.layers.2.mlp.gate_up_proj"][0].b[90, 1] += 1
+    assert len(compare(held, fused)["mismatched"]) == 1
+
+
+def test_a_module_that_the_engine_names_otherwise_is_found_by_its_rename(adapter: Path) -> None:
+    """As gpt-oss: `attn` where the file says `self_attn`."""
+    held = {
+        name.replace(".self_attn.", ".attn."): pairs for name, pairs in held_by_an_engine(adapter).items()
+    }
+    assert len(compare(held, adapter)["mismatched"]) > 16
+    report = compare(held, adapter, lambda name: name.replace(".self_attn.", ".attn."))
+    assert (report["modules"], report["expected"], report["mismatched"]) == (28, 28, [])
+
+
+def test_c24_an_adapter_by_the_root_of_its_rank_is_compared_by_that_scale(
+    adapter: Path, tmp_path: Path
+) -> None:
+    """alpha / sqrt(rank) is alpha / rank of another alpha: 4 times as much at rank 16."""
+    by_root = change(adapter, tmp_path / "rslora", lambda _, config: config.update(use_rslora=True))
+    same = change(adapter, tmp_path / "plain", lambda _, config: config.update(lora_alpha=128))
+    assert len(compare(held_by_an_engine(adapter), by_root)["mismatched"]) == 28
+    assert compare(held_by_an_engine(same), by_root)["mismatched"] == []
+
+
 def _drop(tensors: dict[str, torch.Tensor], module: str) -> None:
     for name in [name for name in tensors if module in name]:
         del tensors[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -11,22 +12,26 @@ import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from runtime.engine import command
 from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.version_proof import Prover
 from runtime.gateway.requests.request_fields import check
 from runtime.shared import processes
+from runtime.shared.architectures import PolicyError
 from runtime.shared.schema import EngineConfig, RuntimeConfig
 from runtime.shared.train_config import LoraConfig, TrainConfig
-from tests.runtime.adapters import PROJECTIONS
+from tests.runtime.adapters import PROJECTIONS, commit, write_adapter
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, RunningEngine
 from tests.support.at_rest import AtRest
 from tests.support.waiting import SOONEST_SECONDS, wait_until, wait_until_async
 
 GONE_SECONDS = 60.0
+CPU_RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
 
 
 def config(**more: object) -> RuntimeConfig:
@@ -41,6 +46,7 @@ def option(words: list[str], name: str) -> str:
 def test_tool_calls_are_parsed_where_the_tokenizer_has_the_parsers_token(tmp_path: Path) -> None:
     """Not every model of Llama's shape is a Llama 3, and vLLM's parser ends the engine without its token."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "chat_template.jinja").write_text("<|start_header_id|> {{ message.tool_calls }}")
     for vocabulary, parser in (({"<|python_tag|>": 1}, "llama3_json"), ({"<s>": 1}, None)):
         (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
         words = command.arguments(config(model_path=str(tmp_path)), 0)
@@ -48,12 +54,45 @@ def test_tool_calls_are_parsed_where_the_tokenizer_has_the_parsers_token(tmp_pat
     assert option(command.arguments(config(), 0), "--tool-call-parser") == "hermes"
 
 
-def test_c14_engine_neither_head_nor_embeddings_can_have_an_adapter() -> None:
-    words = command.arguments(config(), 0)
+def lora_modules(words: list[str]) -> list[str]:
     first = words.index("--lora-target-modules") + 1
-    modules = words[first : first + 7]
-    assert sorted(modules) == sorted(PROJECTIONS)
-    assert words[first + 7].startswith("--")
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), words[first:]))
+
+
+def test_c14_engine_neither_head_nor_embeddings_can_have_an_adapter() -> None:
+    assert sorted(lora_modules(command.arguments(config(), 0))) == sorted(PROJECTIONS)
+    for module in ("lm_head", "embed_tokens"):
+        told = config(train=TrainConfig(lora=LoraConfig(target_modules=("q_proj", module))))
+        with pytest.raises(PolicyError, match=module):
+            command.arguments(told, 0)
+
+
+@pytest.mark.parametrize(
+    ("described", "modules"),
+    [
+        ({"model_type": "qwen3"}, PROJECTIONS),
+        ({"model_type": "phi3"}, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+        ({"model_type": "qwen3_moe", "num_experts": 4}, ("q_proj", "k_proj", "v_proj", "o_proj")),
+        ({"model_type": "gpt_oss", "num_local_experts": 4}, ("q_proj", "k_proj", "v_proj", "o_proj")),
+    ],
+)
+def test_an_engine_has_room_for_adapters_where_the_family_has_them(
+    tmp_path: Path, described: dict[str, Any], modules: tuple[str, ...]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    assert lora_modules(command.arguments(config(model_path=str(tmp_path)), 0)) == list(modules)
+    chosen = TrainConfig(lora=LoraConfig(target_modules=("o_proj",)))
+    assert lora_modules(command.arguments(config(model_path=str(tmp_path), train=chosen), 0)) == ["o_proj"]
+
+
+def test_a_gpu_decides_how_many_sequences_it_takes_unless_it_is_told() -> None:
+    """vLLM's own default goes by the GPU; where a number is given, a probe finds a place beside as many."""
+    told = EngineConfig(max_num_seqs=10)
+    assert "--max-num-seqs" not in command.arguments(config(device="cuda"), 0)
+    assert option(command.arguments(config(), 0), "--max-num-seqs") == "68"
+    for device in ("cpu", "cuda"):
+        words = command.arguments(config(device=device, engine=told), 0)
+        assert option(words, "--max-num-seqs") == "14"
 
 
 def test_the_engine_serves_the_base_on_its_own_socket() -> None:
@@ -74,6 +113,25 @@ def test_the_context_is_the_models_own_up_to_a_bound(tmp_path: Path) -> None:
     assert option(command.arguments(config(model_path=str(tmp_path)), 0), "--max-model-len") == "8192"
     told = config(engine=EngineConfig(max_model_len=512))
     assert option(command.arguments(told, 0), "--max-model-len") == "512"
+
+
+def test_a_context_past_the_models_own_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    told = config(engine=EngineConfig(max_model_len=1025))
+    with pytest.raises(PolicyError, match=r"max_model_len is 1025.*1024 tokens"):
+        command.arguments(told, 0)
+
+
+def test_the_context_of_longrope_ends_where_its_rotations_become_others(tmp_path: Path) -> None:
+    """Served longer, vLLM rotates by the long factors however short a sequence is; transformers does not."""
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+    described = {"max_position_embeddings": 131072, "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    for device in ("cpu", "cuda"):
+        words = command.arguments(config(model_path=str(tmp_path), device=device), 0)
+        assert option(words, "--max-model-len") == "4096"
+    longer = EngineConfig(max_model_len=4097)
+    with pytest.raises(PolicyError, match="4096 tokens"):
+        command.arguments(config(model_path=str(tmp_path), engine=longer), 0)
 
 
 @pytest.mark.parametrize(("rank", "slots"), [(1, "8"), (16, "16"), (17, "32"), (256, "256")])
@@ -189,9 +247,11 @@ def test_an_engine_whose_core_was_killed_ends_and_says_so(own_engine: Callable[.
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_the_core_dies_with_the_server_whenever_that_is_killed(
-    own_engine: Callable[..., EngineProcess],
+    own_engine: Callable[..., EngineProcess], start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", start)
     engine = own_engine()
     core = wait_until(lambda: _core(engine), 120.0, rarest_seconds=SOONEST_SECONDS)  # long before it is ready
     os.kill(core, signal.SIGSTOP)  # so that it cannot end by itself when it misses its server
@@ -201,6 +261,34 @@ def test_the_core_dies_with_the_server_whenever_that_is_killed(
         wait_until(lambda: processes.look(core) is None, GONE_SECONDS)
     finally:
         processes.send(core, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_c23_engine_a_spawned_core_proves_what_it_holds_as_a_forked_one(
+    own_engine: Callable[..., EngineProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM spawns it once CUDA is initialised: what only its parent has put in place is not there then."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    engine = own_engine()
+    adapter = write_adapter(tmp_path / "adapter", TINY_MODEL, seed=7)
+    checkpoint = commit(
+        tmp_path / "checkpoints", TINY_MODEL, adapter, version=1, sequence=list(range(5, 45)), prompt=16
+    )
+
+    async def scenario() -> None:
+        client = EngineClient(engine.socket)
+        proof = await Prover([client], "policy").prove(checkpoint)
+        assert (proof.modules, proof.max_error < 2e-4) == (28, True)
+        assert [said["model_runner"] for said in await client._rpc("sampling")] == [CPU_RUNNER]
+        await client.close()
+
+    engine.wait_until_ready()
+    core = _core(engine)
+    assert core is not None and _stack(core) != _stack(engine.process.pid), "it is a fork after all"
+    asyncio.run(scenario())
+    names = [(task / "comm").read_text().strip() for task in Path(f"/proc/{core}/task").iterdir()]
+    assert names.count("gloo_tcp_loop") == 1, names
+    assert f"model runner: {CPU_RUNNER}" in engine.log.read_text()
 
 
 @pytest.mark.slow
@@ -216,6 +304,12 @@ def test_an_engine_asked_to_stop_ends_well_and_leaves_nothing(
     assert engine.process.wait(timeout=GONE_SECONDS) == 0
     wait_until(lambda: not any(processes.look(pid) for pid in below), GONE_SECONDS)
     assert not scratch.exists()
+
+
+def _stack(pid: int) -> str:
+    """Where a process has its stack: a fork where its parent has it, another program somewhere else."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return next(line.split()[0] for line in lines if line.endswith("[stack]"))
 
 
 def _core(engine: EngineProcess) -> int | None:

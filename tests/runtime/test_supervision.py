@@ -173,8 +173,8 @@ def test_g23_a_trainer_without_a_sign_of_life_is_not_well(
             busy.kill()
 
 
-# Waits in the kernel as a long fsync does, uninterruptibly, until somebody reads the FIFO: who spawns a process
-# is not woken before that has opened its files.
+# Waits in the kernel as a long fsync does, uninterruptibly, until somebody reads the FIFO: who spawns a
+# process is not woken before that has opened its files.
 _LONG_WRITE = """
 import os, signal, sys
 opened = [(os.POSIX_SPAWN_OPEN, 1, sys.argv[1], os.O_WRONLY, 0)]
