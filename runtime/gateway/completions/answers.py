@@ -46,7 +46,8 @@ class Choice:
         self.completion_ids += choice.get("token_ids") or ()
         self.logprobs += _logprobs(asked, choice)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        message = choice.get("message") or choice.get("delta") or {}
+        message = choice.get("message", choice.get("delta"))
+        message = {} if message is None else message
         self._give_back_a_thought(message)
         if asked.tags.rollout is None:  # only what has no tag is ever asked for by its text
             self.text += message.get("content") or ""
