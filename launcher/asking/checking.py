@@ -13,10 +13,12 @@ from pathlib import Path
 from launcher.asking import agreement, earlier_run, preflight
 from launcher.asking.reading import Asked
 from launcher.base import credentials
+from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.values.plan import refuse_what_is_rented_only
 from launcher.values.settings import Settings
+from runtime.shared.architectures import PolicyError, checked_context
 from runtime.shared.peft_form import Lora
 
 
@@ -39,6 +41,7 @@ def check(asked: Asked, home: Home) -> str:
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets, here=not rented)
     _check_adapter(settings, model_path, secrets)
+    _check_context(settings, secrets)
     if earlier is not None:
         _check_model(model_path, earlier, secrets)
     if settings.port is not None:
@@ -72,6 +75,23 @@ def _check_adapter(settings: Settings, model_path: str, secrets: Mapping[str, st
     asked = runtime_config.of_user(settings.runtime).train.lora
     lora = Lora(asked.rank, asked.alpha, asked.use_rslora, asked.target_modules or ())
     adapter_folder.check(settings.adapter, lora, base)
+
+
+def _check_context(settings: Settings, secrets: Mapping[str, str]) -> None:
+    """The engine would refuse a longer one than the model has: on a machine that is paid for already."""
+    from launcher.asking import runtime_config
+    from launcher.models import model_config
+
+    asked = runtime_config.of_user(settings.runtime).engine.max_model_len
+    found = model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN")) if asked else None
+    try:
+        checked_context(found.config if found else {}, asked)
+    except PolicyError as error:
+        raise PreflightError(
+            f"the context cannot be {asked} tokens",
+            str(error),
+            "leave engine.max_model_len out, or set it lower",
+        ) from None
 
 
 def _seen_from(folder: Path | None, command: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime.engine.parsers import Parsers, parsers_of
-from runtime.shared.architectures import PolicyError, checked_context
+from runtime.shared.architectures import checked_context
+from runtime.shared.memory.engine import cache_bytes
+from runtime.shared.model_shape import shape
 from runtime.shared.projections import lora_targets
 from runtime.shared.schema import RuntimeConfig
 
@@ -29,9 +31,6 @@ WORKER_PARTS = "runtime.engine.worker"
 WORKER_EXTENSION = f"{WORKER_PARTS}.WorkerExtension"
 
 _EXECUTOR = f"{WORKER_PARTS}.Executor"
-# Left to itself vLLM wraps these of a Llama as well, and with them its CPU engine dies of the first request
-# for prompt logprobs: a publication's probe.
-_NO_LORA = {"lm_head", "embed_tokens"}
 # The ranks vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # vLLM starts only where its cache holds one sequence of full length: a model's own 128k would not fit here.
@@ -129,28 +128,22 @@ def _places(config: RuntimeConfig) -> int | None:
 
 
 def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:
-    """Those of the blocks alone (C14): PolicyError where others are configured."""
-    modules = lora_targets(model_description(config.model_path), config.train.lora.target_modules)
-    if others := sorted(_NO_LORA & set(modules)):
-        raise PolicyError(
-            f"train.lora.target_modules has {others}, which cannot have LoRA: no linear layer of a block"
-        )
-    return modules
+    """Those of the blocks alone (C14).
+
+    Left to itself vLLM wraps head and embeddings of a Llama as well, and with those its CPU engine dies of
+    the first request for prompt logprobs: a publication's probe.
+    """
+    return lora_targets(model_description(config.model_path), config.train.lora.target_modules)
 
 
 def _kv_cache_bytes(config: RuntimeConfig) -> int:
     """What is configured, but no more than two full batches of the longest sequences could ever fill."""
     configured = int(config.engine.kv_cache_gib * 2**30)
-    described = model_description(config.model_path)
-    try:
-        heads = described["num_attention_heads"]
-        width = described.get("head_dim") or described["hidden_size"] // heads
-        rows = 2 * described["num_hidden_layers"] * (described.get("num_key_value_heads") or heads)
-    except KeyError:  # another kind of model: its own sizes are not known here
+    known, places = shape(model_description(config.model_path)), _places(config)
+    if known is None or places is None:
         return configured
-    token = rows * width * (4 if config.dtype == "float32" else 2)
-    places = _places(config)
-    return min(configured, 2 * places * context_length(config) * token) if places else configured
+    one = cache_bytes(known, context_length(config), 4 if config.dtype == "float32" else 2)
+    return min(configured, 2 * places * one)
 
 
 def model_parsers(model: str) -> Parsers:
@@ -174,22 +167,24 @@ def model_description(model: str) -> dict[str, Any]:
 
 def _text(model: str, name: str) -> str:
     """What one of the model's files holds; nothing where it has no such file."""
-    from huggingface_hub.errors import EntryNotFoundError
-
     try:
         return _model_file(model, name).read_text()
-    except (FileNotFoundError, EntryNotFoundError):
+    except FileNotFoundError:
         return ""
 
 
 def _model_file(model: str, name: str) -> Path:
-    """A file of the model, from its folder or from the hub."""
+    """A file of the model, from its folder or the hub. Raises FileNotFoundError where the hub has none."""
     folder = Path(model)
     if folder.is_dir():
         return folder / name
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
-    return Path(hf_hub_download(model, name))
+    try:
+        return Path(hf_hub_download(model, name))
+    except EntryNotFoundError as error:
+        raise FileNotFoundError(f"{model} has no {name}") from error
 
 
 def _lora_rank(rank: int) -> int:

@@ -628,6 +628,11 @@ def test_a_hub_that_does_not_answer_is_3(hub: Hub, place: Place) -> None:
     )
 
 
+def test_a_context_longer_than_the_models_is_3(place: Place) -> None:
+    words = "--set engine.max_model_len=1025"
+    check(Refused(words, 3, "the context cannot be 1025 tokens", "has 1024 tokens", "set it lower"), place)
+
+
 def test_a_downloaded_model_is_looked_at_without_the_network(hub: Hub, place: Place) -> None:
     snapshot = place.folder / "hf" / "hub" / "models--some--model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
