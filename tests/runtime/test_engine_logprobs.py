@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from runtime.gateway.engines.engine_client import EngineClient
-from tests.runtime.adapters import logprobs, write_adapter
+from runtime.gateway.engines.version_proof import Prover
+from tests.runtime.adapters import change, commit, logprobs, write_adapter
 from tests.runtime.conftest import RunningEngine
 
 pytestmark = pytest.mark.slow
+
+Tensors = dict[str, torch.Tensor]
 
 MESSAGES = [{"role": "user", "content": "[[ ## phrase ## ]]\nthe red house and the black cat"}]
 
@@ -68,8 +72,43 @@ def test_c08_the_client_asks_each_engine_for_its_mode(engine: RunningEngine) -> 
     async def scenario() -> None:
         client = EngineClient(engine.socket)
         assert await client.health()
-        assert await client._rpc("sampling") == [{"logprobs_mode": "processed_logprobs"}]
+        (said,) = await client._rpc("sampling")
+        assert said["logprobs_mode"] == "processed_logprobs"
         await client.close()
+
+    asyncio.run(scenario())
+
+
+def by_the_root_of_its_rank(_: Tensors, config: dict[str, Any]) -> None:
+    config["use_rslora"] = True
+
+
+def on_some_layers(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Of what the engine has fused, one projection and not its neighbours."""
+    config["target_modules"] = ["q_proj", "v_proj", "up_proj"]
+    for name in [name for name in tensors if name.split(".")[-3] not in config["target_modules"]]:
+        del tensors[name]
+
+
+@pytest.mark.parametrize(("edit", "modules"), [(by_the_root_of_its_rank, 28), (on_some_layers, 12)])
+def test_c24_engine_an_adapter_of_another_scale_or_of_some_layers_is_proven(
+    engine: RunningEngine, served_name: str, tmp_path: Path, edit: Any, modules: int
+) -> None:
+    """The scale is vLLM's own doing; peft is the other that says what it is."""
+    whole = write_adapter(tmp_path / "whole", engine.model, seed=5, size=0.1, rank=8)
+    adapter = change(whole, tmp_path / "adapter", edit)
+    checkpoint = commit(
+        tmp_path / "checkpoints", engine.model, adapter, version=1, sequence=list(range(5, 60)), prompt=20
+    )
+
+    async def scenario() -> None:
+        client = EngineClient(engine.socket)
+        prover = Prover([client], served_name)
+        proof = await prover.prove(checkpoint)
+        await prover.unload(1)
+        await client.close()
+        assert proof.modules == modules
+        assert proof.max_error < 2e-4 and proof.effect > 1e-2
 
     asyncio.run(scenario())
 
