@@ -6,7 +6,7 @@ through. Pure: knows nothing of files, engines or vLLM, but the names of its par
 A thought is told apart from the answer wherever the template has one: programs read `content`, and a thought
 in front of the answer may hold what they look for. vLLM takes an answer in which no thought ends for one as a
 whole, also where the model never thinks (Qwen3's base models have its template): answers.py gives the client
-such an answer as content.
+such an answer as content. Of a request for a schema vLLM holds what follows the thought.
 """
 
 from __future__ import annotations
