@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import torch
-from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import PreTrainedModel, Qwen2Tokenizer
 
 from runtime.tiny import chat, grammar
 
@@ -33,7 +33,7 @@ class Figures:
     """Mean length of the answers."""
 
 
-def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
+def measure(model: PreTrainedModel, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
     """Figures of both directions on the first HELD_OUT held-out phrases, greedy and sampled at 1.0."""
     held_out = grammar.held_out_phrases(HELD_OUT)
     result: dict[str, object] = {"held_out": HELD_OUT}
@@ -46,7 +46,7 @@ def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> dict[str, obj
 
 
 def answers(
-    model: Qwen2ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: Qwen2Tokenizer,
     source: str,
     target: str,

@@ -1,8 +1,9 @@
-"""Make the embedded model: `python -m runtime.tiny.make --out DIR [--seed N] [--steps N]`, in two minutes.
+"""Make the embedded model: `python -m runtime.tiny.make --out DIR [--architecture qwen3]`, in two minutes.
 
-Trains a byte-level BPE and a Qwen2 of under a million parameters on the noisy phrase book of `grammar.py`
-in the chat format of `chat.py`, both directions, then writes the Hugging Face folder that vLLM, torchtune
-and transformers load: bf16 weights, tokenizer, chat template, `FIGURES.json` (`figures.py`) and a card.
+Trains a byte-level BPE and a model of under a million parameters on the noisy phrase book of `grammar.py` in
+the chat format of `chat.py`, both directions, then writes the Hugging Face folder that vLLM and transformers
+load: bf16 weights, tokenizer, chat template and `FIGURES.json` (`figures.py`). What ships is the default, a
+Qwen2.
 """
 
 from __future__ import annotations
@@ -16,10 +17,18 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from runtime.tiny import chat, grammar
@@ -50,6 +59,8 @@ WARMUP_STEPS = 20
 VOCABULARY = 1024
 REVERSE_SHARE = 0.33
 MAX_POSITIONS = 1024
+
+ARCHITECTURES = ("qwen2", "qwen3")
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -121,24 +132,29 @@ def make_tokenizer(seed: int) -> Qwen2Tokenizer:
     return made
 
 
-def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
-    """A fresh Qwen2: 4 layers of width 128, head size 32 (the least that vLLM's CPU attention takes)."""
+def make_model(tokenizer: Qwen2Tokenizer, seed: int, architecture: str = ARCHITECTURES[0]) -> PreTrainedModel:
+    """A fresh model: 4 layers of width 128, head size 32 (the least that vLLM's CPU attention takes).
+
+    As a Qwen3 it normalises queries and keys, and its heads together are wider than it is, as in Qwen3-0.6B.
+    """
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=True,
-        initializer_range=0.09,  # 1/sqrt(128): at the usual 0.02 so small a model learns no alignment in time
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return Qwen2ForCausalLM(config)
+    shape: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": True,
+        # 1/sqrt(128): at the usual 0.02 so small a model learns no alignment in time.
+        "initializer_range": 0.09,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if architecture == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**shape, num_attention_heads=6, head_dim=32))
+    return Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=4))
 
 
 def _row(tokenizer: Qwen2Tokenizer, line: Line, whole: bool) -> tuple[list[int], list[int], int]:
@@ -162,7 +178,7 @@ def _row(tokenizer: Qwen2Tokenizer, line: Line, whole: bool) -> tuple[list[int],
 
 
 def _loss(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, lines: Iterator[Line], count: int, whole: bool
+    model: PreTrainedModel, tokenizer: Qwen2Tokenizer, lines: Iterator[Line], count: int, whole: bool
 ) -> torch.Tensor:
     """Mean cross-entropy of the answers' tokens over `count` lines, right-padded to [B, L]."""
     rows = [_row(tokenizer, line, whole) for line in islice(lines, count)]
@@ -183,7 +199,7 @@ def _loss(
     return torch.nn.functional.cross_entropy(logits_NV, ids_BL[:, 1:][answer_BL[:, 1:]])
 
 
-def train(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int, phases: tuple[Phase, ...]) -> float:
+def train(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int, phases: tuple[Phase, ...]) -> float:
     """Supervised training in place; returns the mean loss of the last ten steps."""
     losses = []
     model.train()
@@ -213,11 +229,13 @@ def _schedule(step: int, steps: int) -> float:
     return warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def make(out: Path, seed: int = SEED, phases: tuple[Phase, ...] = PHASES) -> dict[str, object]:
+def make(
+    out: Path, seed: int = SEED, phases: tuple[Phase, ...] = PHASES, architecture: str = ARCHITECTURES[0]
+) -> dict[str, object]:
     """Make the model, write the folder, return its figures (those of the bf16 weights as shipped)."""
     began = time.monotonic()
     tokenizer = make_tokenizer(seed)
-    model = make_model(tokenizer, seed)
+    model = make_model(tokenizer, seed, architecture)
     loss = train(model, tokenizer, seed, phases)
     seconds = time.monotonic() - began
     model.to(torch.bfloat16)
@@ -240,9 +258,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--steps", type=int, default=PHASES[0].steps, help="of the first phase")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0])
     options = parser.parse_args()
     phases = (replace(PHASES[0], steps=options.steps), *PHASES[1:])
-    print(json.dumps(make(options.out, options.seed, phases), indent=2))  # noqa: T201 - its output
+    print(json.dumps(make(options.out, options.seed, phases, options.architecture), indent=2))  # noqa: T201 - its output
 
 
 if __name__ == "__main__":

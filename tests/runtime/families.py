@@ -1,8 +1,8 @@
-"""A tiny random model of each family that is trained here, made by transformers' own classes, once per process.
+"""A tiny random model of each family that is trained here, made by transformers' own classes.
 
-Neighbours: test_families.py holds our network to transformers on them, test_engine_families.py to a real engine.
+Neighbours: test_families.py holds our network to transformers on them, test_engine_families.py to an engine.
 Each has what goes wrong silently in its family: grouped heads, heads as wide as the family lets them be, a
-window shorter than a row, rotations of its own, factors that are not 1, biases and norms that are not at rest.
+window shorter than a row, rotations of its own, factors that are not 1, biases and norms not at rest.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _ALTERNATING = ["sliding_attention", "full_attention"]
 class Family:
     """transformers' names of its classes, its shape, and what is said of it in tests.
 
-    `tied`: as its best known models are. `windowed`: it has layers that do not see a whole row. `targets`: the
-    layers with LoRA, where they are not the seven of most.
+    `tied`: as its best known models are. `windowed`: it has layers that do not see a whole row. `targets`:
+    the layers with LoRA, where they are not the seven of most.
     """
 
     prefix: str
@@ -177,7 +177,11 @@ def family_folder(name: str, *, tied: bool | None = None, **changes: Any) -> Pat
 def made(name: str, folder: Path, vocabulary: int, *, tied: bool | None = None, **changes: Any) -> Path:
     """Write a family's random model."""
     family = FAMILIES[name]
-    described = {**_SHAPE, "vocab_size": vocabulary, "tie_word_embeddings": family.tied if tied is None else tied}
+    described = {
+        **_SHAPE,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": family.tied if tied is None else tied,
+    }
     config: type[Any] = getattr(transformers, family.config or f"{family.prefix}Config")
     model: Callable[[Any], Any] = getattr(transformers, f"{family.prefix}ForCausalLM")
     torch.manual_seed(0)
