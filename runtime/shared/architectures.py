@@ -19,6 +19,11 @@ _STATE_KEYS = (
     "state_size",
     "linear_num_key_heads",
     "attn_layer_period",
+    "ssm_state_size",
+    "conv_L_cache",
+    "lru_width",
+    "rescale_every",
+    "sequence_kernel",
 )
 # Of a stored model: what the trainer reads as the plain weights it stands for.
 _READABLE_QUANTIZATIONS = {"mxfp4"}
