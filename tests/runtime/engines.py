@@ -1,13 +1,18 @@
-"""The lives of one real engine: started warm, killed, started again (engine_server.py)."""
+"""Real engines that start warm (engine_server.py): the lives of one, killed and started again, or one of each
+model, one after the other.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +63,32 @@ class Engine:
     def ended(self) -> int:
         """Wait, bounded, for the end of this life; its exit code, negative for a signal."""
         return wait_until(lambda: self._ask(poll=self.pid), START_SECONDS, self._said)["exit_code"]
+
+    @contextmanager
+    def serving(self, folder: Path, **settings: Any) -> Iterator[Path]:
+        """An engine with settings of its own, its files in `folder`: its socket, once it is ready.
+
+        An assertion fails with what it said where it ends instead.
+        """
+        sockets = Path(tempfile.mkdtemp(prefix="slip-"))
+        config = RuntimeConfig.model_validate(
+            {"run_id": "engine", "state_dir": str(folder), "socket_dir": str(sockets), **settings}
+        )
+        (folder / "engine.json").write_text(config.model_dump_json())
+        pid = self._ask(config=str(folder / "engine.json"))["pid"]
+        log = folder / "engine.log"
+
+        def ready() -> bool:
+            assert not self._ask(poll=pid), log.read_text(errors="replace")
+            return is_healthy(command.socket_path(config, 0))
+
+        try:
+            wait_until(ready, START_SECONDS, lambda: log.read_text(errors="replace")[-4000:])
+            yield command.socket_path(config, 0)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            shutil.rmtree(sockets, ignore_errors=True)
 
     def close(self) -> None:
         assert self._server.stdin

@@ -1,0 +1,185 @@
+"""Each family on a real engine: trained here, published there, and both say the same of its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.version_proof import Prover, VersionProof
+from runtime.shared.batch import Batch
+from runtime.shared.checkpoint import Checkpoint, CheckpointStore
+from runtime.trainer.policy import Policy
+from runtime.trainer.probe import make_probe
+from runtime.trainer.update import update
+from tests.runtime.engines import Engine
+from tests.runtime.families import FAMILIES, WINDOW, served_folder
+from tests.runtime.trainer_fixtures import (
+    ALONE,
+    Sample,
+    fresh_policy,
+    make_batch,
+    measure,
+    settings_of,
+)
+
+Dtype = Literal["float32", "bfloat16"]
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = [{"role": "user", "content": "the red house and the black cat, the old man and the sea, " * 3}]
+SETTINGS = settings_of("dapo", overlong="keep", scale_rewards=False)
+ALWAYS: list[tuple[str, Dtype]] = [
+    ("qwen3", "float32"),
+    ("qwen3", "bfloat16"),
+    ("mistral", "float32"),
+    ("llama", "float32"),
+    ("llama", "bfloat16"),
+]
+# What vLLM says of a shape that it does not serve.
+UNSERVED = {"qwen2-window": "AssertionError: Sliding window for some but all layers is not supported"}
+SERVED = [name for name in FAMILIES if name not in UNSERVED]
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+REST = [(name, dtype) for name in SERVED for dtype in DTYPES if (name, dtype) not in ALWAYS]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far engine and trainer may be apart: fp32 computes the same, bf16 rounds in different places."""
+
+    ratio: float
+    kl: float
+    error: float
+    effect_share: float
+
+
+WITHIN = {
+    "float32": Tolerance(ratio=1e-3, kl=1e-6, error=2e-4, effect_share=0.01),
+    "bfloat16": Tolerance(ratio=0.02, kl=5e-3, error=1.0, effect_share=0.3),
+}
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("warm")
+    one = Engine(folder, folder / "armed")
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize(("name", "dtype"), ALWAYS)
+def test_c12_what_the_engine_serves_is_what_the_trainer_trained_whatever_the_family(
+    name: str, dtype: Dtype, warm: Engine, tmp_path: Path
+) -> None:
+    assert_served_as_trained(warm, name, dtype, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "dtype"), REST)
+def test_c12_what_the_engine_serves_is_what_the_trainer_trained_in_the_other_families(
+    name: str, dtype: Dtype, warm: Engine, tmp_path: Path
+) -> None:
+    assert_served_as_trained(warm, name, dtype, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", UNSERVED)
+def test_what_the_engine_cannot_serve_it_says_at_its_start(name: str, warm: Engine, tmp_path: Path) -> None:
+    model = served_folder(name, tmp_path / "model")
+    with pytest.raises(AssertionError, match=UNSERVED[name]), warm.serving(tmp_path, model_path=str(model)):
+        pass
+
+
+def assert_served_as_trained(warm: Engine, name: str, dtype: Dtype, scratch: Path) -> None:
+    """Two versions of a policy, each trained on what the one before it sampled, each proven."""
+    model = served_folder(name, scratch / "model")
+    policy = fresh_policy(dtype, model=model)
+    with warm.serving(scratch, model_path=str(model), dtype=dtype) as socket:
+        proofs = asyncio.run(asyncio.wait_for(proven(socket, policy, model, dtype, scratch), 120))
+    within = WITHIN[dtype]
+    for proof in proofs:
+        assert (proof.modules, proof.engines) == (2 * len(FAMILIES[name].targets), 1)
+        assert proof.max_error < within.error
+        assert proof.effect > 1e-2
+        assert proof.effect_share == pytest.approx(1, abs=within.effect_share)
+    write_log(name, dtype, proofs)
+
+
+async def proven(
+    socket: Path, policy: Policy, model: Path, dtype: Dtype, scratch: Path
+) -> list[VersionProof]:
+    client = EngineClient(socket)
+    prover = Prover([client], "policy", dtype)
+    optimizer = torch.optim.AdamW(policy.masters.values(), lr=2e-2)
+    found: list[VersionProof] = []
+    served = "base"
+    try:
+        for version in (1, 2):
+            batch = await sampled(client, served, step=version)
+            lag_zero = measure(policy, batch, SETTINGS).metrics
+            assert lag_zero["ratio_mean"] == pytest.approx(1, abs=WITHIN[dtype].ratio), served
+            assert lag_zero["kl_behaviour"] < WITHIN[dtype].kl, served
+            assert update(policy, optimizer, batch, SETTINGS, ALONE).metrics["updated"] == 1
+            found.append(await prover.prove(committed(policy, batch, model, scratch / "checkpoints")))
+            served = found[-1].name
+    finally:
+        await client.close()
+    return found
+
+
+async def sampled(client: EngineClient, model: str, step: int) -> Batch:
+    """A group of answers as the engine recorded them."""
+    body: dict[str, Any] = {"model": model, "messages": MESSAGES, "max_tokens": 40, "n": 6}
+    body |= {"temperature": 0.9, "logprobs": True, "return_token_ids": True}
+    answer = await client._json("POST", "/v1/chat/completions", body)
+    prompt, choices = answer["prompt_token_ids"], answer["choices"]
+    assert len(prompt) > 64, "rotations are stretched from there on"
+    assert len(prompt) > 2 * WINDOW, "answers do not see where it begins"
+    samples = [
+        Sample([(prompt, False), (choice["token_ids"], True)], 0, float(place), temperature=0.9)
+        for place, choice in enumerate(choices)
+    ]
+    batch = make_batch(samples, step=step)
+    batch.logprobs[batch.sampled == 1] = np.concatenate(
+        [[token["logprob"] for token in choice["logprobs"]["content"]] for choice in choices]
+    )
+    return batch
+
+
+def committed(policy: Policy, batch: Batch, model: Path, root: Path) -> Checkpoint:
+    """As the recipe commits a step."""
+
+    def write(folder: Path) -> None:
+        policy.export_adapter(folder / "adapter", str(model))
+        save_file(make_probe(policy, batch), folder / "probe.safetensors")
+
+    return CheckpointStore(root).commit(batch.step, batch.step, {}, write)
+
+
+def write_log(name: str, dtype: str, proofs: list[VersionProof]) -> None:
+    """A line for tests/bench/RESULTS.md, where SLIPWAY_FAMILIES_LOG names a file."""
+    if not (log := os.environ.get("SLIPWAY_FAMILIES_LOG")):
+        return
+    worst = max(proofs, key=lambda proof: proof.max_error)
+    line = {
+        "family": name,
+        "dtype": dtype,
+        "modules": worst.modules,
+        "tokens": sum(proof.probe_tokens for proof in proofs),
+        "max_error": worst.max_error,
+        "mean_error": worst.mean_error,
+        "effect": worst.effect,
+        "effect_share": worst.effect_share,
+    }
+    with Path(log).open("a") as file:
+        file.write(json.dumps(line) + "\n")
