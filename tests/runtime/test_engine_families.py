@@ -67,6 +67,12 @@ WITHIN = {
     "float32": Tolerance(ratio=1e-3, kl=1e-6, error=2e-4, effect_share=0.01),
     "bfloat16": Tolerance(ratio=0.02, kl=5e-3, error=1.0, effect_share=0.3),
 }
+# By rounding a token may go to another expert.
+WITHIN_EXPERTS = {**WITHIN, "bfloat16": Tolerance(ratio=0.1, kl=5e-2, error=5.0, effect_share=0.3)}
+
+
+def within(name: str, dtype: Dtype) -> Tolerance:
+    return (WITHIN_EXPERTS if name in ("qwen3-moe", "gpt-oss") else WITHIN)[dtype]
 
 
 @pytest.fixture(scope="module")
@@ -104,19 +110,19 @@ def assert_served_as_trained(warm: Engine, name: str, dtype: Dtype, scratch: Pat
     """Two versions of a policy, each trained on what the one before it sampled, each proven."""
     model = served_folder(name, scratch / "model")
     policy = fresh_policy(dtype, model=model)
+    bounds = within(name, dtype)
     with warm.serving(scratch, model_path=str(model), dtype=dtype) as socket:
-        proofs = asyncio.run(asyncio.wait_for(proven(socket, policy, model, dtype, scratch), 120))
-    within = WITHIN[dtype]
+        proofs = asyncio.run(asyncio.wait_for(proven(socket, policy, model, dtype, bounds, scratch), 120))
     for proof in proofs:
         assert (proof.modules, proof.engines) == (2 * len(FAMILIES[name].targets), 1)
-        assert proof.max_error < within.error
+        assert proof.max_error < bounds.error
         assert proof.effect > 1e-2
-        assert proof.effect_share == pytest.approx(1, abs=within.effect_share)
+        assert proof.effect_share == pytest.approx(1, abs=bounds.effect_share)
     write_log(name, dtype, proofs)
 
 
 async def proven(
-    socket: Path, policy: Policy, model: Path, dtype: Dtype, scratch: Path
+    socket: Path, policy: Policy, model: Path, dtype: Dtype, bounds: Tolerance, scratch: Path
 ) -> list[VersionProof]:
     client = EngineClient(socket)
     prover = Prover([client], "policy", dtype)
@@ -127,8 +133,8 @@ async def proven(
         for version in (1, 2):
             batch = await sampled(client, served, step=version)
             lag_zero = measure(policy, batch, SETTINGS).metrics
-            assert lag_zero["ratio_mean"] == pytest.approx(1, abs=WITHIN[dtype].ratio), served
-            assert lag_zero["kl_behaviour"] < WITHIN[dtype].kl, served
+            assert lag_zero["ratio_mean"] == pytest.approx(1, abs=bounds.ratio), served
+            assert lag_zero["kl_behaviour"] < bounds.kl, served
             assert update(policy, optimizer, batch, SETTINGS, ALONE).metrics["updated"] == 1
             found.append(await prover.prove(committed(policy, batch, model, scratch / "checkpoints")))
             served = found[-1].name
