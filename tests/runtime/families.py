@@ -26,7 +26,7 @@ EOS = 2
 WINDOW = 24
 # The least that an engine without a GPU has attention for.
 HEAD = 32
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -192,7 +192,10 @@ def made(name: str, folder: Path, vocabulary: int, *, tied: bool | None = None, 
 
 
 def served_folder(name: str, folder: Path) -> Path:
-    """A family's random model with the embedded model's tokenizer, for an engine."""
+    """A family's random model with the embedded model's tokenizer, for an engine.
+
+    It has no chat template: parsers are chosen by it, and of a gpt-oss vLLM reads no other than its own.
+    """
     tokens = transformers.AutoConfig.from_pretrained(TINY_MODEL).vocab_size
     made(name, folder, tokens)
     for file in _TOKENIZER:

@@ -37,7 +37,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 pytestmark = pytest.mark.slow
 
-MESSAGES = [{"role": "user", "content": "the red house and the black cat, the old man and the sea, " * 3}]
+TEXT = "the red house and the black cat, the old man and the sea, " * 4
 SETTINGS = settings_of("dapo", overlong="keep", scale_rewards=False)
 ALWAYS: list[tuple[str, Dtype]] = [
     ("qwen3", "float32"),
@@ -145,19 +145,19 @@ async def proven(
 
 async def sampled(client: EngineClient, model: str, step: int) -> Batch:
     """A group of answers as the engine recorded them."""
-    body: dict[str, Any] = {"model": model, "messages": MESSAGES, "max_tokens": 40, "n": 6}
-    body |= {"temperature": 0.9, "logprobs": True, "return_token_ids": True}
-    answer = await client._json("POST", "/v1/chat/completions", body)
-    prompt, choices = answer["prompt_token_ids"], answer["choices"]
+    prompt = await client.tokenize(TEXT)
     assert len(prompt) > 64, "rotations are stretched from there on"
     assert len(prompt) > 2 * WINDOW, "answers do not see where it begins"
+    body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": 40, "n": 6}
+    body |= {"temperature": 0.9, "logprobs": 0, "return_token_ids": True}
+    choices = (await client._json("POST", "/v1/completions", body))["choices"]
     samples = [
         Sample([(prompt, False), (choice["token_ids"], True)], 0, float(place), temperature=0.9)
         for place, choice in enumerate(choices)
     ]
     batch = make_batch(samples, step=step)
     batch.logprobs[batch.sampled == 1] = np.concatenate(
-        [[token["logprob"] for token in choice["logprobs"]["content"]] for choice in choices]
+        [choice["logprobs"]["token_logprobs"] for choice in choices]
     )
     return batch
 
