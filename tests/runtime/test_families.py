@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from runtime.shared.batch import Batch
 from runtime.shared.peft_form import WEIGHTS
+from runtime.trainer.attention import Blocks
 from runtime.trainer.forward import sequences
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.policy import Lora, Policy
@@ -191,6 +192,19 @@ def test_a_window_shorter_than_a_row_changes_what_comes_after_it_and_nothing_bef
     )
     torch.testing.assert_close(short[:WINDOW], long[:WINDOW], atol=1e-5, rtol=0)
     assert float((short - long)[WINDOW:].abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].windowed or name == "granite"])
+@torch.no_grad()
+def test_blocks_of_a_tree_are_attended_as_its_mask_is(name: str) -> None:
+    """FlexAttention, as on a GPU: windows, softcaps, sinks and scales of every family that has them."""
+    policy = trained_policy(model=family_folder(name))
+    for one in trees()[1]:
+        masked = policy.hidden(one.tokens_BL, one.positions_BL, one.mask_BLL())
+        blocks = Blocks(one.tree_BL, one.branch_BL, one.positions_BL)
+        found = policy.hidden(one.tokens_BL, one.positions_BL, blocks)
+        real = one.tree_BL >= 0
+        torch.testing.assert_close(found[real], masked[real], atol=1e-5, rtol=1e-4)
 
 
 @TIED

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
 import runtime.tiny
 from runtime.tiny import chat, figures, grammar, make
@@ -88,6 +94,14 @@ def test_the_shipped_figures_are_what_the_quickstart_needs(shipped: dict[str, An
     assert sampled["parsed"] >= 0.97
     assert 0.2 <= greedy["exact"] <= 0.6
     assert greedy["letters"] <= 14
+
+
+def test_it_can_be_made_as_a_qwen3_of_no_more_weights(tokenizer: Qwen2Tokenizer) -> None:
+    made = make.make_model(tokenizer, make.SEED, "qwen3")
+    config: Any = made.config
+    assert made.num_parameters() < 1_000_000
+    assert config.head_dim * config.num_attention_heads > config.hidden_size, "heads wider than the model"
+    assert "model.layers.0.self_attn.q_norm.weight" in made.state_dict()
 
 
 @pytest.mark.slow
