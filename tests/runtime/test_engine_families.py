@@ -49,8 +49,12 @@ ALWAYS: list[tuple[str, Dtype]] = [
 # What vLLM says of a shape that it does not serve.
 UNSERVED = {"qwen2-window": "AssertionError: Sliding window for some but all layers is not supported"}
 SERVED = [name for name in FAMILIES if name not in UNSERVED]
-DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
-REST = [(name, dtype) for name in SERVED for dtype in DTYPES if (name, dtype) not in ALWAYS]
+# By bf16's rounding a token goes to another expert now and then, and random experts have nothing in common.
+ROUNDED = [name for name in SERVED if name not in ("qwen3-moe", "gpt-oss")]
+EACH: list[tuple[str, Dtype]] = [(name, "float32") for name in SERVED] + [
+    (name, "bfloat16") for name in ROUNDED
+]
+REST = [one for one in EACH if one not in ALWAYS]
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,6 @@ WITHIN = {
     "float32": Tolerance(ratio=1e-3, kl=1e-6, error=2e-4, effect_share=0.01),
     "bfloat16": Tolerance(ratio=0.02, kl=5e-3, error=1.0, effect_share=0.3),
 }
-# By rounding a token may go to another expert.
-WITHIN_EXPERTS = {**WITHIN, "bfloat16": Tolerance(ratio=0.1, kl=5e-2, error=5.0, effect_share=0.3)}
-
-
-def within(name: str, dtype: Dtype) -> Tolerance:
-    return (WITHIN_EXPERTS if name in ("qwen3-moe", "gpt-oss") else WITHIN)[dtype]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +108,7 @@ def assert_served_as_trained(warm: Engine, name: str, dtype: Dtype, scratch: Pat
     """Two versions of a policy, each trained on what the one before it sampled, each proven."""
     model = served_folder(name, scratch / "model")
     policy = fresh_policy(dtype, model=model)
-    bounds = within(name, dtype)
+    bounds = WITHIN[dtype]
     with warm.serving(scratch, model_path=str(model), dtype=dtype) as socket:
         proofs = asyncio.run(asyncio.wait_for(proven(socket, policy, model, dtype, bounds, scratch), 120))
     for proof in proofs:
