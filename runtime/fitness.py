@@ -1,16 +1,18 @@
-"""Whether a rented machine can do what it was rented for, asked before the long install.
+"""Whether a machine can do what a run needs of its GPUs, asked before the long install.
 
     python -m runtime.fitness --variant cuda --gpus H100:4 --root DIR     one line; code 1: why it cannot
 
-GPUs by type and number, the driver against the CUDA that the pinned packages are built for, memory, and disk
-for the environment and the model. Neighbours: `launcher/machines/over_ssh/machine_scripts.py` runs it first
-of all there, `bootstrap.py` builds what is checked for here. Standard library only. Knows nothing of how it
-was rented.
+GPUs by type and number, the driver against the CUDA that the pinned packages are built for, memory, what
+processes share of it, and disk for the environment and the model. Neighbours:
+`launcher/machines/over_ssh/machine_scripts.py` runs it first of all on a rented machine,
+`launcher/machines/own_gpus.py` asks it of this computer, `bootstrap.py` builds what is checked for here.
+Standard library only. Knows nothing of how a machine was rented.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -32,10 +34,16 @@ _BFLOAT16_CAPABILITY = 8.0
 _PROCESS_BYTES = 3 * 10**9
 # Checkpoints, samples and logs of a run.
 _RUN_BYTES = 2 * 10**9
+# What the processes of one computer hand each other their tensors through.
+SHARED_MEMORY = Path("/dev/shm")
+# As NVIDIA asks of a container for NCCL: about 10 MB for each channel between two processes.
+_SHARED_MEMORY_BYTES = 10**9
 # A GPU called 80GB reports 79.6 GiB; one called 40GB is not taken for it.
 _OF_THE_NAMED_MEMORY = 0.9
 _ASK_SECONDS = 60
-_FIELDS = ("name", "driver_version", "memory.total", "compute_cap", "mig.mode.current")
+_FIELDS = (
+    "name", "driver_version", "memory.total", "compute_cap", "mig.mode.current", "uuid", "memory.used"
+)  # fmt: skip
 # What a type's name is made of; and its words that say how it is built in, not which it is.
 _PIECES = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
 _FORMS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d*|PCIE|NVL\d*|\d+GB?", re.IGNORECASE)
@@ -54,6 +62,8 @@ class Gpu:
     memory_bytes: int | None
     capability: float | None
     split_up: bool
+    uuid: str
+    used_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,7 @@ def check(needs: Needs, root: Path) -> str:
         check_weights(gpus[0], needs)
         check_memory(memory_bytes(), needs)
         found += [f"{len(gpus)}×{gpus[0].name}", f"driver {gpus[0].driver}"]
+        found += filter(None, [check_shared_memory(needs)])
     free = check_disk(root, needs)
     return " · ".join([*found, f"{_gb(free)} of disk free"])
 
@@ -119,10 +130,14 @@ def _gpu(line: str) -> Gpu | None:
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != len(_FIELDS) or not re.match(r"\d+\.", fields[1]):
         return None
-    name, driver, memory, capability, mig = fields
-    memory_bytes = int(memory) * 2**20 if memory.isdigit() else None
+    name, driver, memory, capability, mig, uuid, used = fields
     known = re.fullmatch(r"\d+\.\d+", capability)
-    return Gpu(name, driver, memory_bytes, float(capability) if known else None, mig == "Enabled")
+    number = float(capability) if known else None
+    return Gpu(name, driver, _mebibytes(memory), number, mig == "Enabled", uuid, _mebibytes(used))
+
+
+def _mebibytes(text: str) -> int | None:
+    return int(text) * 2**20 if text.isdigit() else None
 
 
 def check_gpus(gpus: list[Gpu], needs: Needs) -> None:
@@ -218,6 +233,27 @@ def check_memory(available: int, needs: Needs) -> None:
             f"the memory is too small: {_gb(available)} are free,"
             f" {processes} processes need {_gb(processes * _PROCESS_BYTES)}"
         )
+
+
+def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | None:
+    """Several training processes exchange their gradients through /dev/shm wherever their GPUs cannot reach one
+    another, and NCCL then ends the first step with an "unhandled system error": that is refused. One training
+    process, and engines of one GPU each, put nothing there: then a small one is only mentioned, and what is
+    said is returned. Raises UnfitError.
+    """
+    try:
+        found = os.statvfs(folder)
+        free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    except FileNotFoundError:
+        free = size = 0
+    if free >= _SHARED_MEMORY_BYTES:
+        return None
+    if needs.train_gpus == 1:
+        return f"{_gb(free)} of /dev/shm free"
+    raise UnfitError(
+        f"/dev/shm is too small: {_gb(free)} of its {_gb(size)} are free, {needs.train_gpus} training processes"
+        f" need {_gb(_SHARED_MEMORY_BYTES)}; start the container with --ipc=host or --shm-size=2g"
+    )
 
 
 def check_disk(root: Path, needs: Needs) -> int:

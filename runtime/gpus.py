@@ -1,11 +1,13 @@
 """Which of the machine's GPUs each child of the runtime sees.
 
-Neighbours: `__main__.py` gives each child its own, through CUDA's variable. Knows nothing of CUDA itself.
+Neighbours: `__main__.py` gives each child its own, through CUDA's variable; a name in it, a number or a UUID, is
+passed on as it is. Knows nothing of CUDA itself.
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Mapping
 
@@ -13,10 +15,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The GPUs this process may use, as CUDA numbers them."""
+    """The GPUs this process may use, as CUDA names them: of a list, those before the first that is none."""
     said = (os.environ if environ is None else environ).get(VISIBLE)
     if said is not None:
-        return [name for name in said.split(",") if name.strip()]
+        names = [name.strip() for name in said.split(",")]
+        return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
     return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 

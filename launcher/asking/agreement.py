@@ -14,7 +14,7 @@ from launcher.base.units import format_duration, format_money
 from launcher.screen import consent
 from launcher.screen.output import Output, columns
 from launcher.values.offers import Offer
-from launcher.values.plan import Plan
+from launcher.values.plan import Plan, Shares
 from launcher.values.settings import Settings
 
 _SHOWN_CANDIDATES = 8
@@ -22,7 +22,7 @@ _SHOWN_CANDIDATES = 8
 
 def refuse_unasked(settings: Settings) -> None:
     """Nobody is there to agree, and nobody has with --yes: then prices are not even looked up."""
-    if settings.gpus is None or settings.yes or consent.somebody_is_here():
+    if not settings.rented or settings.yes or consent.somebody_is_here():
         return
     raise _nobody(f"launch plan --gpus {settings.gpus}   (what it costs; then the same run with --yes)")
 
@@ -42,15 +42,13 @@ def table(plan: Plan) -> str:
     """What is agreed to, in full: how the GPUs are used, what ends the run, where it may be."""
     rented = plan.rented
     assert rented is not None
-    use = f"{rented.infer_gpus} for inference, {rented.train_gpus} for training"
     limits = [f"lease {format_duration(plan.lease_seconds)}", f"idle {rented.idle_minutes}m"]
     limits += [] if plan.deadline_seconds is None else [f"deadline {format_duration(plan.deadline_seconds)}"]
     limits += [] if plan.budget is None else [f"budget {format_money(plan.budget)}"]
     disk = "SkyPilot's usual size" if rented.disk_gb is None else f"{rented.disk_gb} GB"
     lines = [
         f"  model   {plan.model}",
-        f"  GPUs    {'shared by inference and training' if rented.shared else use}",
-        f"  memory  {memory_table.line(rented.memory) if rented.memory else 'not known for this model'}",
+        *use(rented),
         f"  limits  {' · '.join(limits)}",
         f"  disk    {disk}{'' if plan.unpriced else '; it and traffic are billed apart from the machine'}",
     ]
@@ -67,6 +65,15 @@ def table(plan: Plan) -> str:
     more = len(plan.candidates) - len(shown)
     rest = [f"  and {more} more, up to {format_money(plan.dearest_per_hour)}/h"] if more else []
     return "\n".join([*lines, columns(rows), *rest])
+
+
+def use(gpus: Shares) -> list[str]:
+    """How GPUs are shared out, and whether all fits."""
+    apart = f"{gpus.infer_gpus} for inference, {gpus.train_gpus} for training"
+    return [
+        f"  GPUs    {'shared by inference and training' if gpus.shared else apart}",
+        f"  memory  {memory_table.line(gpus.memory) if gpus.memory else 'not known for this model'}",
+    ]
 
 
 def _price(offer: Offer) -> str:

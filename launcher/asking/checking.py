@@ -16,7 +16,8 @@ from launcher.base import credentials
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore, RunRecord
-from launcher.values.plan import refuse_what_is_rented_only
+from launcher.machines import own_gpus
+from launcher.values.plan import own_shares, refuse_what_is_rented_only
 from launcher.values.settings import Settings
 from runtime.shared.architectures import PolicyError, checked_context
 from runtime.shared.peft_form import Lora
@@ -27,11 +28,13 @@ def check(asked: Asked, home: Home) -> str:
     settings, earlier = asked.settings, asked.earlier
     refuse_what_is_rented_only(settings)
     agreement.refuse_unasked(settings)
-    rented = settings.gpus is not None
+    rented = settings.rented
     if rented:
         preflight.check_tools()
     else:
         preflight.check_platform()
+    if settings.own_gpus:
+        own_gpus.choose(own_shares(settings).needs("cuda"), os.environ)
     if earlier is None:
         RecordStore(home).check_name(settings.name)
     else:
@@ -51,7 +54,7 @@ def check(asked: Asked, home: Home) -> str:
     preflight.check_disk(settings, model_path, home)
     if not rented:
         # Last, because only this may ask the network.
-        preflight.check_environment(home)
+        preflight.check_environment(home, "cuda" if settings.own_gpus else "cpu")
     return model_path
 
 

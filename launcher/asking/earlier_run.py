@@ -21,8 +21,9 @@ from launcher.values.settings import TINY_MODEL, Settings, Value
 _FIXED = (
     "dtype", "train.lora.rank", "train.lora.alpha", "train.lora.use_rslora", "train.lora.target_modules"
 )  # fmt: skip
-# Where nobody says, a rented machine decides: GPUs have other defaults than a CPU, and memory is planned.
+# Where nobody says, the machine decides: GPUs have other defaults than a CPU, and memory is planned.
 _BY_MACHINE = ("dtype", "engines", "train_processes", *PLANNED)
+_RENTED, _OWN_GPUS, _CPU = "rented GPUs", "this computer's own GPUs", "this computer"
 # Settings of ours that a resumed run keeps, and the field of Settings each one is.
 _KEPT = {
     "model": "model",
@@ -118,16 +119,22 @@ def settings(given: Settings, record: RunRecord) -> Settings:
 
 def check_same_kind(settings: Settings, record: RunRecord) -> None:
     """A run that is taken up goes on where it was, if it had come anywhere. Raises UsageError."""
-    was_rented, rented = record.machine.get("kind") == "cloud", settings.gpus is not None
-    if not record.machine or was_rented == rented:
+    wanted = _RENTED if settings.rented else _OWN_GPUS if settings.own_gpus else _CPU
+    if not record.machine or (was := _kind(record.machine)) == wanted:
         return
-    kinds = {True: "rented GPUs", False: "this computer"}
     label = record.name or record.id
     raise UsageError(
-        f"{label} cannot be resumed on {kinds[rented]}",
-        f"it was started on {kinds[was_rented]}; what it learned is in its results/adapter",
+        f"{label} cannot be resumed on {wanted}",
+        f"it was started on {was}; what it learned is in its results/adapter",
         f"launch --resume {label}   (without --gpus and --infra)",
     )
+
+
+def _kind(machine: Mapping[str, Any]) -> str:
+    """Where a described machine computes, in words."""
+    if machine.get("kind") == "cloud":
+        return _RENTED
+    return _OWN_GPUS if machine.get("variant") == "cuda" else _CPU
 
 
 def refused(label: str, wanted: str, was: str) -> UsageError:

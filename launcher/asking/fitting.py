@@ -1,4 +1,4 @@
-"""Whether a model fits the GPUs that were asked for, by arithmetic, before anything is rented.
+"""Whether a model fits the GPUs that were asked for, by arithmetic, before anything is rented or built.
 
 Neighbours: `pricing.py` puts what is found here into the plan, `rented_run.py` hands it to the runtime,
 `launching.py` and `plan_verb.py` refuse by it, `memory_table.py` shows it. The arithmetic is
@@ -14,7 +14,7 @@ from launcher.asking import runtime_config
 from launcher.base.errors import PreflightError
 from launcher.models import model_config
 from launcher.values.offers import gpus_of
-from launcher.values.plan import Plan, Rented
+from launcher.values.plan import Plan, Shares
 from launcher.values.settings import Settings
 from runtime.shared import model_shape
 from runtime.shared.memory import instead
@@ -24,8 +24,13 @@ from runtime.shared.peft_form import Lora
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
 
 
-def of(settings: Settings, rented: Rented) -> tuple[MemoryPlan | None, str | None]:
-    """The memory of a rented run, None where model or GPU are not known; and a remark on that."""
+def of(
+    settings: Settings, gpus: Shares, kind: str, listed_bytes: int | None = None
+) -> tuple[MemoryPlan | None, str | None]:
+    """The memory of a run on GPUs of this kind, None where model or GPU are not known; and a remark on that.
+
+    `listed_bytes`: what a GPU has where its own driver said so.
+    """
     token = settings.secrets.get("HF_TOKEN")
     found = model_config.of(settings.model, os.environ, token.value if token else None)
     shape = None if found is None else model_shape.shape(found.config)
@@ -33,18 +38,18 @@ def of(settings: Settings, rented: Rented) -> tuple[MemoryPlan | None, str | Non
         why = "its config.json is neither on this computer nor in launch's table of known models"
         said = why if found is None else "its config.json does not say how large its layers are"
         return None, f"whether {settings.model} fits is not known: {said}"
-    gpu, count = gpus_of(rented.gpus)
-    machine = Machine(gpu, count, rented.train_gpus, rented.infer_gpus)
-    weighed = instead.explained(shape, machine, _wishes(settings, rented))
+    kind = kind.removeprefix("NVIDIA ")
+    machine = Machine(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
+    weighed = instead.explained(shape, machine, _wishes(settings, gpus))
     if weighed is None:
-        return None, f"whether {settings.model} fits is not known: launch has no figure for {gpu}'s memory"
+        return None, f"whether {settings.model} fits is not known: launch has no figure for {kind}'s memory"
     remark = None
     if found.read_on is not None:
         remark = f"memory is planned for {settings.model}'s shape as launch knew it on {found.read_on}"
     return weighed, remark
 
 
-def _wishes(settings: Settings, rented: Rented) -> Wishes:
+def _wishes(settings: Settings, gpus: Shares) -> Wishes:
     """What somebody set; the rest is open."""
     config = runtime_config.of_user(settings.runtime)
     train, engine = config.train, config.engine
@@ -58,7 +63,7 @@ def _wishes(settings: Settings, rented: Rented) -> Wishes:
         names=train.lora.target_modules,
         scaled=lora.scale != 1,
         slots=max(engine.max_loras, config.max_staleness + 2),
-        number_bytes=_NUMBER_BYTES[rented.dtype],
+        number_bytes=_NUMBER_BYTES[gpus.dtype],
         reference=train.kl_beta > 0,
         checkpointing=said("train.activation_checkpointing", train.activation_checkpointing),
         pack_tokens=said("train.pack_tokens", train.pack_tokens),
@@ -70,15 +75,16 @@ def _wishes(settings: Settings, rented: Rented) -> Wishes:
 
 def refuse_what_does_not_fit(plan: Plan) -> None:
     """Raises PreflightError, with what would fit, for a run whose GPUs are too small for its model."""
-    memory = None if plan.rented is None else plan.rented.memory
-    if plan.rented is None or memory is None or memory.short is None:
+    gpus = plan.gpus
+    memory = None if gpus is None else gpus.memory
+    if gpus is None or memory is None or memory.short is None:
         return
     if memory.in_the_way:
         keys = ", ".join(memory.in_the_way)
-        hint = f"launch plan --model {plan.model} --gpus {plan.rented.gpus}   (without {keys})"
+        hint = f"launch plan --model {plan.model} --gpus {gpus.gpus}   (without {keys})"
     elif memory.instead:
         others = f"   (or {', '.join(memory.instead[1:])})" if memory.instead[1:] else ""
         hint = f"launch plan --model {plan.model} --gpus {memory.instead[0]}{others}"
     else:
         hint = "launch plan --model MODEL, a smaller one   (no GPU in launch's table is large enough)"
-    raise PreflightError(f"{plan.model} does not fit {plan.rented.gpus}", memory.short, hint)
+    raise PreflightError(f"{plan.model} does not fit {gpus.gpus}", memory.short, hint)

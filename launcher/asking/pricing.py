@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.asking import fitting
+from launcher.base.errors import PreflightError
+from launcher.machines import own_gpus
 from launcher.models import model_size
 from launcher.values.offers import Market, gpus_of
 from launcher.values.plan import Plan, make_plan
@@ -24,7 +26,7 @@ _OLD_DAYS = 14
 def make(
     settings: Settings, say: Callable[[str], None] = lambda line: None, *, only_shown: bool = False
 ) -> Plan:
-    """The plan for these settings, with prices at hand and memory where GPUs are to be rented.
+    """The plan for these settings, with prices at hand where GPUs are to be rented, and with their memory.
 
     `say` gets what is going on, and what should be known of the prices. A plan that is `only_shown` may do
     with those that came with the package. Raises UsageError, CapacityError, PreflightError.
@@ -32,12 +34,14 @@ def make(
     gpus = settings.gpus
     if gpus is None:
         return make_plan(settings)
-    settings, market = _look(settings, gpus, say, only_shown)
     token = settings.secrets.get("HF_TOKEN")
     size = model_size.of(settings.model, os.environ, token.value if token else None)
+    if settings.own_gpus:
+        return _on_own_gpus(settings, make_plan(settings, model_bytes=size), say, only_shown)
+    settings, market = _look(settings, gpus, say, only_shown)
     plan = make_plan(settings, market, size)
     assert plan.rented is not None
-    memory, remark = fitting.of(settings, plan.rented)
+    memory, remark = fitting.of(settings, plan.rented, gpus_of(plan.rented.gpus)[0])
     for line in [*_remarks(market), *([remark] if remark else [])]:
         say(line)
     return replace(plan, rented=replace(plan.rented, memory=memory))
@@ -50,6 +54,23 @@ def refuse_without_account(plan: Plan, user_home: Path | None = None) -> None:
     for cloud in clouds_of(list(plan.rented.infra)) if plan.rented else []:
         if not has_account(cloud, user_home or Path.home(), os.environ):
             raise no_account(cloud)
+
+
+def _on_own_gpus(settings: Settings, plan: Plan, say: Callable[[str], None], only_shown: bool) -> Plan:
+    """The plan with the memory of this computer's own GPUs. One that is `only_shown` may do without any."""
+    assert plan.own is not None
+    try:
+        chosen = own_gpus.choose(plan.own.needs("cuda"), os.environ)
+    except PreflightError as error:
+        if not only_shown:
+            raise
+        say(f"a run would be refused here: {error.why}")
+        return plan
+    smallest = min(chosen, key=lambda gpu: gpu.memory_bytes or 0)
+    memory, remark = fitting.of(settings, plan.own, smallest.name, smallest.memory_bytes)
+    if remark:
+        say(remark)
+    return replace(plan, own=replace(plan.own, memory=memory))
 
 
 def _look(

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
 from launcher.machines import environments
 from launcher.screen.output import Output, columns
+from launcher.values.settings import OWN_GPUS
 
 CHECK_SECONDS = 2.0
 # For one run on the embedded model; larger models need more.
@@ -101,6 +103,7 @@ def ask_all(home: Home, env_file: Path | None, bound_seconds: float = CHECK_SECO
         ("folders", lambda: _folders(home)),
         ("disk", lambda: _disk(home)),
         ("port", lambda: _port(home)),
+        ("gpus", _gpus),
         ("environment", lambda: _environment(home)),
         ("network", lambda: _network(home, bound_seconds)),
         ("model", _model),
@@ -180,6 +183,19 @@ def _memory() -> Check:
     if cores < _LEAST_CORES:
         return Check("memory", "warn", f"{detail}; engine and trainer share one core", "expect a slow run")
     return Check("memory", "ok", detail)
+
+
+def _gpus() -> Check:
+    """Only `--gpus local` needs them; whether a model fits on them, only its plan says."""
+    from launcher.machines import own_gpus
+    from runtime.fitness import Needs, UnfitError
+
+    try:
+        found = own_gpus.fit(Needs("cuda", f"{OWN_GPUS}:1"), os.environ)
+    except UnfitError as unfit:
+        return Check("gpus", "info", f"{unfit}; needed only for --gpus {OWN_GPUS}")
+    names = ", ".join(f"{count}×{name}" for name, count in Counter(gpu.name for gpu in found).items())
+    return Check("gpus", "ok", f"{names} will do: launch --gpus {OWN_GPUS}:{len(found)}")
 
 
 def _folders(home: Home) -> Check:

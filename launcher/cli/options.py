@@ -50,7 +50,8 @@ Gpus = Annotated[
     str | None,
     typer.Option(
         metavar="TYPE:COUNT",
-        help="Rent GPUs for this run, such as H100:4; H100 means one. Default: run on this computer.",
+        help="Rent GPUs for this run, such as H100:4; H100 means one. local:2: two of this computer's own. "
+        "Default: run on this computer's CPU.",
         rich_help_panel=_WHAT,
     ),
 ]

@@ -41,18 +41,20 @@ def show(
 
 
 def _text(plan: Plan) -> str:
-    if plan.rented is None:
+    gpus = plan.gpus
+    if gpus is None:
         return _free(plan)
-    memory = [memory_table.text(plan.rented.memory)] if plan.rented.memory else []
-    return "\n".join([plan.describe_cost(), agreement.table(plan), *memory])
+    memory = [memory_table.text(gpus.memory)] if gpus.memory else []
+    terms = [plan.describe_cost(), agreement.table(plan)] if plan.rented else [_free(plan), *agreement.use(gpus)]
+    return "\n".join([*terms, *memory])
 
 
 def _refresh(output: Output, settings: Settings) -> None:
     from launcher.machines.skypilot import prices
 
-    if settings.gpus is None:
+    if not settings.rented:
         raise UsageError(
-            "--refresh needs --gpus",
+            f"--refresh needs {'rented GPUs' if settings.own_gpus else '--gpus'}",
             "a run on this computer has no price",
             "launch plan --gpus H100:4 --refresh",
         )

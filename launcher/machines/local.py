@@ -1,8 +1,8 @@
-"""A machine made of processes on this computer: the same calls as a rented one, no account, no GPU.
+"""A machine made of processes on this computer: the same calls as a rented one, no account.
 
 Neighbours: `machine.py` says what each call means, `waiting_for_runtime.py` waits for the runtime,
 `runtime/bootstrap.py` builds its environment, `runtime/keeper.py` is the process started here;
-`home_copy.py` copies results. Every process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not
+`own_gpus.py` chooses this computer's GPUs where they are wanted, `home_copy.py` copies results. Every process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not
 name is still found. Knows nothing of the user's program, the relay or the terminal.
 """
 
@@ -32,6 +32,7 @@ from launcher.values.machine import Progress, Proof, PullReport, Stopped, never,
 
 if TYPE_CHECKING:
     from launcher.values.standing import Standing
+    from runtime.fitness import Needs
     from runtime.shared.schema import RuntimeConfig
 
 # What an earlier life of the run said of itself: it must not be taken for what this one says.
@@ -50,6 +51,7 @@ class LocalMachine:
     `folder` becomes the runtime's state_dir; `environments` holds the built environments of all runs.
     `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     `secrets` are variables for the runtime's environment; no description holds them.
+    `needs`: what it needs of this computer's own GPUs, and which build of the runtime; None: the CPU's.
     """
 
     kind = "local"
@@ -63,12 +65,14 @@ class LocalMachine:
         variant: str = "cpu",
         keep: Callable[[dict[str, Any]], object] = lambda description: None,
         secrets: Mapping[str, str] | None = None,
+        needs: Needs | None = None,
     ) -> None:
         self._run_id = run_id
         self._folder = folder.absolute()
         self._sockets = short_folder(run_id)
         self._environments = environments
-        self._variant = variant
+        self._variant = needs.variant if needs else variant
+        self._needs = needs
         self._keep = keep
         self._secrets = secrets or {}
         self._keeper: ProcessId | None = None
@@ -228,6 +232,10 @@ class LocalMachine:
             "PYTHONPATH": str(self._code),
             "PATH": f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
+        if self._needs is not None:
+            from launcher.machines import own_gpus
+
+            environ |= own_gpus.variables(own_gpus.choose(self._needs, os.environ))
         with (self._folder / "logs" / "keeper.log").open("ab") as log:
             keeper = subprocess.Popen(
                 [str(self._python), "-m", "runtime.keeper", "--config", str(config)],

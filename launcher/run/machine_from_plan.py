@@ -14,7 +14,7 @@ from launcher.base.home import Home
 from launcher.ledger.lease import Limits
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.values.machine import Machine, Progress, silent
-from launcher.values.plan import Plan, Rented
+from launcher.values.plan import Plan
 from launcher.values.settings import TINY_MODEL
 from runtime.fitness import Needs
 
@@ -34,7 +34,8 @@ def machine_for(
 ) -> Machine:
     """A new machine. `secrets` are for its runtime alone, not for the program."""
     if plan.rented is None:
-        return local_machine(record, store, home, secrets)
+        needs = None if plan.own is None else plan.own.needs("cuda")
+        return local_machine(record, store, home, secrets, needs)
     from launcher.machines.cloud import CloudMachine
     from launcher.safety import rented_leftovers
 
@@ -49,7 +50,7 @@ def machine_for(
         disk_gb=plan.rented.disk_gb,
         max_price_per_hour=plan.rented.max_price_per_hour,
         variant=variant,
-        needs=_needs(plan.rented, variant),
+        needs=plan.rented.needs(variant),
         model=_own_folder(plan.model),
         keep=lambda description: store.update(record.id, machine=description),
         secrets=secrets,
@@ -57,18 +58,6 @@ def machine_for(
         copy_rate=copy_rate,
         limits=Limits(record.life.begun, plan.deadline_seconds, plan.budget),
         warn=warn,
-    )
-
-
-def _needs(rented: Rented, variant: str) -> Needs:
-    return Needs(
-        variant,
-        rented.gpus,
-        rented.train_gpus,
-        rented.infer_gpus,
-        rented.model_bytes or 0,
-        rented.dtype,
-        rented.memory.gpu_bytes if rented.memory else 0,
     )
 
 
@@ -88,9 +77,13 @@ def machine_of(record: RunRecord, store: RecordStore, home: Home) -> Machine:
 
 
 def local_machine(
-    record: RunRecord, store: RecordStore, home: Home, secrets: Mapping[str, str] | None = None
+    record: RunRecord,
+    store: RecordStore,
+    home: Home,
+    secrets: Mapping[str, str] | None = None,
+    needs: Needs | None = None,
 ) -> Machine:
-    """The machine of a run on this computer."""
+    """The machine of a run on this computer, on its own GPUs where it `needs` them."""
     from launcher.machines.local import LocalMachine
 
     return LocalMachine(
@@ -99,4 +92,5 @@ def local_machine(
         home.environments,
         keep=lambda description: store.update(record.id, machine=description),
         secrets=secrets,
+        needs=needs,
     )

@@ -19,7 +19,7 @@ from launcher.results.background_copy import pull_patiently
 from launcher.screen import consent
 from launcher.screen.output import Output
 from launcher.values.machine import Machine, Progress, PullReport
-from launcher.values.plan import PLANNED, Plan, Rented
+from launcher.values.plan import PLANNED, Plan, Shares
 
 _SSH_LINE = "ssh_include"
 # Of the memory of a GPU that engine and trainer share, the engine's part where nothing was planned.
@@ -80,8 +80,8 @@ def pull_later(
     return pull_patiently(machine, results, seconds, given_up)
 
 
-def runtime_overrides(gpus: Rented) -> dict[str, Any]:
-    """What the runtime is told of its GPUs, unless the user says otherwise."""
+def runtime_overrides(gpus: Shares) -> dict[str, Any]:
+    """What the runtime is told of its GPUs, rented or not, unless the user says otherwise."""
     told: dict[str, Any] = {"dtype": gpus.dtype}
     told |= {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
     if gpus.memory is None:

@@ -260,7 +260,7 @@ class Run:
         from launcher.asking import runtime_config
         from runtime.shared.peft_form import portable_name
 
-        settings, gpus = self._request.settings, self._request.plan.rented
+        settings, gpus = self._request.settings, self._request.plan.gpus
         model_path, overrides = self._request.model_path, settings.runtime
         if gpus is not None and machine.device == "cuda":
             overrides = rented_run.runtime_overrides(gpus) | overrides

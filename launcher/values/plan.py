@@ -15,6 +15,7 @@ from launcher.base.errors import UsageError
 from launcher.base.units import format_duration, format_money
 from launcher.values.offers import Market, Offer, affordable, available, gpus_of, places
 from launcher.values.settings import Settings
+from runtime.fitness import Needs
 from runtime.shared.memory.planning import MemoryPlan
 
 HERE = "this computer"
@@ -22,7 +23,7 @@ HERE = "this computer"
 RENTED_SECONDS = 4 * 3600.0
 # A machine's own timer looks once a minute, and the provider takes a while to end it.
 TIMER_SECONDS = 90.0
-# Settings of the runtime that the plan of a rented run's memory decides where nobody else does.
+# Settings of the runtime that the plan of the GPUs' memory decides where nobody else does.
 PLANNED = (
     "train.activation_checkpointing",
     "train.pack_tokens",
@@ -31,7 +32,9 @@ PLANNED = (
     "engine.memory_fraction",
 )
 # What only a rented run has; on the command line they ask for one.
-_RENTED_ONLY = ("infra", "train_gpus", "infer_gpus", "budget", "max_price", "idle", "disk", "copy_rate")
+_RENTED_ONLY = ("infra", "budget", "max_price", "idle", "disk", "copy_rate")
+# What a run has whose GPUs are named, rented or not.
+_WITH_GPUS = ("train_gpus", "infer_gpus")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.
 _SYSTEM_GB = 60
 _NO_PRICE = "no price: a cluster of your own"
@@ -39,14 +42,54 @@ _LEAST_DISK_GB = 100
 _DISK_STEP_GB = 50
 
 
+class Shares:
+    """GPUs and how they are shared out, rented or this computer's own. With one GPU, training and inference
+    share it. `model_bytes`: the weights, None where their size is not known; `dtype`: what they are computed
+    in. `memory`: how it fits, None where that is not known."""
+
+    gpus: str
+    train_gpus: int
+    infer_gpus: int
+    model_bytes: int | None
+    dtype: str
+    memory: MemoryPlan | None
+
+    @property
+    def shared(self) -> bool:
+        """Whether engine and trainer are on the same GPU."""
+        return self.train_gpus + self.infer_gpus > gpus_of(self.gpus)[1]
+
+    def needs(self, variant: str) -> Needs:
+        """What a machine must have for them, with this build of the runtime."""
+        return Needs(
+            variant,
+            self.gpus,
+            self.train_gpus,
+            self.infer_gpus,
+            self.model_bytes or 0,
+            self.dtype,
+            self.memory.gpu_bytes if self.memory else 0,
+        )
+
+
 @dataclass(frozen=True)
-class Rented:
+class Own(Shares):
+    """This computer's own GPUs: `gpus` is "local:2"."""
+
+    gpus: str
+    train_gpus: int
+    infer_gpus: int
+    model_bytes: int | None = None
+    dtype: str = "bfloat16"
+    memory: MemoryPlan | None = None
+
+
+@dataclass(frozen=True)
+class Rented(Shares):
     """What is rented, for the machine: one of these GPUs, at the first place of `infra` that has them.
 
     `disk_gb` None leaves the size to SkyPilot. Nothing dearer than `max_price_per_hour` was agreed to, None
-    where nothing has a price. With one GPU, training and inference share it. `model_bytes`: the weights, None
-    where their size is not known; `dtype`: what they are computed in. `memory`: how it fits, None where that
-    is not known.
+    where nothing has a price.
     """
 
     gpus: str
@@ -59,11 +102,6 @@ class Rented:
     model_bytes: int | None = None
     dtype: str = "bfloat16"
     memory: MemoryPlan | None = None
-
-    @property
-    def shared(self) -> bool:
-        """Whether engine and trainer are on the same GPU."""
-        return self.train_gpus + self.infer_gpus > gpus_of(self.gpus)[1]
 
 
 @dataclass(frozen=True)
@@ -81,6 +119,12 @@ class Plan:
     rented: Rented | None = None
     candidates: tuple[Offer, ...] = ()
     prices_of: str | None = None
+    own: Own | None = None
+
+    @property
+    def gpus(self) -> Shares | None:
+        """The GPUs it runs on, whosever they are."""
+        return self.rented or self.own
 
     @property
     def dearest_per_hour(self) -> float:
@@ -145,15 +189,11 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
     """
     refuse_what_is_rented_only(settings)
     if settings.gpus is None:
-        return Plan(
-            where=HERE,
-            model=settings.model,
-            price_per_hour=0.0,
-            deadline_seconds=settings.max_seconds,
-            lease_seconds=settings.lease_seconds,
-            budget=settings.budget,
-        )
+        return _free(settings, HERE)
     count = gpus_of(settings.gpus)[1]
+    if settings.own_gpus:
+        own = own_shares(settings, model_bytes)
+        return _free(settings, f"{count} GPU{'s' if count > 1 else ''} of {HERE}", own)
     train, infer = split(count, settings.train_gpus, settings.infer_gpus)
     market = market or Market()
     candidates = affordable(settings, available(settings, market))
@@ -186,8 +226,28 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
     )
 
 
+def _free(settings: Settings, where: str, own: Own | None = None) -> Plan:
+    """The plan of a run on this computer."""
+    return Plan(
+        where=where,
+        model=settings.model,
+        price_per_hour=0.0,
+        deadline_seconds=settings.max_seconds,
+        lease_seconds=settings.lease_seconds,
+        budget=settings.budget,
+        own=own,
+    )
+
+
+def own_shares(settings: Settings, model_bytes: int | None = None) -> Own:
+    """How this computer's own GPUs are shared out, where the settings name some. Raises UsageError."""
+    assert settings.gpus is not None
+    train, infer = split(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
+    return Own(settings.gpus, train, infer, model_bytes, _dtype(settings))
+
+
 def _dtype(settings: Settings) -> str:
-    """What a rented run computes in, unless it was told otherwise."""
+    """What a run on GPUs computes in, unless it was told otherwise."""
     return settings.runtime.get("dtype", "bfloat16")
 
 
@@ -225,14 +285,15 @@ def disk_for(model_bytes: int | None) -> int | None:
 
 
 def refuse_what_is_rented_only(settings: Settings) -> None:
-    """Without --gpus, options that ask for a rented run. From a file they wait for one. Raises UsageError."""
-    if settings.gpus is not None:
+    """Where no GPUs are rented, options that ask for it. From a file they wait for one. Raises UsageError."""
+    if settings.rented:
         return
-    for key in _RENTED_ONLY:
+    for key in _RENTED_ONLY if settings.own_gpus else (*_WITH_GPUS, *_RENTED_ONLY):
         option = "--" + key.replace("_", "-")
         if key in settings.values and settings.values[key].source == option:
+            without = f"with --gpus {settings.gpus}" if settings.own_gpus else "without --gpus"
             raise UsageError(
-                f"{option} needs --gpus",
-                "without --gpus the run stays on this computer",
+                f"{option} needs {'rented GPUs' if settings.own_gpus else '--gpus'}",
+                f"{without} the run stays on this computer",
                 f"launch --gpus H100:4 {option} …",
             )

@@ -31,6 +31,8 @@ WANDB_MODES = ("disabled", "offline", "online")
 LEAST_LEASE_SECONDS = 15.0
 # `launch down` waits three minutes for the run's own `launch` to begin the end, which it does after this.
 _MOST_GRACE_SECONDS = 120.0
+# The type of GPUs that are this computer's own: `--gpus local:2` rents nothing.
+OWN_GPUS = "local"
 _GPUS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d{1,4}))?", re.ASCII)
 _MOST_GPUS = 1024
 _SIZE = re.compile(r"(\d{1,6})\s*(?:gb?)?", re.IGNORECASE | re.ASCII)
@@ -84,14 +86,15 @@ def _port(value: Any) -> int:
 
 
 def _gpus(value: Any) -> str:
-    """TYPE:COUNT, or TYPE for one of it; whether there is such a type, the price catalogs know."""
+    """TYPE:COUNT, or TYPE for one of it; whether there is such a type, the price catalogs know, and the driver
+    of this computer's own ones."""
     found = _GPUS.fullmatch(str(value).strip())
     if found is None:
-        raise ValueError("expected TYPE:COUNT, such as H100:4")
+        raise ValueError(f"expected TYPE:COUNT, such as H100:4, or {OWN_GPUS}:1 for this computer's own")
     count = int(found[2] or 1)
     if count == 0:
         raise ValueError("at least one GPU: H100:1")
-    return f"{found[1]}:{count}"
+    return f"{OWN_GPUS if found[1].lower() == OWN_GPUS else found[1]}:{count}"
 
 
 def _infra(value: Any) -> tuple[str, ...]:
@@ -229,3 +232,13 @@ class Settings:
     secrets: dict[str, Value] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     adapter: Adapter | None = None
+
+    @property
+    def rented(self) -> bool:
+        """Whether GPUs are to be rented."""
+        return self.gpus is not None and not self.own_gpus
+
+    @property
+    def own_gpus(self) -> bool:
+        """Whether it is to run on this computer's own GPUs."""
+        return self.gpus is not None and self.gpus.startswith(f"{OWN_GPUS}:")

@@ -13,12 +13,11 @@ import pytest
 from launcher.machines.over_ssh import machine_scripts
 from runtime import bootstrap, fitness
 from runtime.fitness import Needs
+from tests.support.played_driver import A100_40, H100, Driver
 
 pytestmark = pytest.mark.process
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-H100 = "NVIDIA H100 80GB HBM3, 580.95.05, 81559, 9.0, Disabled"
-A100_40 = "NVIDIA A100-SXM4-40GB, 580.95.05, 40960, 8.0, Disabled"
 FOUR = Needs("cuda", "H100:4", train_gpus=1, infer_gpus=3)
 # What is free of this computer's memory is not what a machine would have.
 FOUR_IDLE = replace(FOUR, train_gpus=0, infer_gpus=0)
@@ -32,10 +31,7 @@ class Machine:
 
     def drive(self, *listed: str, code: int = 0, stderr: str = "") -> None:
         """Have nvidia-smi list these."""
-        tool = self.folder / "bin" / "nvidia-smi"
-        said = "".join(f"echo '{line}'\n" for line in listed) + (f"echo '{stderr}' >&2\n" if stderr else "")
-        tool.write_text(f"#!/bin/sh\n{said}exit {code}\n")
-        tool.chmod(0o755)
+        Driver(self.folder / "bin").lists(*listed, code=code, stderr=stderr)
 
     def set_up(self, needs: Needs) -> tuple[int, list[str]]:
         """The exit code and the lines of the script."""

@@ -52,7 +52,7 @@ def gpus(shape: ModelShape, machine: Machine, wishes: Wishes, most: int = 2) -> 
 
 
 def _others(machine: Machine) -> Iterator[tuple[str, int]]:
-    own = gpu_memory.memory_bytes(machine.gpu) or 0
+    own = machine.listed_bytes or gpu_memory.memory_bytes(machine.gpu) or 0
     if machine.shared:
         yield machine.gpu, 2
     for kind in _KINDS:

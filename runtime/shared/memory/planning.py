@@ -49,12 +49,14 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Machine:
-    """`count` GPUs of a kind, `train` and `infer` of them; with one both share it."""
+    """`count` GPUs of a kind, `train` and `infer` of them; with one both share it. `listed_bytes`: what each
+    has, where that is known better than by its kind."""
 
     gpu: str
     count: int
     train: int
     infer: int
+    listed_bytes: int | None = None
 
     @property
     def shared(self) -> bool:
@@ -93,7 +95,7 @@ class MemoryPlan:
 
 def plan(shape: ModelShape, machine: Machine, wishes: Wishes) -> MemoryPlan | None:
     """The first choice that fits, else the one that asks for least, with `short`. None for an unknown GPU."""
-    listed = gpu_memory.memory_bytes(machine.gpu)
+    listed = machine.listed_bytes or gpu_memory.memory_bytes(machine.gpu)
     if listed is None:
         return None
     weighed = (_weigh(shape, machine, chosen, listed) for chosen in _choices(shape, machine, wishes))
