@@ -236,10 +236,10 @@ def check_memory(available: int, needs: Needs) -> None:
 
 
 def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | None:
-    """Several training processes exchange their gradients through /dev/shm wherever their GPUs cannot reach one
-    another, and NCCL then ends the first step with an "unhandled system error": that is refused. One training
-    process, and engines of one GPU each, put nothing there: then a small one is only mentioned, and what is
-    said is returned. Raises UnfitError.
+    """Several training processes hand each other gradients through /dev/shm wherever one GPU cannot reach the
+    other's memory, and in docker's own 64 MB NCCL ends the first step with an "unhandled system error": that
+    is refused. One training process, and engines of one GPU each, put nothing there: then a small one is only
+    mentioned, in the words returned. Raises UnfitError.
     """
     try:
         found = os.statvfs(folder)
@@ -251,8 +251,9 @@ def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | Non
     if needs.train_gpus == 1:
         return f"{_gb(free)} of /dev/shm free"
     raise UnfitError(
-        f"/dev/shm is too small: {_gb(free)} of its {_gb(size)} are free, {needs.train_gpus} training processes"
-        f" need {_gb(_SHARED_MEMORY_BYTES)}; start the container with --ipc=host or --shm-size=2g"
+        f"/dev/shm is too small: {_gb(free)} of its {_gb(size)} are free,"
+        f" {needs.train_gpus} training processes need {_gb(_SHARED_MEMORY_BYTES)};"
+        " start the container with --ipc=host or --shm-size=2g"
     )
 
 

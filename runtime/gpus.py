@@ -1,7 +1,7 @@
 """Which of the machine's GPUs each child of the runtime sees.
 
-Neighbours: `__main__.py` gives each child its own, through CUDA's variable; a name in it, a number or a UUID, is
-passed on as it is. Knows nothing of CUDA itself.
+Neighbours: `__main__.py` gives each child its own, through CUDA's variable; a name in it, a number or a UUID,
+is passed on as it is. Knows nothing of CUDA itself.
 """
 
 from __future__ import annotations

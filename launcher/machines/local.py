@@ -2,8 +2,9 @@
 
 Neighbours: `machine.py` says what each call means, `waiting_for_runtime.py` waits for the runtime,
 `runtime/bootstrap.py` builds its environment, `runtime/keeper.py` is the process started here;
-`own_gpus.py` chooses this computer's GPUs where they are wanted, `home_copy.py` copies results. Every process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not
-name is still found. Knows nothing of the user's program, the relay or the terminal.
+`own_gpus.py` chooses this computer's GPUs where they are wanted, `home_copy.py` copies results. Every
+process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not name is still found. Knows nothing of
+the user's program, the relay or the terminal.
 """
 
 from __future__ import annotations

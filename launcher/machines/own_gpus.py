@@ -1,7 +1,8 @@
 """This computer's own GPUs: which of them a run takes, or why it cannot have them.
 
-Neighbours: `runtime/fitness.py` has the checks, the same as on a rented machine; `asking/checking.py` asks before
-anything is built, `local.py` once more when the runtime is started, `doctor.py` at any time. Changes nothing.
+Neighbours: `runtime/fitness.py` has the checks, the same as on a rented machine; `asking/checking.py` asks
+before anything is built, `local.py` once more when the runtime is started, `doctor.py` at any time. Changes
+nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def choose(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def fit(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
-    """All that will do. Raises UnfitError where they are fewer than needed, with what is wrong with another."""
+    """All that will do. Raises UnfitError where they are too few, with what is wrong with another."""
     if platform.machine() not in {"x86_64", "AMD64"}:
         raise UnfitError(f"the runtime's CUDA build needs an x86-64 processor, this is {platform.machine()}")
     seen = _visible(fitness.ask_driver(), environ)

@@ -86,8 +86,8 @@ def _port(value: Any) -> int:
 
 
 def _gpus(value: Any) -> str:
-    """TYPE:COUNT, or TYPE for one of it; whether there is such a type, the price catalogs know, and the driver
-    of this computer's own ones."""
+    """TYPE:COUNT, or TYPE for one of it; whether there is such a type, the price catalogs know. `local`: this
+    computer's own, which its driver knows."""
     found = _GPUS.fullmatch(str(value).strip())
     if found is None:
         raise ValueError(f"expected TYPE:COUNT, such as H100:4, or {OWN_GPUS}:1 for this computer's own")

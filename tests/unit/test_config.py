@@ -122,7 +122,16 @@ def test_every_other_name_for_a_key_is_one_of_ours(home: Home, folder: Path) -> 
 
 def test_one_gpu_needs_no_count(home: Home, folder: Path) -> None:
     for typed, gpus in (("H100", "H100:1"), ("A100-80GB", "A100-80GB:1"), ("H100:4", "H100:4")):
-        assert load({"gpus": typed}, environ={}, folder=folder, home=home).gpus == gpus
+        found = load({"gpus": typed}, environ={}, folder=folder, home=home)
+        assert found.gpus == gpus and found.rented and not found.own_gpus
+
+
+def test_gpus_called_local_are_this_computers_own(home: Home, folder: Path) -> None:
+    for typed, gpus in (("local", "local:1"), ("Local:2", "local:2")):
+        found = load({"gpus": typed}, environ={}, folder=folder, home=home)
+        assert found.gpus == gpus and found.own_gpus and not found.rented
+    assert not load({}, environ={}, folder=folder, home=home).own_gpus
+    assert load({"gpus": "localized:1"}, environ={}, folder=folder, home=home).rented
 
 
 def test_set_refuses_what_launch_decides_itself(home: Home, folder: Path) -> None:

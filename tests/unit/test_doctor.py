@@ -25,13 +25,14 @@ from launcher.machines import environments
 from launcher.safety import leftovers
 from runtime import bootstrap
 from tests.support.environment import PROGRAMS
+from tests.support.played_driver import A100_40, H100, Driver
 from tests.support.typed import Typed
 
 pytestmark = pytest.mark.process
 
 NAMES = [
-    "python", "platform", "compiler", "uv", "memory", "folders", "disk", "port", "environment", "network",
-    "model", "settings", "accounts", "left over", "skypilot", "clouds",
+    "python", "platform", "compiler", "uv", "memory", "folders", "disk", "port", "gpus", "environment",
+    "network", "model", "settings", "accounts", "left over", "skypilot", "clouds",
 ]  # fmt: skip
 
 
@@ -243,3 +244,20 @@ def test_g26_doctor_works_offline_and_imports_nothing_heavy(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert "network" in done.stdout
+
+
+def test_gpus_of_this_computer_are_counted_and_none_are_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor._gpus() == Check(
+        "gpus", "info", "no NVIDIA driver is there: nvidia-smi is not installed; needed only for --gpus local"
+    )
+    driver = Driver(tmp_path)
+    driver.lists(H100, A100_40, H100)
+    assert doctor._gpus().state == "ok"
+    assert doctor._gpus().detail == (
+        "2×NVIDIA H100 80GB HBM3, 1×NVIDIA A100-SXM4-40GB will do: launch --gpus local:3"
+    )
+    driver.lists(H100.replace("580.95.05", "550.54"))
+    assert doctor._gpus().detail.startswith("driver 550.54 is too old for CUDA 13.0: it needs 580 or newer;")

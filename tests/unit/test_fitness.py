@@ -122,6 +122,63 @@ def test_each_engine_and_training_process_has_its_memory() -> None:
     assert fitness.memory_bytes() < 10**15
 
 
+SMALL = """
+mount -t tmpfs -o size="$2" none "$1" && exec "$3" -c '
+import sys
+from pathlib import Path
+from runtime import fitness
+needs = fitness.Needs("cuda", "H100:4", train_gpus=int(sys.argv[2]))
+try:
+    print(fitness.check_shared_memory(needs, Path(sys.argv[1])))
+except fitness.UnfitError as unfit:
+    print(unfit)
+' "$1" "$4"
+"""
+
+
+def shared_memory(folder: Path, size: str, train_gpus: int) -> str | None:
+    """What is said of a /dev/shm of this size; None where this user may not mount one."""
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", SMALL, "sh", folder, size, sys.executable, str(train_gpus)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if done.returncode == 1 and ("unshare" in done.stderr or "mount" in done.stderr):
+        return None
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("size", "train_gpus", "said"),
+    [
+        ("64m", 1, "0.1 GB of /dev/shm free"),
+        ("64m", 2, "/dev/shm is too small: 0.1 GB of its 0.1 GB are free, 2 training processes need 1.0 GB;"
+         " start the container with --ipc=host or --shm-size=2g"),
+        ("2g", 2, "None"),
+    ],
+)  # fmt: skip
+def test_dockers_own_64_mb_of_shared_memory_are_refused_where_several_processes_train(
+    tmp_path: Path, size: str, train_gpus: int, said: str
+) -> None:
+    assert shared_memory(tmp_path, size, train_gpus) in (said, None)
+
+
+def test_shared_memory_that_is_full_or_not_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = replace(FOUR, train_gpus=2)
+    with pytest.raises(fitness.UnfitError, match=r"0\.0 GB of its 0\.0 GB are free"):
+        fitness.check_shared_memory(several, tmp_path / "shm")
+    full = os.statvfs_result((4096, 4096, 2**22, 5000, 5000, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda folder: full)
+    with pytest.raises(fitness.UnfitError, match=r"0\.0 GB of its 17\.2 GB are free, 2 training processes"):
+        fitness.check_shared_memory(several)
+    assert fitness.check_shared_memory(FOUR) == "0.0 GB of /dev/shm free"
+
+
 def test_the_disk_must_hold_the_environment_where_it_is_not_built(tmp_path: Path) -> None:
     enormous = Needs("cuda", "H100:4", model_bytes=10**15)
     with pytest.raises(fitness.UnfitError) as unfit:

@@ -16,3 +16,5 @@ def test_one_gpu_is_shared() -> None:
 def test_what_is_visible_is_as_cuda_says() -> None:
     assert gpus.visible({gpus.VISIBLE: "4,5"}) == ["4", "5"]
     assert gpus.visible({gpus.VISIBLE: ""}) == []
+    assert gpus.visible({gpus.VISIBLE: "-1"}) == [], "how people hide them all"
+    assert gpus.visible({gpus.VISIBLE: "2, GPU-4a1b,-1,3"}) == ["2", "GPU-4a1b"], "CUDA stops at what is none"

@@ -87,8 +87,8 @@ def test_a_runtime_sees_the_chosen_ones_alone_whatever_cuda_calls_them(driver: D
          "CUDA_VISIBLE_DEVICES=MIG-4 names none of the 1 GPUs here"),
         ([RTX.replace("580.95.05", "570.12")], ONE, {},
          "driver 570.12 is too old for CUDA 13.0: it needs 580 or newer"),
-        ([OLD, RTX], TWO, {}, "2 needed, 1 of the 2 here will do: NVIDIA GeForce GT 1030 has compute capability 6.1:"
-         " bfloat16 needs 8.0 or newer"),
+        ([OLD, RTX], TWO, {}, "2 needed, 1 of the 2 here will do: NVIDIA GeForce GT 1030 has compute"
+         " capability 6.1: bfloat16 needs 8.0 or newer"),
         ([H100.replace("Disabled", "Enabled")], ONE, {},
          "GPU 0 (NVIDIA H100 80GB HBM3) is split up: MIG is on,"
          " whole ones are needed"),

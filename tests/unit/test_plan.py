@@ -14,7 +14,7 @@ from launcher.asking.setting_sources import load
 from launcher.base.errors import CapacityError, ConfigError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.values.offers import Market, Offer, gpus_of
-from launcher.values.plan import RENTED_SECONDS, TIMER_SECONDS, Plan, disk_for, make_plan, split
+from launcher.values.plan import RENTED_SECONDS, TIMER_SECONDS, Own, Plan, disk_for, make_plan, split
 from launcher.values.settings import Settings
 
 
@@ -205,6 +205,37 @@ def test_what_there_is_not_is_said_with_what_there_is(
     assert what in refused.value.message
     assert refused.value.why
     assert hint in (refused.value.hint or "")
+
+
+def test_this_computers_own_gpus_are_shared_out_like_rented_ones_and_cost_nothing(wish) -> None:
+    plan = make_plan(wish(gpus="local:4", max="1h"), model_bytes=10**9)
+    assert plan.describe() == "tiny on 4 GPUs of this computer, $0.00/h, deadline 1h"
+    assert plan.rented is None and plan.cost_at_most == 0.0 and not plan.unpriced
+    assert plan.gpus == plan.own == Own("local:4", 1, 3, 10**9, "bfloat16")
+    two = make_plan(wish(gpus="local:4", train_gpus="2")).own
+    assert two is not None and (two.train_gpus, two.infer_gpus, two.shared) == (2, 2, False)
+    one = make_plan(replace(wish(gpus="local"), runtime={"dtype": "float32"}))
+    assert one.where == "1 GPU of this computer" and one.deadline_seconds is None
+    assert one.own is not None and one.own.shared and one.own.dtype == "float32"
+    with pytest.raises(UsageError, match="not a valid split"):
+        make_plan(wish(gpus="local:2", infer_gpus="2"))
+
+
+@pytest.mark.parametrize(
+    "option", ["infra=aws", "budget=5", "max_price=3", "idle=5m", "disk=100", "copy_rate=2MB/s"]
+)
+def test_what_only_a_rented_run_has_is_refused_with_this_computers_gpus(
+    wish, option: str, tmp_path: Path
+) -> None:
+    key, _, value = option.partition("=")
+    with pytest.raises(UsageError) as refused:
+        make_plan(wish(gpus="local:2", **{key: value}))
+    name = "--" + key.replace("_", "-")
+    assert refused.value.message == f"{name} needs rented GPUs"
+    assert refused.value.why == "with --gpus local:2 the run stays on this computer"
+    assert refused.value.hint == f"launch --gpus H100:4 {name} …"
+    (tmp_path / "launch.toml").write_text("budget = 5\nmax_price = 3\n")
+    assert make_plan(wish(gpus="local:2")).cost_at_most == 0.0
 
 
 def test_what_only_a_rented_run_has_waits_in_a_file_and_is_refused_on_the_command_line(

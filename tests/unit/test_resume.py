@@ -273,6 +273,21 @@ def test_a_run_that_had_no_machine_yet_may_be_taken_up_anywhere(
         earlier_run.check_same_kind(settings(gpus="H100:4"), here)
 
 
+def test_a_run_stays_on_the_kind_of_gpus_it_was_started_on(
+    store: RecordStore, settings: Callable[..., Settings]
+) -> None:
+    record = ended(store)
+    own = store.update(record.id, machine={"kind": "local", "variant": "cuda"})
+    earlier_run.check_same_kind(settings(gpus="local:2"), own)
+    for other, words in ((settings(), "this computer"), (settings(gpus="H100:4"), "rented GPUs")):
+        with pytest.raises(UsageError, match=f"cannot be resumed on {words}$") as refused:
+            earlier_run.check_same_kind(other, own)
+        assert "it was started on this computer's own GPUs" in (refused.value.why or "")
+    here = store.update(record.id, machine={"kind": "local", "variant": "cpu"})
+    with pytest.raises(UsageError, match="cannot be resumed on this computer's own GPUs"):
+        earlier_run.check_same_kind(settings(gpus="local"), here)
+
+
 def test_what_cannot_be_had_is_refused_before_anything_of_the_earlier_run_is_ended(
     store: RecordStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
