@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.support.lanes", "tests.support.remote_items"]
-_ONLY_SLOW = {Path(__file__).with_name(name) for name in ("cloud", "e2e", "mutations")}
+from tests.support.lane import in_a_lane
+
+pytest_plugins = ["tests.support.lanes", "tests.support.remote_items", "tests.support.measured"]
+_ONLY_SLOW = {Path(__file__).with_name(name) for name in ("cloud", "e2e", "gpu", "mutations")}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,16 +31,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What is too long for every run is slow as well: `-m "not slow"` takes the place of the default.
 
-    What has no mark that says it takes its time is quick.
+    What has no mark that says it takes its time is quick. What needs a GPU is left out, whatever else is asked
+    for, until it is asked for by name.
     """
     for item in items:
-        if item.get_closest_marker("long") or item.get_closest_marker("matrix"):
+        if any(item.get_closest_marker(mark) for mark in ("long", "matrix", "gpu")):
             item.add_marker("slow")
         if not (item.get_closest_marker("slow") or item.get_closest_marker("process")):
             item.add_marker("quick")
+    if "gpu" not in config.option.markexpr and not in_a_lane():
+        left_out = [item for item in items if item.get_closest_marker("gpu")]
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.hookimpl(wrapper=True)

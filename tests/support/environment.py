@@ -11,14 +11,14 @@ PROGRAMS = REPOSITORY / "tests" / "programs"
 
 
 @functools.cache
-def runtime_python() -> Path:
+def runtime_python(variant: str = "cpu") -> Path:
     """The Python that has vLLM, torchtune and pytest. Built on first use (a download on a fresh machine)."""
-    if chosen := os.environ.get("SLIPWAY_TEST_RUNTIME_PYTHON"):
+    if variant == "cpu" and (chosen := os.environ.get("SLIPWAY_TEST_RUNTIME_PYTHON")):
         return Path(chosen)
     from launcher.base.home import Home
     from runtime import bootstrap
 
-    return bootstrap.ensure_environment(Home.find().environments, variant="cpu", extras=("test",))
+    return bootstrap.ensure_environment(Home.find().environments, variant=variant, extras=("test",))
 
 
 def runtime_environ(tree: Path = REPOSITORY) -> dict[str, str]:

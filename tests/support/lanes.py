@@ -1,8 +1,8 @@
 """The whole suite in lanes: pytests beside each other, so that what waits keeps nothing else waiting.
 
 A test of a lane is shown here, where it stands among the others, and runs in its lane, a pytest of its own
-(`lane.py`). What no lane takes runs here. The tests of `tests/runtime` (`remote_items.py`) always run in a
-lane, in the runtime's environment; the others only when the slow tests of several lanes were asked for.
+(`lane.py`). What no lane takes runs here. The tests of `tests/runtime` and `tests/gpu` (`remote_items.py`)
+always run in a lane, in the runtime's environment; the others only when the slow tests of several lanes were asked for.
 Suites side by side share the places of the computer (`places.py`).
 `--one-by-one` runs all but those here, one after the other: for a debugger, for measuring one alone.
 """
@@ -20,6 +20,7 @@ from tests.support.environment import REPOSITORY, runtime_environ, runtime_pytho
 from tests.support.lane import Lane, LaneError, in_a_lane
 
 RUNTIME = "tests/runtime/"
+GPU = "tests/gpu/"
 # Which tests run in which lane, by the beginnings of their ids; the first that fits. Lanes that start with
 # `runtime` have the runtime's environment. Each computes about as long as the others, alone on a computer:
 # `python -m tests.bench.minutes`.
@@ -30,6 +31,10 @@ LANES: dict[str, tuple[str, ...]] = {
     "runs": ("tests/e2e/",),
     "runtime": (RUNTIME,),
 }
+# Beside the others, where a GPU is asked for by name: it takes no place of theirs.
+GPU_LANE = "runtime-gpu"
+# For a test in the runtime's environment that needs the launcher's.
+LAUNCHER_PYTHON = "SLIPWAY_TEST_LAUNCHER_PYTHON"
 _IN_ITS_PLACE = ("-p", "tests.support.places")
 _ALONE = "--one-by-one"
 _IN_LANES = pytest.StashKey[bool]()
@@ -38,7 +43,7 @@ _STARTED = pytest.StashKey[dict[str, Lane]]()
 
 def lane_of(nodeid: str) -> str | None:
     """The lane that takes a test; None for those that run here."""
-    taken = (name for name, starts in LANES.items() if nodeid.startswith(starts))
+    taken = (name for name, starts in {**LANES, GPU_LANE: (GPU,)}.items() if nodeid.startswith(starts))
     return next(taken, None)
 
 
@@ -128,10 +133,26 @@ def _reports_or_failure(item: pytest.Item) -> Iterable[pytest.TestReport]:
 
 
 def _start(name: str, nodeids: list[str]) -> Lane:
+    if name == GPU_LANE:
+        _refuse_without_gpu()
+        environ = runtime_environ() | {LAUNCHER_PYTHON: sys.executable}
+        return Lane(name, runtime_python("cuda"), nodeids, environ, "--confcutdir", str(REPOSITORY / GPU))
     if _is_the_runtimes(name):
         confined = ("--confcutdir", str(REPOSITORY / RUNTIME))
         return Lane(name, runtime_python(), nodeids, runtime_environ(), *_IN_ITS_PLACE, *confined)
     return Lane(name, sys.executable, nodeids, os.environ, *_IN_ITS_PLACE)
+
+
+def _refuse_without_gpu() -> None:
+    """Before the CUDA build, which is large, is fetched for nothing."""
+    from launcher.base.errors import PreflightError
+    from launcher.machines import own_gpus
+    from runtime.fitness import Needs
+
+    try:
+        own_gpus.choose(Needs("cuda", "local:1"), os.environ)
+    except PreflightError as error:
+        raise pytest.UsageError(f"{GPU} needs a GPU: {error.why}") from None
 
 
 def _is_the_runtimes(name: str) -> bool:

@@ -1,4 +1,5 @@
-"""Shows the tests of `tests/runtime` to a pytest that has no torch; they run in the runtime's environment.
+"""Shows the tests of `tests/runtime` and `tests/gpu` to a pytest that has no torch; they run in the runtime's
+environment, those of `tests/gpu` in its CUDA build.
 
 Each test function becomes one item here (its parameters stay inside), which ends when all its cases have, in
 a lane of the runtime's environment (`lanes.py`).
@@ -13,17 +14,18 @@ from typing import Any
 
 import pytest
 
-from tests.support import lanes
+from tests.support import lanes, measured
 from tests.support.environment import REPOSITORY
 
 # The marks that choose tests; the others mean something only inside the runtime's own pytest.
 _MARKS = {"slow", "long", "process"}
-FOLDER = REPOSITORY / "tests" / "runtime"
+GPU = REPOSITORY / "tests" / "gpu"
+FOLDERS = (REPOSITORY / "tests" / "runtime", GPU)
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Hand `tests/runtime` to the collector that knows its environment."""
-    if path == FOLDER:
+    """Hand the folders to the collector that knows their environment."""
+    if path in FOLDERS:
         return RemoteFolder.from_parent(parent, path=path)
     return None
 
@@ -33,7 +35,7 @@ class RemoteError(Exception):
 
 
 class RemoteFolder(pytest.Directory):
-    """`tests/runtime`: collected without importing its conftest, which belongs to the other environment."""
+    """One of the folders: collected without importing its conftest, which belongs to the other environment."""
 
     def collect(self) -> Iterator[pytest.Collector]:
         for path in sorted(self.path.glob("test_*.py")):
@@ -46,6 +48,7 @@ class RemoteFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         tree = ast.parse(self.path.read_text(), str(self.path))
         shared = {name for node in tree.body if _is_pytestmark(node) for name in _marks_in([node])}
+        shared |= {"gpu"} if self.path.parent == GPU else set()
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 item = RemoteItem.from_parent(self, name=node.name)
@@ -59,6 +62,7 @@ class RemoteItem(pytest.Item):
 
     def runtest(self) -> None:
         reports = lanes.reports(self)
+        measured.keep(self.config, reports)
         failed = [f"{report.nodeid} ({report.when})\n{_text(report)}" for report in reports if report.failed]
         if failed:
             raise RemoteError("\n\n".join(failed))
