@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.lane import in_a_lane
 
-pytest_plugins = ["tests.support.lanes", "tests.support.remote_items", "tests.support.measured"]
+pytest_plugins = ["tests.support.measured", "tests.support.lanes", "tests.support.remote_items"]
 _ONLY_SLOW = {Path(__file__).with_name(name) for name in ("cloud", "e2e", "gpu", "mutations")}
 
 
@@ -34,8 +34,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What is too long for every run is slow as well: `-m "not slow"` takes the place of the default.
 
-    What has no mark that says it takes its time is quick. What needs a GPU is left out, whatever else is asked
-    for, until it is asked for by name.
+    What has no mark that says it takes its time is quick. What needs a GPU is left out, whatever else is
+    asked for, until it is asked for by name.
     """
     for item in items:
         if any(item.get_closest_marker(mark) for mark in ("long", "matrix", "gpu")):

@@ -2,8 +2,8 @@
 
 A test of a lane is shown here, where it stands among the others, and runs in its lane, a pytest of its own
 (`lane.py`). What no lane takes runs here. The tests of `tests/runtime` and `tests/gpu` (`remote_items.py`)
-always run in a lane, in the runtime's environment; the others only when the slow tests of several lanes were asked for.
-Suites side by side share the places of the computer (`places.py`).
+always run in a lane, in the runtime's environment; the others only when the slow tests of several lanes were
+asked for. Suites side by side share the places of the computer (`places.py`).
 `--one-by-one` runs all but those here, one after the other: for a debugger, for measuring one alone.
 """
 

@@ -1,4 +1,4 @@
-"""What tests measured, one JSON object a line: shown at the end of a session, to go into tests/bench/RESULTS.md.
+"""What tests measured, one JSON object a line, shown at the end of a session: for tests/bench/RESULTS.md.
 
 A test says it with `say`, in whatever environment it runs; `remote_items.py` hands over what a lane's tests
 printed.

@@ -35,7 +35,7 @@ class RemoteError(Exception):
 
 
 class RemoteFolder(pytest.Directory):
-    """One of the folders: collected without importing its conftest, which belongs to the other environment."""
+    """One of the folders: its files are read; fixtures belong to the other environment."""
 
     def collect(self) -> Iterator[pytest.Collector]:
         for path in sorted(self.path.glob("test_*.py")):
