@@ -3,7 +3,9 @@
     python -m runtime --config STATE/runtime.json        (the token on the first line of stdin)
 
 Neighbours: the keeper is its parent and passes the token through; supervision.py does the work. It serves no
-HTTP: the gateway reads `supervisor.json`. All children start at once, because importing is what takes long.
+HTTP: the gateway reads `supervisor.json`. All children start at once, because importing is what takes long;
+but not a trainer on the GPU of an engine. While that engine starts, it takes what the GPU's memory loses for
+its own and ends where the GPU gets some back (vLLM's gpu_worker.py, determine_available_memory).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import asyncio
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from runtime import gpus
@@ -44,6 +47,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         stop_rank=0,
         secrets=frozenset({"HF_TOKEN", "WANDB_API_KEY"}),
         gpus=for_trainer,
+        after=_beside(for_trainer, for_engines),
     )
     gateway = ChildSpec(
         name="gateway",
@@ -70,6 +74,14 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         for index in range(config.engines)
     ]
     return [trainer, gateway, *engines]
+
+
+def _beside(for_trainer: list[str] | None, for_engines: Sequence[list[str] | None]) -> frozenset[str]:
+    """The engines on a GPU of the trainer's."""
+    shared = (
+        f"engine-{index}" for index, own in enumerate(for_engines) if set(own or ()) & set(for_trainer or ())
+    )
+    return frozenset(shared)
 
 
 async def supervise(config_path: Path, token: bytes) -> int:

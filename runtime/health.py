@@ -64,6 +64,7 @@ class EngineHealth(HttpHealth):
 
     When the token counters do not move between two looks, one token is asked of the base model: an idle
     engine gives it at once, a busy one moves its counters, a frozen one does neither for `STALL_SECONDS`.
+    It is up once it has given its first token: kernels that are compiled for that one may take minutes.
     """
 
     # One token of the base model: no adapter to load, nothing recorded. Before rollouts, as every probe of a
@@ -76,16 +77,21 @@ class EngineHealth(HttpHealth):
         super().__init__(socket, "/health")
         self._looked_at = 0.0
         self._counters = b""
+        self._gave_one = False
 
     def reset(self) -> None:
         super().reset()
         self._looked_at = 0.0
         self._counters = b""
+        self._gave_one = False
 
     async def __call__(self, pid: int) -> str | None:
         trouble = await super().__call__(pid)
         if trouble or time.monotonic() - self._looked_at < self.LOOK_SECONDS:
             return trouble
+        if not self._gave_one:
+            self._gave_one = await self._gives_a_token()
+            return None if self._gave_one else "no first token yet"
         if await self._moved() or await self._gives_a_token():
             self._looked_at = time.monotonic()
             return None

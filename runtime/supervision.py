@@ -1,4 +1,5 @@
-"""Keeps a set of children running: start all at once, restart with back-off and a bound, end in order.
+"""Keeps a set of children running: start all at once but those that wait, restart with back-off and a bound,
+end in order.
 
 Neighbours: __main__.py says which children; health.py how each is known to be well; tether.py runs each one.
 State goes to `supervisor.json` on each change. Serves no HTTP, starts no thread (it forks).
@@ -57,6 +58,8 @@ class ChildSpec:
     secrets: frozenset[str] = frozenset()
     # The GPUs it sees; None: nobody says.
     gpus: list[str] | None = None
+    # It is started once these are ready for the first time: what they measure meanwhile must stand still.
+    after: frozenset[str] = frozenset()
 
     def environ(self) -> dict[str, str]:
         """What it is started with."""
@@ -103,6 +106,7 @@ class Supervisor:
         self._children = [Child(spec) for spec in specs]
         self._restarts = restarts or Restarts()
         self._stopping = False
+        self._was_ready = {spec.name: asyncio.Event() for spec in specs}
         self._failed_for_good = asyncio.Event()
         self._detail: str | None = None
 
@@ -138,6 +142,7 @@ class Supervisor:
     async def _keep(self, child: Child) -> None:
         """Start the child, watch it, start it again: for ever, or until it has failed too often."""
         failures = 0
+        await asyncio.gather(*(self._was_ready[name].wait() for name in child.spec.after))
         while True:
             started = self._start(child)
             trouble, well_seconds = await self._watch(child)
@@ -207,6 +212,7 @@ class Supervisor:
                         if child.state.state != "ready" or child.state.detail != spec.check.note:
                             failpoints.passing("supervisor.ready")
                             self._set(child, state="ready", detail=spec.check.note)
+                            self._was_ready[spec.name].set()
                     elif ready_at is None and now - started > spec.start_seconds:
                         return f"not ready after {now - started:.0f} s: {trouble}", 0.0
                     elif ready_at is not None and now - well_at > spec.sick_seconds:
