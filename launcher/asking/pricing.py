@@ -60,14 +60,16 @@ def _on_own_gpus(settings: Settings, plan: Plan, say: Callable[[str], None], onl
     """The plan with the memory of this computer's own GPUs. One that is `only_shown` may do without any."""
     assert plan.own is not None
     try:
-        chosen = own_gpus.choose(plan.own.needs("cuda"), os.environ)
+        chosen = own_gpus.choose(replace(plan.own, model_bytes=None).needs("cuda"), os.environ)
+        smallest = min(chosen, key=lambda gpu: gpu.memory_bytes or 0)
+        memory, remark = fitting.of(settings, plan.own, smallest.name, smallest.memory_bytes)
+        if memory is None:
+            own_gpus.choose(plan.own.needs("cuda"), os.environ)  # the weights alone, then
     except PreflightError as error:
         if not only_shown:
             raise
         say(f"a run would be refused here: {error.why}")
         return plan
-    smallest = min(chosen, key=lambda gpu: gpu.memory_bytes or 0)
-    memory, remark = fitting.of(settings, plan.own, smallest.name, smallest.memory_bytes)
     if remark:
         say(remark)
     return replace(plan, own=replace(plan.own, memory=memory))

@@ -45,7 +45,9 @@ def _text(plan: Plan) -> str:
     if gpus is None:
         return _free(plan)
     memory = [memory_table.text(gpus.memory)] if gpus.memory else []
-    terms = [plan.describe_cost(), agreement.table(plan)] if plan.rented else [_free(plan), *agreement.use(gpus)]
+    terms = (
+        [plan.describe_cost(), agreement.table(plan)] if plan.rented else [_free(plan), *agreement.use(gpus)]
+    )
     return "\n".join([*terms, *memory])
 
 

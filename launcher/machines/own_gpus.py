@@ -16,9 +16,8 @@ from launcher.values.settings import OWN_GPUS
 from runtime import fitness, gpus
 from runtime.fitness import Gpu, Needs, UnfitError
 
-# As vLLM counts: an engine on a GPU of its own takes nine tenths of it, and does not start where others have
-# more than the rest.
-_MOST_USED = 0.1
+# A screen's share. A plan gives out all but about so much, and an engine does not start without its part.
+_MOST_USED = 0.05
 # What CUDA orders GPUs by, where nobody says, is their speed; nvidia-smi has them by their place.
 _ORDER = "CUDA_DEVICE_ORDER"
 _RENT = "launch --gpus H100:{} …   (rents them; without --gpus a run stays on the CPU)"

@@ -57,7 +57,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
         ([RTX, RTX], ONE, "1,-1,0", [1]),
         ([OLD, RTX], ONE, None, [1]),
         ([in_use(RTX, 0, 20000), RTX], ONE, None, [1]),
-        ([in_use(RTX, 0, 2000)], ONE, None, [0]),
+        ([in_use(RTX, 0, 1000)], ONE, None, [0]),
         (["NVIDIA GB10, 580.95.05, [N/A], 12.1, [N/A]"], ONE, None, [0]),
     ],
 )
@@ -151,10 +151,11 @@ def test_a_plan_costs_nothing_and_says_what_a_run_would_lack(typed: Typed, drive
     driver.lists(*[RTX] * 4)
     done = typed("plan", "--gpus", "local:4", "--max", "1h")
     assert done.returncode == 0 and done.stderr == ""
-    assert done.stdout.splitlines() == [
-        "tiny on 4 GPUs of this computer, $0.00/h, deadline 1h; nothing is rented",
-        "  GPUs    3 for inference, 1 for training",
-    ]
+    first, gpus, memory, *table = done.stdout.splitlines()
+    assert first == "tiny on 4 GPUs of this computer, $0.00/h, deadline 1h; nothing is rented"
+    assert gpus == "  GPUs    3 for inference, 1 for training"
+    assert memory.startswith("  memory  training takes ") and memory.endswith(" a GPU, of 23.1 GiB: fits")
+    assert any(line.startswith("  GeForce RTX 4090 has 24.0 GiB, ") for line in table), "as its driver says"
     driver.lists(RTX)
     done = typed("plan", "--gpus", "local:2", "--json")
     assert done.returncode == 0
@@ -192,11 +193,20 @@ def launch(typed: Typed, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_model_too_large_for_them_is_refused_with_what_would_do(typed: Typed, driver: Driver) -> None:
+    driver.lists(RTX, RTX)
+    done = typed("plan", "--gpus", "local:2", "--model", "Qwen/Qwen3-14B", HF_HUB_OFFLINE="1")
+    assert done.returncode == 3
+    what, why, hint = done.stderr.splitlines()[-3:]
+    assert what == "Error: Qwen/Qwen3-14B does not fit local:2" and "GiB" in why
+    assert hint.startswith("Hint: launch plan --model Qwen/Qwen3-14B --gpus ")
+
+
 @pytest.mark.parametrize(
     ("gpus", "split"),
     [
-        ("local:1", {"engines": 1, "train_processes": 1, "fraction": 0.45}),
-        ("local:3", {"engines": 2, "train_processes": 1, "fraction": None}),
+        ("local:1", {"engines": 1, "train_processes": 1, "shared": True}),
+        ("local:3", {"engines": 2, "train_processes": 1, "shared": False}),
     ],
 )
 def test_the_runtime_is_started_for_cuda_on_the_chosen_gpus(
@@ -213,6 +223,6 @@ def test_the_runtime_is_started_for_cuda_on_the_chosen_gpus(
     config = json.loads(Path(told["ARGUMENTS"].split()[-1]).read_text())
     assert config["device"] == "cuda" and config["dtype"] == "bfloat16"
     assert (config["engines"], config["train_processes"]) == (split["engines"], split["train_processes"])
-    assert config["engine"]["memory_fraction"] == split["fraction"]
+    assert (config["engine"]["memory_fraction"] is not None) == split["shared"]
     assert record.state == "verified" and record.machine["variant"] == "cuda"
     assert "of this computer, $0.00/h" in done.stderr + done.stdout
