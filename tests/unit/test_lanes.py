@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lane import Lane, LaneError
-from tests.support.lanes import LANES, lane_of
+from tests.support.lanes import GPU_LANE, LANES, lane_of
 from tests.support.places import places
 from tests.support.waiting import wait_until
 
@@ -96,3 +96,40 @@ def test_a_lane_that_finds_no_place_has_the_one_of_the_next_that_ends(tmp_path: 
 def test_a_suite_alone_has_a_place_for_each_of_its_lanes() -> None:
     assert places(len(LANES)) >= len(LANES)
     assert places(10**6) == 10**6
+
+
+def on_gpu(marks: str) -> subprocess.CompletedProcess[str]:
+    """The tests that need a GPU, with these marks, on a computer without one, in CI."""
+    folders = os.environ["PATH"].split(os.pathsep)
+    path = os.pathsep.join(folder for folder in folders if not (Path(folder) / "nvidia-smi").exists())
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *marks.split(maxsplit=1),
+            "tests/gpu",
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, "CI": "true", "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("marks", ["", "-m slow", "-m long or matrix", "-m not quick"])
+def test_what_needs_a_gpu_is_left_out_until_it_is_asked_for_by_name(marks: str) -> None:
+    done = on_gpu(marks)
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
+    assert "deselected" in done.stdout and "skipped" not in done.stdout
+
+
+def test_what_needs_a_gpu_is_refused_without_one_and_nothing_is_built_for_it() -> None:
+    done = on_gpu("-m gpu")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "tests/gpu/ needs a GPU: no NVIDIA driver is there" in done.stderr
+    assert lane_of("tests/gpu/test_engine.py::test_x") == GPU_LANE
