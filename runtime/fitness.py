@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,8 @@ _PROCESS_BYTES = 3 * 10**9
 _RUN_BYTES = 2 * 10**9
 # What the processes of one computer hand each other their tensors through.
 SHARED_MEMORY = Path("/dev/shm")
+# Where Triton looks for them.
+HEADERS = Path(sysconfig.get_path("include", "posix_prefix"))
 # As NVIDIA asks of a container for NCCL: about 10 MB for each channel between two processes.
 _SHARED_MEMORY_BYTES = 10**9
 # A GPU called 80GB reports 79.6 GiB; one called 40GB is not taken for it.
@@ -100,6 +103,7 @@ def check(needs: Needs, root: Path) -> str:
         check_capability(gpus[0], needs)
         check_weights(gpus[0], needs)
         check_memory(memory_bytes(), needs)
+        check_compiler()
         found += [f"{len(gpus)}×{gpus[0].name}", f"driver {gpus[0].driver}"]
         found += filter(None, [check_shared_memory(needs)])
     free = check_disk(root, needs)
@@ -233,6 +237,15 @@ def check_memory(available: int, needs: Needs) -> None:
             f"the memory is too small: {_gb(available)} are free,"
             f" {processes} processes need {_gb(processes * _PROCESS_BYTES)}"
         )
+
+
+def check_compiler() -> None:
+    """Triton, in which kernels of vLLM and torch are written, builds what starts them when they first run:
+    with a C compiler and Python's own headers. Raises UnfitError."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise UnfitError("no C compiler is there, with which kernels are built: apt-get install gcc")
+    if not (HEADERS / "Python.h").is_file():
+        raise UnfitError(f"Python's headers, with which kernels are built, are not in {HEADERS}: python3-dev")
 
 
 def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | None:

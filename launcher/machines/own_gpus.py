@@ -37,6 +37,7 @@ def choose(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
         found = fit(needs, environ)
         fitness.check_memory(fitness.memory_bytes(), needs)
         fitness.check_shared_memory(needs)
+        fitness.check_compiler()
     except _TooFewError as few:
         raise _refused(needs, few, f"launch --gpus {OWN_GPUS}:{few.enough_for} …") from None
     except UnfitError as unfit:

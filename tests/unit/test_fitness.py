@@ -179,6 +179,34 @@ def test_shared_memory_that_is_full_or_not_there_is_none(
     assert fitness.check_shared_memory(FOUR) == "0.0 GB of /dev/shm free"
 
 
+def test_kernels_need_a_compiler_and_pythons_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(fitness.UnfitError, match="no C compiler is there"):
+        fitness.check_compiler()
+    monkeypatch.setenv("CC", "/opt/cc")
+    monkeypatch.setattr(fitness, "HEADERS", tmp_path)
+    with pytest.raises(fitness.UnfitError, match=f"are not in {tmp_path}: python3-dev"):
+        fitness.check_compiler()
+    (tmp_path / "Python.h").touch()
+    fitness.check_compiler()
+
+
+def test_a_python_without_headers_is_left_for_one_of_uvs(machine: Machine) -> None:
+    machine.drive(*[H100] * 4)
+    bare = machine.folder / "bin" / "python3"
+    bare.write_text(f'#!/bin/sh\ncase "$*" in *Python.h*) exit 1;; esac\nexec {sys.executable} "$@"\n')
+    uv = machine.folder / "bin" / "uv"
+    uv.write_text(
+        f'#!/bin/sh\necho "$*" >> {machine.folder}/asked\n[ $2 = install ] || echo {sys.executable}\n'
+    )
+    for tool in (bare, uv):
+        tool.chmod(0o755)
+    code, lines = machine.set_up(replace(FOUR_IDLE, model_bytes=10**8))
+    assert code == 0, lines
+    assert (machine.folder / "asked").read_text().splitlines() == ["python install 3.12", "python find 3.12"]
+
+
 def test_the_disk_must_hold_the_environment_where_it_is_not_built(tmp_path: Path) -> None:
     enormous = Needs("cuda", "H100:4", model_bytes=10**15)
     with pytest.raises(fitness.UnfitError) as unfit:

@@ -21,12 +21,16 @@ ENVIRONMENTS = "~/.cache/slipway/environments"
 PYTHON = "python"
 EXIT = "exit"
 
+# Whether a machine's own Python will do; for CUDA with its headers: kernels are built with them (fitness.py).
+_PYTHON_WILL_DO = """import os, sys, sysconfig
+header = sysconfig.get_path("include", "posix_prefix") + "/Python.h"
+sys.exit(sys.version_info < (3, 11) or "{variant}" == "cuda" and not os.path.exists(header))"""
 # What is wrong is said in the last line.
 _SETUP = """
 set -e
 export PATH="$HOME/.local/bin:$PATH"
 python=$(command -v python3)
-if ! "$python" -c "import sys; sys.exit(sys.version_info < (3, 11))"; then
+if ! "$python" -c '{will_do}'; then
   uv python install 3.12
   python=$(uv python find 3.12)
 fi
@@ -64,6 +68,7 @@ def setup(state_dir: str, needs: Needs) -> str:
         environments=ENVIRONMENTS,
         needs=shlex.join(words),
         variant=needs.variant,
+        will_do=_PYTHON_WILL_DO.format(variant=needs.variant),
         python=shlex.quote(f"{state_dir}/{PYTHON}"),
     )
 
