@@ -45,9 +45,10 @@ from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
+from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
-from runtime.shared.checkpoint import CheckpointStore
+from runtime.shared.checkpoint import Checkpoint, CheckpointStore
 from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
 from runtime.shared.schema import RuntimeConfig
@@ -67,6 +68,7 @@ class Parts:
     samples: SampleStore
     versions: Versions
     steps: StepQueue
+    admission: Admission
     readiness: Readiness
     state_dir: Path
 
@@ -91,6 +93,11 @@ def build_parts(config: RuntimeConfig) -> Parts:
     prover = Prover(clients, config.served_name, config.dtype)
     publisher = Publisher(clients, machine, prover, versions, checkpoints, state_dir)
     fleet = publisher.fleet
+    admission = Admission(config, fleet, prover)
+
+    async def publish(checkpoint: Checkpoint) -> dict[str, Any]:
+        await admission.passed()
+        return await publisher.publish(checkpoint)
 
     def check(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
         # vLLM refuses a limit past its context, however short the prompt is.
@@ -113,7 +120,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         state_dir,
         samples,
         checkpoints,
-        publisher.publish,
+        publish,
         trainer_failure=trainer_failure,
         max_lag=config.max_staleness,
         resolve=TextMembers(samples, fleet, versions).resolve,
@@ -130,7 +137,8 @@ def build_parts(config: RuntimeConfig) -> Parts:
         samples=samples,
         versions=versions,
         steps=steps,
-        readiness=Readiness(config, machine, fleet, versions, samples),
+        admission=admission,
+        readiness=Readiness(config, machine, fleet, versions, samples, admission),
         state_dir=state_dir,
     )
 
@@ -140,7 +148,8 @@ def build_app(parts: Parts) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        background = [asyncio.create_task(_or_die(work())) for work in (parts.fleet.watch, parts.steps.run)]
+        loops = (parts.fleet.watch, parts.admission.run, parts.steps.run)
+        background = [asyncio.create_task(_or_die(work())) for work in loops]
         yield
         await parts.completions.flights.close()
         for task in background:
@@ -183,7 +192,7 @@ def _openai_routes(parts: Parts) -> list[Route]:
 
 
 async def _or_die(work: Any) -> None:
-    """Run a loop that must not end. If it does, so does the process: the supervisor starts it anew."""
+    """Run what must not break off. If it does, so does the process: the supervisor starts it anew."""
     try:
         await work
     except Exception:  # whatever broke it: half a gateway would look well

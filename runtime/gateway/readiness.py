@@ -10,6 +10,7 @@ from typing import Literal, cast
 from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
+from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.versions import Versions
 from runtime.shared.child_status import Machine
 from runtime.shared.schema import RuntimeConfig, RuntimeStatus
@@ -21,20 +22,31 @@ class Readiness:
     """Reads; decides nothing."""
 
     def __init__(
-        self, config: RuntimeConfig, machine: Machine, fleet: Fleet, versions: Versions, samples: SampleStore
+        self,
+        config: RuntimeConfig,
+        machine: Machine,
+        fleet: Fleet,
+        versions: Versions,
+        samples: SampleStore,
+        admission: Admission,
     ) -> None:
         self._config = config
         self.machine = machine
         self._fleet = fleet
         self._versions = versions
         self._samples = samples
+        self._admission = admission
 
     def phase(self, trouble: str | None, starting: bool = False) -> Phase:
         """The supervisor's word, unless the gateway knows better: an engine may be up and still lack the
-        served version, and a publication may have failed. `starting`: the run's first version is to come."""
+        served version, and a publication may have failed. `starting`: the run's first version is to come.
+        Nothing is ready before the model is admitted."""
         said = cast(Phase, self.machine.supervisor().get("phase", "ready"))
         if said in ("failed", "stopping"):
             return said
+        if self._admission.refusal is not None:
+            return "failed"
+        starting = starting or not self._admission.is_passed
         if not self._fleet.all_ready:
             return "degraded" if self._fleet.was_ready and not starting else "starting"
         if starting:
@@ -43,7 +55,8 @@ class Readiness:
 
     def status(self, steps: StepQueue) -> RuntimeStatus:
         """The body of `GET /slipway/status`."""
-        words = (self.machine.silence(), self.machine.supervisor().get("detail"), steps.trouble)
+        supervisor = self.machine.supervisor().get("detail")
+        words = (self._admission.refusal, self.machine.silence(), supervisor, steps.trouble)
         return RuntimeStatus(
             run_id=self._config.run_id,
             phase=self.phase(steps.trouble, steps.starting),
@@ -57,5 +70,6 @@ class Readiness:
             client_state=steps.client_state,
             last_metrics=steps.last_metrics,
             samples=self._samples.count,
+            admission=self._admission.record,
             detail="; ".join(word for word in words if word) or None,
         )

@@ -11,15 +11,12 @@ import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torchtune import config
@@ -33,8 +30,9 @@ from runtime.shared.metrics import MetricsLog, WandbLog, line_of
 from runtime.shared.peft_form import portable_name
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.shared.start_adapter import START
-from runtime.trainer import optimizer_state
+from runtime.trainer import admission, optimizer_state
 from runtime.trainer import policy as policies
+from runtime.trainer.disk_room import when_there_is_room
 from runtime.trainer.next_step import NextStep
 from runtime.trainer.old_logprobs import Past
 from runtime.trainer.probe import make_probe, spoken
@@ -43,9 +41,6 @@ from runtime.trainer.settings import SettingsError, UpdateSettings
 from runtime.trainer.tries import TriedOutError, Tries
 from runtime.trainer.update import Trained, update
 
-# How long a step that is computed waits for a place on a full disk.
-_ROOM_SECONDS = 300.0
-_ROOM_LOOK_SECONDS = 1.0
 # What a batch is refused with, before anything is computed.
 _REFUSALS = (BatchError, CheckpointError, policies.PolicyError, TriedOutError)
 _log = logging.getLogger(__name__)
@@ -91,8 +86,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
         if (count := threads(self.cfg.threads, self.cfg.device)) is not None:
             torch.set_num_threads(count)
         torch.use_deterministic_algorithms(self.cfg.device == "cpu")
+        model = policies.resolve(str(self.cfg.model_path))
         self.policy = policies.build(
-            policies.resolve(str(self.cfg.model_path)),
+            model,
             policies.Lora(
                 self.cfg.lora_rank,
                 float(self.cfg.lora_alpha),
@@ -104,6 +100,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
             seed=self.cfg.seed,
             recompute=bool(self.cfg.activation_checkpointing),
         )
+        if self.cfg.follow and self.cfg.admit and self.ranks.first:
+            admission.leave_trial(self.policy, self.output, str(self.cfg.admit), model, self._base_name())
         self.optimizer = torch.optim.AdamW(
             self.policy.masters.values(), lr=self.cfg.learning_rate, weight_decay=self.cfg.weight_decay
         )
@@ -243,8 +241,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
     def _commit(self, batch: Batch, trained: Trained, evidence: dict[str, Tensor]) -> None:
         def write(folder: Path) -> None:
-            base = self.cfg.base_model_name or portable_name(str(self.cfg.model_path))
-            self.policy.export_adapter(folder / "adapter", base)
+            self.policy.export_adapter(folder / "adapter", self._base_name())
             failpoints.passing("checkpoint.writing")
             optimizer_state.save(folder, self.policy, self.optimizer)
             failpoints.passing("checkpoint.writing")
@@ -265,7 +262,11 @@ class GRPOLoRARecipe(FTRecipeInterface):
             "counts": trained.counts,
             "counters": counters,
         }
-        checkpoint = self._when_there_is_room(lambda: self.store.commit(batch.step, batch.step, state, write))
+        checkpoint = when_there_is_room(
+            lambda: self.store.commit(batch.step, batch.step, state, write),
+            lambda: self.stopping,
+            self._say_full,
+        )
         self.counters = counters
         failpoints.passing("trainer.committed")
         line = line_of(checkpoint.manifest, checkpoint.state)
@@ -274,18 +275,12 @@ class GRPOLoRARecipe(FTRecipeInterface):
         failpoints.passing("trainer.logged")
         self.store.prune(self.cfg.keep_checkpoints, self.awaited)
 
-    def _when_there_is_room(self, commit: Callable[[], Checkpoint]) -> Checkpoint:
-        """A step that is computed waits, bounded, for the disk to take it; whoever looks is told."""
-        until = time.monotonic() + _ROOM_SECONDS
-        while True:
-            try:
-                return commit()
-            except (OSError, SafetensorError) as error:  # safetensors words the disk's errors itself
-                if isinstance(error, FileExistsError) or self.stopping or time.monotonic() > until:
-                    raise
-                _log.warning("step %d is computed, but not committed yet: %s", self.step + 1, error)
-                self._say("training", error=f"not committed yet: {error}")
-            time.sleep(_ROOM_LOOK_SECONDS)
+    def _base_name(self) -> str:
+        return self.cfg.base_model_name or portable_name(str(self.cfg.model_path))
+
+    def _say_full(self, error: Exception) -> None:
+        _log.warning("step %d is computed, but not committed yet: %s", self.step + 1, error)
+        self._say("training", error=f"not committed yet: {error}")
 
     # ------------------------------------------------------------------ what it says
 

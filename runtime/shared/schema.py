@@ -258,4 +258,6 @@ class RuntimeStatus(Answer):
     client_state: dict[str, Any] | None = None
     last_metrics: dict[str, float] = {}
     samples: int = 0
+    # What admission.json has: whether engine and trainer agree on the model, and the numbers.
+    admission: dict[str, Any] | None = None
     detail: str | None = None

@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from runtime.shared import admission
 from runtime.shared.peft_form import portable_name
 from runtime.shared.schema import RuntimeConfig
 from runtime.shared.start_adapter import START
@@ -34,6 +35,7 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "checkpoints_dir": state / "checkpoints",
         "output_dir": state,
         "follow": follow,
+        "admit": admission.subject(config) if follow else None,
         "run_id": config.run_id,
         "device": config.device,
         "dtype": config.dtype,

@@ -1,4 +1,8 @@
-"""A gateway in a process of its own, in front of an engine's socket, as the supervisor would start it."""
+"""A gateway in a process of its own, in front of an engine's socket, as the supervisor would start it.
+
+No trainer is beside it to leave a trial: its folder says that the model was admitted earlier, unless a test
+takes that away.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,35 @@ from typing import Any
 
 import httpx
 
+from runtime.shared import admission
 from runtime.shared.processes import in_child
+from runtime.shared.schema import RuntimeConfig
 from tests.support.waiting import wait_until
 
 TOKEN = "token-of-the-tests"
 MESSAGES = [{"role": "user", "content": "[[ ## english ## ]]\nthe black cat"}]
 
 
-class Gateway:
-    """One gateway over `folder`; `engine` None: it finds none."""
+def say_admitted(config: RuntimeConfig) -> None:
+    """Leave in the run's folder what an admission that passed leaves."""
+    said = {"admitted": True, "subject": admission.subject(config), "model": config.model_path}
+    (Path(config.state_dir) / admission.RECORD).write_text(json.dumps(said))
 
-    def __init__(self, folder: Path, engine: Path | None, model: Path, /, **settings: Any) -> None:
+
+class Gateway:
+    """One gateway over `folder`; `engine` None: it finds none; `admitted`: in an earlier life of the folder."""
+
+    def __init__(
+        self, folder: Path, engine: Path | None, model: Path, /, *, admitted: bool = True, **settings: Any
+    ) -> None:
         self.folder = folder
         self._sockets = Path(tempfile.mkdtemp(prefix="slip-"))
         self._model = model
         self._settings = settings
         if engine is not None:
             self.point_to(engine)
+        if admitted:
+            say_admitted(RuntimeConfig.model_validate(self.config))
         self.start()
 
     def point_to(self, engine: Path, index: int = 0) -> None:

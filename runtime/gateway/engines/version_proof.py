@@ -75,6 +75,20 @@ class VersionProof:
     probe_seconds: float
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What engines hold of an adapter and say of its probe; each in the engines' order.
+
+    The seconds: to load it, to compare its tensors, to score its probe.
+    """
+
+    engines: list[str]
+    report: AdapterReport
+    probe: LogprobProbe
+    scores: list[Scores]
+    seconds: tuple[float, float, float]
+
+
 class Prover:
     """Stages adapters on engines and proves them there. The gateway's event loop is its only user."""
 
@@ -109,6 +123,18 @@ class Prover:
             await self._unload(staged, name)
             raise NotProvenError(f"{name}: {error}") from error
 
+    async def try_on(self, name: str, trial: Committed) -> Measured:
+        """What every engine makes of an adapter that is no version's: it is loaded, measured and unloaded.
+
+        Raises NotProvenError where one cannot load it, or holds something else.
+        """
+        try:
+            return await self._measure(self._engines, name, trial, [])
+        except (EngineError, ProbeError) as error:
+            raise NotProvenError(str(error)) from error
+        finally:
+            await self._unload(self._engines, name)
+
     async def unload(self, version: int) -> None:
         """Forget a version on every engine, whatever they say to it."""
         await self._unload(self._engines, self.name(version))
@@ -136,6 +162,32 @@ class Prover:
     async def _prove(
         self, engines: list[EngineClient], name: str, checkpoint: Committed, staged: list[EngineClient]
     ) -> VersionProof:
+        found = await self._measure(engines, name, checkpoint, staged)
+        errors = [
+            self._judge_scores(engine, found.probe, scores)
+            for engine, scores in zip(found.engines, found.scores, strict=True)
+        ]
+        stage_seconds, verify_seconds, probe_seconds = found.seconds
+        return VersionProof(
+            version=checkpoint.version,
+            name=name,
+            engines=len(engines),
+            modules=found.report.modules,
+            sha256=found.report.sha256,
+            probe_tokens=len(found.probe.policy),
+            max_error=max(error.largest for error in errors),
+            mean_error=max(error.mean for error in errors),
+            cached_error=max(error.cached for error in errors),
+            effect=found.probe.effect,
+            effect_share=errors[0].effect_share,
+            stage_seconds=stage_seconds,
+            verify_seconds=verify_seconds,
+            probe_seconds=probe_seconds,
+        )
+
+    async def _measure(
+        self, engines: list[EngineClient], name: str, checkpoint: Committed, staged: list[EngineClient]
+    ) -> Measured:
         started = time.monotonic()
         await _all(engines, lambda engine: _load(engine, name, checkpoint.adapter, staged))
         loaded = time.monotonic()
@@ -145,24 +197,13 @@ class Prover:
         verified = time.monotonic()
         probe = LogprobProbe.read(checkpoint.folder / PROBE_FILE, await engines[0].context_length())
         scores = await _all(engines, lambda engine: probe.score(engine, name))
-        errors = [
-            self._judge_scores(engine.name, probe, one) for engine, one in zip(engines, scores, strict=True)
-        ]
-        return VersionProof(
-            version=checkpoint.version,
-            name=name,
-            engines=len(engines),
-            modules=reports[0].modules,
-            sha256=reports[0].sha256,
-            probe_tokens=len(probe.policy),
-            max_error=max(error.largest for error in errors),
-            mean_error=max(error.mean for error in errors),
-            cached_error=max(error.cached for error in errors),
-            effect=probe.effect,
-            effect_share=errors[0].effect_share,
-            stage_seconds=round(loaded - started, 4),
-            verify_seconds=round(verified - loaded, 4),
-            probe_seconds=round(time.monotonic() - verified, 4),
+        seconds = (loaded - started, verified - loaded, time.monotonic() - verified)
+        return Measured(
+            engines=[engine.name for engine in engines],
+            report=reports[0],
+            probe=probe,
+            scores=scores,
+            seconds=(round(seconds[0], 4), round(seconds[1], 4), round(seconds[2], 4)),
         )
 
     def _judge_scores(self, engine: str, probe: LogprobProbe, scores: Scores) -> Errors:

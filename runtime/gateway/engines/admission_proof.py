@@ -1,0 +1,152 @@
+"""Whether engine and trainer compute one and the same model: the judgement of a trial's numbers (C58).
+
+Neighbours: trainer/admission.py made the trial, version_proof.py had every engine score it, and
+versions/admission.py asks for this before the first rollout. Pure: knows nothing of engines or files.
+
+What is asked, of the base and under a random adapter that does something:
+
+- fp32: no logprob differs by more than a publication's bound. Both sides compute the same sums.
+- bf16: a publication's mean, and two shares that do not depend on how sharp the model is. A wrong model whose
+  logprobs are flat is off by less than that mean on every token, but by as much as they vary at all.
+- The adapter's effect, token by token. A sound base alone says nothing of projections that were mixed up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.gateway.engines.logprob_probe import Floats
+from runtime.gateway.engines.version_proof import (
+    MAX_ERROR_CACHED,
+    MAX_ERROR_FP32,
+    MEAN_ERROR_BF16,
+    Measured,
+    NotProvenError,
+)
+
+# Errors, root mean square, as a share of how far the trainer's logprobs of the base vary among themselves.
+# TODO-MEASURE
+MAX_SPREAD_SHARE = 0.25
+# How far the engines' effect of the adapter is off, root mean square, as a share of the trainer's effect.
+MAX_EFFECT_ERROR = 0.5
+# An adapter that moves logprobs by a smaller share of their spread proves nothing of adapters.
+LEAST_EFFECT = 0.05
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Served minus trained logprobs: the mean and the largest difference, and the share of the spread."""
+
+    mean: float
+    largest: float
+    share: float
+
+
+@dataclass(frozen=True)
+class AdmissionProof:
+    """What was found, each number the worst of all engines. `spread`: how far the base's logprobs vary, and
+    `effect` how far the adapter moves them, root mean square; `effect_error`: see MAX_EFFECT_ERROR."""
+
+    engines: int
+    modules: int
+    probe_tokens: int
+    base: Agreement
+    adapter: Agreement
+    cached_error: float
+    spread: float
+    effect: float
+    effect_error: float
+    stage_seconds: float
+    verify_seconds: float
+    probe_seconds: float
+
+
+class RefusedError(NotProvenError):
+    """Engine and trainer do not compute the same; `proof` has the numbers."""
+
+    def __init__(self, message: str, proof: AdmissionProof) -> None:
+        super().__init__(message)
+        self.proof = proof
+
+
+def judge(found: Measured, dtype: str) -> AdmissionProof:
+    """The proof. Raises RefusedError, which says how far the two are apart and how far they may be."""
+    proof = _proof(found)
+    why = _differ(proof, dtype)
+    if why is not None:
+        raise RefusedError(
+            f"engine and trainer disagree on this model: {why}: it is not served as it is trained", proof
+        )
+    if not proof.cached_error <= MAX_ERROR_CACHED[dtype]:
+        raise RefusedError(f"a logprob is {proof.cached_error:.2g} off when the prefix cache is read", proof)
+    if not proof.effect >= LEAST_EFFECT * proof.spread:
+        raise RefusedError("the adapter of the trial does nothing, which proves nothing of adapters", proof)
+    return proof
+
+
+def _proof(found: Measured) -> AdmissionProof:
+    trained, base = found.probe.policy, found.probe.base
+    spread, effect = float(base.std()), _size(trained - base)
+    stage_seconds, verify_seconds, probe_seconds = found.seconds
+    effects = [_size((one.served - one.base) - (trained - base)) for one in found.scores]
+    return AdmissionProof(
+        engines=len(found.engines),
+        modules=found.report.modules,
+        probe_tokens=len(base),
+        base=_agreement([one.base - base for one in found.scores], spread),
+        adapter=_agreement([one.served - trained for one in found.scores], spread),
+        cached_error=float(max(np.abs(one.cached).max(initial=0.0) for one in found.scores)),
+        spread=spread,
+        effect=effect,
+        effect_error=_share(max(effects), effect),
+        stage_seconds=stage_seconds,
+        verify_seconds=verify_seconds,
+        probe_seconds=probe_seconds,
+    )
+
+
+def _differ(proof: AdmissionProof, dtype: str) -> str | None:
+    """How the two differ by more than they may, in words; None where they agree. Nan agrees with nothing."""
+    both = (proof.adapter, proof.base)
+    if dtype == "float32":
+        if all(one.largest <= MAX_ERROR_FP32 for one in both):
+            return None
+        return (
+            f"logprobs differ by up to {proof.adapter.largest:.2g} under a random adapter "
+            f"(at most {MAX_ERROR_FP32:g}), {proof.base.largest:.2g} under the base"
+        )
+    if not all(one.mean <= MEAN_ERROR_BF16 for one in both):
+        return (
+            f"logprobs differ by {proof.adapter.mean:.2g} on average under a random adapter "
+            f"(at most {MEAN_ERROR_BF16:g}), {proof.base.mean:.2g} under the base"
+        )
+    if not all(one.share <= MAX_SPREAD_SHARE for one in both):
+        return (
+            f"logprobs differ by {proof.adapter.share:.2g} of their spread under a random adapter "
+            f"(at most {MAX_SPREAD_SHARE:g}), {proof.base.share:.2g} under the base"
+        )
+    if not proof.effect_error <= MAX_EFFECT_ERROR:
+        return (
+            f"what a random adapter does to logprobs differs by {proof.effect_error:.2g} of it "
+            f"(at most {MAX_EFFECT_ERROR:g})"
+        )
+    return None
+
+
+def _agreement(errors: list[Floats], spread: float) -> Agreement:
+    return Agreement(
+        mean=float(max(np.abs(error).mean() for error in errors)),
+        largest=float(max(np.abs(error).max() for error in errors)),
+        share=_share(max(_size(error) for error in errors), spread),
+    )
+
+
+def _size(values: Floats) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.square(values).mean()))
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else float("inf")

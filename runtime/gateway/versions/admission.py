@@ -1,0 +1,135 @@
+"""Admission by proof (C58): before anything is asked of the policy, engine and trainer agree on the model.
+
+Neighbours: the trainer leaves a trial (shared/admission.py), version_proof.py has every engine score it,
+admission_proof.py judges the numbers; gateway.py publishes nothing before `passed`, readiness.py says the
+phase. Knows nothing of requests or steps.
+
+Passed once, it is not asked again in the same folder for the same model, adapters and programs; a crash in
+the middle repeats it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runtime.gateway.engines.admission_proof import AdmissionProof, RefusedError, judge
+from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.engines.version_proof import NotProvenError, Prover
+from runtime.shared import admission as on_disk
+from runtime.shared import failpoints, files
+from runtime.shared.checkpoint import Checkpoint
+from runtime.shared.schema import RuntimeConfig
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.05
+# Of engines that died while they were asked, and of those that live and refuse; numbers that differ are final.
+_ATTEMPTS = 5
+_REFUSALS = 2
+# Of a trial's hash, in the name that engines know it by.
+_DIGITS = 12
+
+
+class Admission:
+    """One runtime's. The gateway's event loop is its only user."""
+
+    def __init__(self, config: RuntimeConfig, fleet: Fleet, prover: Prover) -> None:
+        self._config = config
+        self._state_dir = Path(config.state_dir)
+        self._subject = on_disk.subject(config)
+        self._fleet = fleet
+        self._prover = prover
+        self._passed = asyncio.Event()
+        # Why the model is refused.
+        self.refusal: str | None = None
+        # What admission.json says.
+        self.record: dict[str, Any] | None = None
+        if on_disk.is_admitted(self._state_dir, self._subject):
+            self.record = files.read_json(self._state_dir / on_disk.RECORD)
+            self._passed.set()
+
+    @property
+    def is_passed(self) -> bool:
+        return self._passed.is_set()
+
+    async def passed(self) -> None:
+        """Until the model is admitted; for ever, where it is refused."""
+        await self._passed.wait()
+
+    async def run(self) -> None:
+        """Ask, where it was not asked before. Ends when that is decided."""
+        attempts = refusals = 0
+        while not (self.is_passed or self.refusal):
+            trial = await self._trial()
+            started = time.monotonic()
+            try:
+                proof = await self._proof(trial)
+            except RefusedError as error:
+                self._refuse(str(error), error.proof, started)
+            except NotProvenError as error:
+                attempts += 1
+                refusals += not (self._changed(trial) or await self._fleet.lose_the_dead())
+                log.warning("not admitted: %s", error)
+                if _REFUSALS == refusals or _ATTEMPTS == attempts:
+                    self._refuse(f"the engine does not serve this model with an adapter: {error}", None, started)
+            else:
+                self._admit(proof, started)
+
+    async def _proof(self, trial: Checkpoint) -> AdmissionProof:
+        name = f"admission-{trial.adapter_sha256[:_DIGITS]}"
+        return judge(await self._prover.try_on(name, trial), self._config.dtype)
+
+    async def _trial(self) -> Checkpoint:
+        """The trainer's trial, once all engines are ready for it."""
+        while True:
+            if self._fleet.all_ready:
+                trial = await asyncio.to_thread(on_disk.find, self._state_dir, self._subject)
+                if trial is not None:
+                    return trial
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _changed(self, trial: Checkpoint) -> bool:
+        """Whether the trainer, started anew, has meanwhile put another trial in its place."""
+        now = on_disk.find(self._state_dir, self._subject)
+        return now is None or now.manifest != trial.manifest
+
+    def _admit(self, proof: AdmissionProof, started: float) -> None:
+        failpoints.passing("admission.proven")
+        self._write(started, admitted=True, **_plain(asdict(proof)))
+        log.info("admitted: %s", self.record)
+        self._passed.set()
+
+    def _refuse(self, why: str, proof: AdmissionProof | None, started: float) -> None:
+        log.error("%s is refused: %s", self._config.model_path, why)
+        self.refusal = why
+        self._write(started, admitted=False, reason=why, **({} if proof is None else _plain(asdict(proof))))
+
+    def _write(self, started: float, *, admitted: bool, **said: Any) -> None:
+        about = {"seconds": round(time.monotonic() - started, 4), "time": time.time(), **said}
+        outcome = "admitted" if admitted else "refused"
+        self.record = {
+            "admitted": admitted,
+            "model": self._config.model_name or self._config.model_path,
+            "subject": self._subject,
+            **about,
+        }
+        files.append_line(self._state_dir / "publications.jsonl", {"version": 0, "outcome": outcome, **about})
+        files.write_json(self._state_dir / on_disk.RECORD, self.record, durable=True)
+
+
+def _plain(said: dict[str, Any]) -> dict[str, Any]:
+    """Numbers that JSON has; what is none of them is null."""
+    return {
+        name: _plain(value)
+        if isinstance(value, dict)
+        else None
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for name, value in said.items()
+    }

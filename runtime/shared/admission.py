@@ -1,0 +1,90 @@
+"""A model's admission on disk: what the trainer leaves to be tried, and what was found (C58).
+
+    STATE/admission/        a trial: adapter/ (PEFT form), probe.safetensors, state.json, manifest.json
+    STATE/admission.json    {"admitted", "model", "subject", "time", numbers; "reason" where it was refused}
+
+Whole or absent, as a checkpoint is. Neighbours: trainer/admission.py writes the folder,
+gateway/versions/admission.py proves it and writes the file; both know by `subject` whether an earlier process
+has passed. Knows nothing of tensors, nor of what is proven. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from runtime.shared import failpoints, files
+from runtime.shared import manifest as manifests
+from runtime.shared.checkpoint import Checkpoint
+from runtime.shared.manifest import STATE, ManifestError
+from runtime.shared.schema import RuntimeConfig
+
+FOLDER = "admission"
+RECORD = "admission.json"
+# Whose other version may compute otherwise.
+_COMPUTERS = ("vllm", "torch", "transformers")
+
+
+def subject(config: RuntimeConfig) -> str:
+    """What is admitted, in a few digits: this model, with such adapters, computed by these programs."""
+    said = {
+        "model": config.model_path,
+        "files": _files(Path(config.model_path)),
+        "device": config.device,
+        "dtype": config.dtype,
+        "lora": config.train.lora.model_dump(mode="json"),
+        "programs": [_version(name) for name in _COMPUTERS],
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_admitted(state_dir: Path, subject: str) -> bool:
+    """Whether an earlier process has seen engine and trainer agree on this."""
+    try:
+        said = files.read_json(state_dir / RECORD) or {}
+    except ValueError:
+        return False
+    return said.get("admitted") is True and said.get("subject") == subject
+
+
+def leave(state_dir: Path, subject: str, write: Callable[[Path], None]) -> None:
+    """Put a trial in its place, by one rename; `write` fills its folder."""
+    folder, partial = state_dir / FOLDER, state_dir / f".tmp-{FOLDER}"
+    for old in (partial, folder):  # of a process that was killed, or of another subject
+        shutil.rmtree(old, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write(partial)
+    (partial / STATE).write_text(json.dumps({"subject": subject}))
+    manifests.write(partial, step=0, version=0)
+    failpoints.passing("admission.written")
+    os.rename(partial, folder)
+    files.sync(state_dir)
+
+
+def find(state_dir: Path, subject: str) -> Checkpoint | None:
+    """The trial, every byte of it as it was written; None until there is one of this subject."""
+    folder = state_dir / FOLDER
+    try:
+        manifest = manifests.read(folder, verify=True)
+        state = json.loads((folder / STATE).read_text())
+    except (ManifestError, OSError, ValueError):
+        return None
+    return Checkpoint(folder, manifest, state) if state.get("subject") == subject else None
+
+
+def _files(model: Path) -> list[tuple[str, int]]:
+    """What a folder has of a model, by name and size; of a hub's name nothing."""
+    found = [*model.glob("*.safetensors"), *model.glob("config.json")]
+    return sorted((file.name, file.stat().st_size) for file in found)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

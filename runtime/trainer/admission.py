@@ -1,0 +1,183 @@
+"""The trial that a model is admitted by (C58): a random adapter, and what the trainer makes of it.
+
+Neighbours: the recipe leaves one before its first step; shared/admission.py says where; the gateway has every
+engine score the same and compares (gateway/engines/admission_proof.py). Knows nothing of engines.
+
+The adapter goes the way of every step's: it is put into the fp32 masters, the working copy multiplies with
+it, the export writes it. Afterwards every bit of the policy is as before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtime.shared import admission as on_disk
+from runtime.shared.architectures import positions
+from runtime.shared.probe_file import PROBE_FILE
+from runtime.trainer.forward import sequence_logprobs
+
+if TYPE_CHECKING:
+    from runtime.trainer.policy import Policy
+
+_SEED = 58
+# Tokens of a prompt, and those after it that are compared.
+_SHORT_PROMPT = 16
+_LONG_PROMPT = 144  # longer than a block of an engine's prefix cache: 128 on a CPU
+_SPOKEN = 24
+# A prompt reaches so far past a sliding window, where there is one and it is no longer than this.
+_PAST_WINDOW = 40
+_LONGEST_WINDOW = 4096
+# How far the adapter moves logprobs, root mean square: so much of their spread, and at most so much. Enough
+# to stand out of bf16's rounding, and not so much that another model comes out.
+_EFFECT_SHARE = 0.5
+_MOST_EFFECT = 1.0
+_FIRST_SIZE = 0.02
+_SIZES = 10
+
+
+def leave_trial(policy: Policy, state_dir: Path, subject: str, model: Path, base_model: str) -> None:
+    """Leave the gateway a trial, unless engine and trainer were seen to agree on this before."""
+    if not on_disk.is_admitted(state_dir, subject):
+        on_disk.leave(state_dir, subject, lambda folder: write_trial(policy, folder, model, base_model))
+
+
+def write_trial(policy: Policy, folder: Path, model: Path, base_model: str) -> None:
+    """Fill a folder with the adapter and its probe. `model`: the folder of the base."""
+    sequences = _sequences(policy, json.loads((model / "config.json").read_text()))
+    with policy.reference():
+        base = _scored(policy, sequences)
+    with torch.no_grad(), _random_masters(policy) as directions:
+        _choose_size(policy, directions, sequences[0], torch.cat([row[-_SPOKEN:] for row in base]))
+        policy.export_adapter(folder / "adapter", base_model)
+        worn = _scored(policy, sequences)
+    save_file(_probe(sequences, worn, base), folder / PROBE_FILE)
+
+
+# ------------------------------------------------------------------ the sequences
+
+
+def _sequences(policy: Policy, config: Mapping[str, Any]) -> list[Tensor]:
+    """Two: a random prompt each, and what the base says to it at temperature 1, all of it always the same.
+
+    What the model says itself is what is trained on; of tokens that it would never say the logprobs are
+    large, and so is what bf16 makes of them.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    words = torch.tensor(_words(config))
+    found = []
+    for length in _prompts(config):
+        prompt = words[torch.randint(len(words), (length,), generator=generator)]
+        found.append(_speak(policy, prompt, generator))
+    return found
+
+
+def _words(config: Mapping[str, Any]) -> list[int]:
+    """Ids out of the middle of the vocabulary, where every tokenizer has words and none of its marks."""
+    size = int(config["vocab_size"])
+    marks: set[Any] = set()
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        said = config.get(name)
+        marks |= set(said) if isinstance(said, list) else {said}
+    return [token for token in range(size // 8, size // 2) if token not in marks]
+
+
+def _prompts(config: Mapping[str, Any]) -> list[int]:
+    """The prompts' lengths. The longer one reaches past a sliding window; both fit into the context."""
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    long = _LONG_PROMPT
+    if window and window <= _LONGEST_WINDOW:
+        long = max(long, int(window) + _PAST_WINDOW)
+    most = positions(config) or long + _SPOKEN + 1
+    return [_SHORT_PROMPT, min(long, most - _SPOKEN - 1)]
+
+
+@torch.no_grad()
+def _speak(policy: Policy, prompt: Tensor, generator: torch.Generator) -> Tensor:
+    """The prompt, and tokens that the base samples after it."""
+    ids = prompt[None].to(policy.device)
+    with policy.reference():
+        for _ in range(_SPOKEN):
+            size = ids.shape[1]
+            places = torch.arange(size, device=policy.device)
+            mask = torch.ones(1, size, size, dtype=torch.bool, device=policy.device).tril()
+            last = policy.output(policy.hidden(ids, places[None], mask)[0, -1:])
+            chances = last.float().softmax(-1).cpu()
+            said = torch.multinomial(chances, 1, generator=generator).to(policy.device)
+            ids = torch.cat([ids, said], dim=1)
+    return ids[0].cpu()
+
+
+# ------------------------------------------------------------------ the adapter
+
+
+@contextmanager
+def _random_masters(policy: Policy) -> Iterator[dict[str, Tensor]]:
+    """Inside, the masters are a random A and no B; yields random directions for each B."""
+    own = {name: master.detach().clone() for name, master in policy.masters.items()}
+    try:
+        directions = {}
+        for name, master in policy.masters.items():
+            drawn = _drawn(name, master)
+            if "lora_b" in name.lower():
+                directions[name] = drawn
+            else:
+                master.copy_(drawn / master.shape[1] ** 0.5)
+        yield directions
+    finally:
+        for name, value in own.items():
+            policy.masters[name].copy_(value)
+        policy.refresh()
+
+
+def _drawn(name: str, like: Tensor) -> Tensor:
+    """Random by the name alone, whatever device and order."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+    drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(like.device)
+
+
+def _choose_size(policy: Policy, directions: Mapping[str, Tensor], tokens: Tensor, base: Tensor) -> None:
+    """Make each B so large that the adapter moves logprobs as far as it should.
+
+    How far that is depends on the model's own weights, so it is tried. `base`: of all that counts.
+    """
+    target = min(_MOST_EFFECT, _EFFECT_SHARE * float(base.std()))
+    size = _FIRST_SIZE
+    for _ in range(_SIZES):
+        for name, direction in directions.items():
+            policy.masters[name].copy_(direction * size)
+        policy.refresh()
+        worn = sequence_logprobs(policy, tokens)[-_SPOKEN:]
+        effect = float((worn - base[:_SPOKEN]).square().mean().sqrt())
+        if target / 1.5 <= effect <= target * 1.5:
+            return
+        size *= min(8.0, max(0.125, target / max(effect, 1e-9)))
+
+
+# ------------------------------------------------------------------ the probe
+
+
+@torch.no_grad()
+def _scored(policy: Policy, sequences: list[Tensor]) -> list[Tensor]:
+    return [sequence_logprobs(policy, ids) for ids in sequences]
+
+
+def _probe(sequences: list[Tensor], worn: list[Tensor], base: list[Tensor]) -> dict[str, Tensor]:
+    """As shared/probe_file.py has it; only what was spoken counts."""
+    sampled = [torch.arange(len(ids)) >= len(ids) - _SPOKEN for ids in sequences]
+    return {
+        "tokens": torch.cat(sequences),
+        "sampled": torch.cat(sampled).to(torch.uint8),
+        "offsets": torch.tensor([0, *(len(ids) for ids in sequences)]).cumsum(0),
+        "logprobs_policy": torch.cat(worn),
+        "logprobs_base": torch.cat(base),
+    }

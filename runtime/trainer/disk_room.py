@@ -1,0 +1,32 @@
+"""What is computed waits, bounded, for the disk to take it: a full one may have room again.
+
+Neighbours: the recipe commits each step with it. Knows nothing of what is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from safetensors import SafetensorError
+
+T = TypeVar("T")
+
+_ROOM_SECONDS = 300.0
+_LOOK_SECONDS = 1.0
+
+
+def when_there_is_room(
+    write: Callable[[], T], stopping: Callable[[], bool], say: Callable[[Exception], None]
+) -> T:
+    """What `write` gives, once the disk takes it. `say` is told of each try that it did not take."""
+    until = time.monotonic() + _ROOM_SECONDS
+    while True:
+        try:
+            return write()
+        except (OSError, SafetensorError) as error:  # safetensors words the disk's errors itself
+            if isinstance(error, FileExistsError) or stopping() or time.monotonic() > until:
+                raise
+            say(error)
+        time.sleep(_LOOK_SECONDS)
