@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import JobFailed
+from launcher.base.errors import JobFailed, PreflightError
 from launcher.base.unix_http import get_json
 from launcher.models import model_size
 from launcher.values.machine import Progress
@@ -56,7 +56,8 @@ class RuntimeStart:
     def wait(self, token: str, keeper_code: Callable[[], int | None], bound_seconds: float) -> None:
         """Until the gateway says that everything is ready. Renews the lease meanwhile: who waits is alive.
 
-        `keeper_code` is the keeper's exit code once it has ended. Raises JobFailed.
+        `keeper_code` is the keeper's exit code once it has ended. Raises JobFailed; PreflightError for a
+        model that the runtime refuses.
         """
         bound = time.monotonic() + bound_seconds
         while True:
@@ -78,7 +79,20 @@ class RuntimeStart:
             status, body = get_json(self._gateway, "/slipway/status", token)
         except OSError:
             return False
-        return status == 200 and isinstance(body, dict) and body.get("phase") == "ready"
+        if status != 200 or not isinstance(body, dict):
+            return False
+        self._check_admitted(body)
+        return body.get("phase") == "ready"
+
+    def _check_admitted(self, status: dict[str, Any]) -> None:
+        """Raise PreflightError where engine and trainer were seen to disagree on the model (C58)."""
+        found = status.get("admission") or {}
+        if found.get("admitted") is False:
+            raise PreflightError(
+                f"{found.get('model')} is refused: it could not be trained as it is served",
+                found.get("reason"),
+                f"launch logs {self._run_id} --which engine-0",
+            )
 
     def _follow_children(self) -> None:
         for child in self._children():

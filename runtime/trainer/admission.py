@@ -72,7 +72,7 @@ def _sequences(policy: Policy, config: Mapping[str, Any]) -> list[Tensor]:
     large, and so is what bf16 makes of them.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    words = torch.tensor(_words(config))
+    words = torch.tensor(_words(config, policy.vocabulary))
     found = []
     for length in _prompts(config):
         prompt = words[torch.randint(len(words), (length,), generator=generator)]
@@ -80,9 +80,8 @@ def _sequences(policy: Policy, config: Mapping[str, Any]) -> list[Tensor]:
     return found
 
 
-def _words(config: Mapping[str, Any]) -> list[int]:
-    """Ids out of the middle of the vocabulary, where every tokenizer has words and none of its marks."""
-    size = int(config["vocab_size"])
+def _words(config: Mapping[str, Any], size: int) -> list[int]:
+    """Ids out of the middle of a vocabulary, where every tokenizer has words and none of its marks."""
     marks: set[Any] = set()
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         said = config.get(name)
