@@ -23,7 +23,7 @@ from torch import Tensor
 from runtime.shared import admission as on_disk
 from runtime.shared.architectures import positions
 from runtime.shared.probe_file import PROBE_FILE
-from runtime.trainer.forward import sequence_logprobs
+from runtime.trainer.forward import next_logits, sequence_logprobs
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -102,17 +102,12 @@ def _prompts(config: Mapping[str, Any]) -> list[int]:
 @torch.no_grad()
 def _speak(policy: Policy, prompt: Tensor, generator: torch.Generator) -> Tensor:
     """The prompt, and tokens that the base samples after it."""
-    ids = prompt[None].to(policy.device)
+    ids = prompt
     with policy.reference():
         for _ in range(_SPOKEN):
-            size = ids.shape[1]
-            places = torch.arange(size, device=policy.device)
-            mask = torch.ones(1, size, size, dtype=torch.bool, device=policy.device).tril()
-            last = policy.output(policy.hidden(ids, places[None], mask)[0, -1:])
-            chances = last.float().softmax(-1).cpu()
-            said = torch.multinomial(chances, 1, generator=generator).to(policy.device)
-            ids = torch.cat([ids, said], dim=1)
-    return ids[0].cpu()
+            chances = next_logits(policy, ids).float().softmax(-1).cpu()
+            ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)])
+    return ids
 
 
 # ------------------------------------------------------------------ the adapter

@@ -58,6 +58,12 @@ def sequence_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1), found.logprob_T.cpu()])
 
 
+def next_logits(policy: Policy, tokens: Tensor) -> Tensor:
+    """Logits [V] of what comes after one sequence [P], on the policy's device."""
+    hidden_LD = _lone_hidden(policy, tokens.to(policy.device))
+    return policy.output(hidden_LD[len(tokens) - 1 : len(tokens)])[0]
+
+
 def _lone_hidden(policy: Policy, ids: Tensor) -> Tensor:
     """Hidden states [L, D] of one sequence; on a GPU padded to one of few lengths, as packs are."""
     size, device = len(ids), policy.device

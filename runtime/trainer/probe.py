@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runtime.shared.batch import SCHEMA, Batch
 from runtime.shared.probe_file import PROBE_TOKENS
-from runtime.trainer.forward import sequence_logprobs
+from runtime.trainer.forward import next_logits, sequence_logprobs
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -56,14 +56,10 @@ def _compared(batch: Batch, sequence: int) -> slice:
 @torch.no_grad()
 def spoken(policy: Policy, tokens: int = _TOKENS) -> Batch:
     """For a probe where nothing has been sampled yet: a fixed prompt, and so many most likely tokens."""
-    ids = torch.tensor([_PROMPT], device=policy.device)
+    ids = torch.tensor(_PROMPT)
     for _ in range(tokens):
-        size = ids.shape[1]
-        places = torch.arange(size, device=policy.device)
-        mask = torch.ones(1, size, size, dtype=torch.bool, device=policy.device).tril()
-        hidden = policy.hidden(ids, places[None], mask)
-        ids = torch.cat([ids, policy.output(hidden[0, -1:]).argmax(-1)[None]], dim=1)
-    sequence = ids[0].cpu().numpy().astype(np.int32)
+        ids = torch.cat([ids, next_logits(policy, ids).argmax(-1, keepdim=True).cpu()])
+    sequence = ids.numpy().astype(np.int32)
     return Batch(
         tokens=sequence,
         sampled=np.asarray([0] * len(_PROMPT) + [1] * tokens, np.uint8),

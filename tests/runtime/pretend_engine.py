@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until_async
 class PretendEngine:
     """`asked` counts chat requests by their text; `adapters` maps names to folders, read when loaded.
 
-    `off`: how far what it scores is from the checkpoint's own word.
+    `off`: how far what it scores is from the checkpoint's own word; `refuses`: why it loads no adapter.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -32,6 +32,7 @@ class PretendEngine:
         self.asked: Counter[str] = Counter()
         self.adapters: dict[str, Path] = {}
         self.off = 0.0
+        self.refuses = ""
         # Names it was asked to load; it does so once `loads` is set.
         self.loading: list[str] = []
         self.loads = threading.Event()
@@ -81,6 +82,8 @@ class PretendEngine:
         asked = await request.json()
         self.loading.append(asked["lora_name"])
         await wait_until_async(self.loads.is_set)
+        if self.refuses:
+            return web.json_response({"error": {"message": self.refuses}}, status=400)
         if asked["lora_name"] in self.adapters:
             return web.json_response({"error": {"message": "already loaded"}}, status=400)
         self.adapters[asked["lora_name"]] = Path(asked["lora_path"])

@@ -97,7 +97,9 @@ def tried(served: EngineProcess, tmp_path: Path) -> Callable[..., AdmissionProof
         async def scenario() -> Measured:
             client = EngineClient(served.socket)
             try:
-                return await Prover([client], "policy").try_on(f"admission-{found.adapter_sha256[:12]}", found)
+                return await Prover([client], "policy").try_on(
+                    f"admission-{found.adapter_sha256[:12]}", found
+                )
             finally:
                 assert await client.adapters() == [], "nothing of it stays loaded"
                 await client.close()

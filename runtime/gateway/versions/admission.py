@@ -76,8 +76,10 @@ class Admission:
                 attempts += 1
                 refusals += not (self._changed(trial) or await self._fleet.lose_the_dead())
                 log.warning("not admitted: %s", error)
-                if _REFUSALS == refusals or _ATTEMPTS == attempts:
-                    self._refuse(f"the engine does not serve this model with an adapter: {error}", None, started)
+                if refusals == _REFUSALS or attempts == _ATTEMPTS:
+                    self._refuse(
+                        f"the engine does not serve this model with an adapter: {error}", None, started
+                    )
             else:
                 self._admit(proof, started)
 
