@@ -163,7 +163,7 @@ def test_c58_an_adapter_that_the_engine_cannot_load_is_refused_in_its_own_words(
 # ------------------------------------------------------------------ the trainer's side
 
 
-def test_a_trial_leaves_every_bit_of_the_policy_as_it_was(model: Path, tmp_path: Path) -> None:
+def test_c58_a_trial_leaves_every_bit_of_the_policy_as_it_was(model: Path, tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         policy = fresh_policy(dtype, LORA, model)
         weights = dict(policy.model.named_parameters()) | policy.masters
