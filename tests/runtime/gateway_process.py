@@ -33,7 +33,7 @@ def say_admitted(config: RuntimeConfig) -> None:
 
 
 class Gateway:
-    """One gateway over `folder`; `engine` None: it finds none; `admitted`: in an earlier life of the folder."""
+    """One gateway over `folder`; `engine` None: it finds none; `admitted`: in an earlier life of it."""
 
     def __init__(
         self, folder: Path, engine: Path | None, model: Path, /, *, admitted: bool = True, **settings: Any

@@ -1,4 +1,4 @@
-"""Admission by proof on a real engine: a random Qwen3 that both sides compute alike, and trainers that do not.
+"""Admission by proof on a real engine: a random Qwen3 that both sides compute alike, and what they do not.
 
 The mutations of C58 break the trainer's network; here its model's folder is broken, or its word.
 """
@@ -156,7 +156,7 @@ def test_c58_a_model_that_the_trainer_computes_otherwise_is_refused_with_the_num
 
 
 def test_c58_an_adapter_that_the_engine_cannot_load_is_refused_in_its_own_words(tried, model: Path) -> None:
-    with pytest.raises(NotProvenError, match="engine-0: /v1/load_lora_adapter: .*rank"):
+    with pytest.raises(NotProvenError, match=r"engine-0: /v1/load_lora_adapter: .*rank"):
         tried(model, lora=Lora(rank=64, alpha=64.0))
 
 

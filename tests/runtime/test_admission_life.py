@@ -1,4 +1,4 @@
-"""The life of an admission in the gateway: nothing is ready before it, a refusal is said, once passed it is kept.
+"""The life of an admission in the gateway: nothing is ready before it, a refusal is said, it is asked once.
 
 The engine is played and says what the trial's own probe says, more or less; the numbers' judgement is tested
 on numbers. What a real engine and trainer make of one another is in test_admission.py.

@@ -29,7 +29,7 @@ from runtime.shared.schema import RuntimeConfig
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.05
-# Of engines that died while they were asked, and of those that live and refuse; numbers that differ are final.
+# Of engines that died while they were asked, and of those that live and refuse; other numbers are final.
 _ATTEMPTS = 5
 _REFUSALS = 2
 # Of a trial's hash, in the name that engines know it by.
