@@ -166,7 +166,8 @@ def test_c58_an_adapter_that_the_engine_cannot_load_is_refused_in_its_own_words(
 def test_c58_a_trial_leaves_every_bit_of_the_policy_as_it_was(model: Path, tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         policy = fresh_policy(dtype, LORA, model)
-        weights = dict(policy.model.named_parameters()) | policy.masters
+        weights: dict[str, torch.Tensor] = dict(policy.model.named_parameters())
+        weights |= {f"master of {name}": master for name, master in policy.masters.items()}
         before = {name: weight.detach().clone() for name, weight in weights.items()}
         random = torch.get_rng_state()
         leave_trial(policy, tmp_path, SUBJECT, model, "a-base")

@@ -176,8 +176,9 @@ def test_c58_a_model_that_is_refused_is_never_ready_and_the_status_says_why(worl
     gateway = world.begin()
     world.engine.off = 0.5
     world.leave_trial()
-    wait_until(lambda: gateway.status()["phase"] == "failed", what=gateway._said)
+    wait_until((world.folder / admission.RECORD).exists, what=gateway._said)
     status = gateway.status()
+    assert status["phase"] == "failed"
     assert "differ by up to 0.5 under a random adapter (at most 0.001)" in status["detail"]
     assert status["admission"] == world.record
     assert not world.record["admitted"] and world.record["reason"] in status["detail"]
@@ -190,7 +191,8 @@ def test_an_engine_that_cannot_load_it_is_quoted(world: World, monkeypatch: pyte
     world.engine.refuses = "PhiMoEForCausalLM does not support LoRA yet."
     gateway = world.begin()
     world.leave_trial()
-    wait_until(lambda: gateway.status()["phase"] == "failed", what=gateway._said)
+    wait_until((world.folder / admission.RECORD).exists, what=gateway._said)
+    assert gateway.status()["phase"] == "failed"
     assert "PhiMoEForCausalLM does not support LoRA yet." in gateway.status()["detail"]
     assert world.outcomes() == ["refused"]
 
