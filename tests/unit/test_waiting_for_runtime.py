@@ -1,19 +1,27 @@
-"""launcher/machines/waiting_for_runtime.py: how long a runtime may take to become ready."""
+"""launcher/machines/waiting_for_runtime.py: how long a runtime may take to become ready; a model it refuses."""
 
 from __future__ import annotations
 
+import http.server
+import json
+import socketserver
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from launcher.base.errors import PreflightError
 from launcher.machines import cloud, local
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.local import LocalMachine
 from launcher.machines.over_ssh import remote_machine
 from launcher.machines.over_ssh.remote_machine import RemoteMachine
-from launcher.machines.waiting_for_runtime import LEAST_START_SECONDS, start_seconds
+from launcher.machines.waiting_for_runtime import LEAST_START_SECONDS, RuntimeStart, start_seconds
 from runtime.__main__ import children
 from runtime.shared.schema import RuntimeConfig
 
@@ -97,3 +105,56 @@ def test_g23_a_rented_machine_is_waited_for_as_long_as_its_runtime_is_told(
     machine = CloudMachine("slip-01234567", tmp_path, infra=["aws"], gpus="H100:1", idle_minutes=10)
     machine.serve(CONFIG, "token")
     assert waited == [7200.0]
+
+
+# ------------------------------------------------------------------ a model that is refused
+
+
+@contextmanager
+def gateway(status: dict[str, Any]) -> Iterator[Path]:
+    """A gateway that says this of itself; its socket."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = json.dumps(status).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+            """Quiet."""
+
+        def address_string(self) -> str:
+            return "unix"
+
+    with tempfile.TemporaryDirectory(prefix="slip-") as folder:
+        door = Path(folder) / "g.sock"
+        with socketserver.ThreadingUnixStreamServer(str(door), Handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            yield door
+            server.shutdown()
+
+
+REASON = "engine and trainer disagree on this model: logprobs differ by 3.1 on average under a random adapter"
+
+
+def test_c58_a_model_that_the_runtime_refuses_ends_the_start_with_the_numbers(tmp_path: Path) -> None:
+    found = {"admitted": False, "model": "owner/model", "reason": REASON}
+    with gateway({"phase": "failed", "admission": found}) as door:
+        start = RuntimeStart("slip-01234567", tmp_path, door, lambda _: None)
+        with pytest.raises(PreflightError) as refused:
+            start.wait("token", lambda: None, 60)
+    error = refused.value
+    assert error.exit_code == 3
+    assert error.message == "owner/model is refused: it could not be trained as it is served"
+    assert error.why == REASON
+    assert error.hint == "launch logs slip-01234567 --which engine-0"
+
+
+@pytest.mark.parametrize("found", [None, {"admitted": True, "model": "owner/model"}])
+def test_a_model_that_is_admitted_and_a_runtime_that_says_nothing_of_it_are_waited_for(
+    tmp_path: Path, found: dict[str, Any] | None
+) -> None:
+    with gateway({"phase": "ready", "admission": found}) as door:
+        RuntimeStart("slip-01234567", tmp_path, door, lambda _: None).wait("token", lambda: None, 60)
