@@ -1,6 +1,7 @@
 """A model's admission on disk: what the trainer leaves to be tried, and what was found (C58).
 
-    STATE/admission/        a trial: adapter/ (PEFT form), probe.safetensors, state.json, manifest.json
+    STATE/admission/        a trial: adapter/ (PEFT form), probe.safetensors, state.json, manifest.json; until
+                            the model is admitted
     STATE/admission.json    {"admitted", "model", "subject", "time", numbers; "reason" where it was refused}
 
 Whole or absent, as a checkpoint is. Neighbours: trainer/admission.py writes the folder,
@@ -75,6 +76,11 @@ def find(state_dir: Path, subject: str) -> Checkpoint | None:
     except (ManifestError, OSError, ValueError):
         return None
     return Checkpoint(folder, manifest, state) if state.get("subject") == subject else None
+
+
+def drop(state_dir: Path) -> None:
+    """The trial has done its work; its adapter may be large."""
+    shutil.rmtree(state_dir / FOLDER, ignore_errors=True)
 
 
 def _files(model: Path) -> list[tuple[str, int]]:

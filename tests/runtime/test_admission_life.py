@@ -160,6 +160,7 @@ def test_c58_nothing_is_ready_before_the_model_is_admitted_and_then_once_for_all
     assert status["admission"] == world.record
     assert world.record["admitted"] and world.record["adapter"]["largest"] < 1e-6 < world.record["effect"]
     assert world.outcomes() == ["admitted"] and len(world.loaded) == 1 and not world.engine.adapters
+    wait_until(lambda: not (world.folder / admission.FOLDER).exists(), what="the trial is removed")
     gateway.kill()
     gateway.start()
     gateway.until_ready()

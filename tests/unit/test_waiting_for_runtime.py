@@ -1,4 +1,4 @@
-"""launcher/machines/waiting_for_runtime.py: how long a runtime may take to become ready; a model it refuses."""
+"""launcher/machines/waiting_for_runtime.py: how long a runtime may take; a model it refuses."""
 
 from __future__ import annotations
 

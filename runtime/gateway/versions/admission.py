@@ -82,6 +82,7 @@ class Admission:
                     )
             else:
                 self._admit(proof, started)
+                await asyncio.to_thread(on_disk.drop, self._state_dir)
 
     async def _proof(self, trial: Checkpoint) -> AdmissionProof:
         name = f"admission-{trial.adapter_sha256[:_DIGITS]}"
