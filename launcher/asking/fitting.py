@@ -17,6 +17,7 @@ from launcher.values.offers import gpus_of
 from launcher.values.plan import Plan, Shares
 from launcher.values.settings import Settings
 from runtime.shared import model_shape
+from runtime.shared.architectures import PolicyError, checked_context
 from runtime.shared.memory import instead
 from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes
 from runtime.shared.peft_form import Lora
@@ -29,7 +30,8 @@ def of(
 ) -> tuple[MemoryPlan | None, str | None]:
     """The memory of a run on GPUs of this kind, None where model or GPU are not known; and a remark on that.
 
-    `listed_bytes`: what a GPU has where its own driver said so.
+    `listed_bytes`: what a GPU has where its own driver said so. Raises PreflightError for a context that the
+    model does not have.
     """
     token = settings.secrets.get("HF_TOKEN")
     found = model_config.of(settings.model, os.environ, token.value if token else None)
@@ -38,6 +40,11 @@ def of(
         why = "its config.json is neither on this computer nor in launch's table of known models"
         said = why if found is None else "its config.json does not say how large its layers are"
         return None, f"whether {settings.model} fits is not known: {said}"
+    try:
+        checked_context(found.config, runtime_config.of_user(settings.runtime).engine.max_model_len)
+    except PolicyError as error:
+        hint = f"launch plan --model {settings.model} --gpus {settings.gpus}   (without engine.max_model_len)"
+        raise PreflightError(f"{settings.model} cannot be served so", str(error), hint) from None
     kind = kind.removeprefix("NVIDIA ")
     machine = Machine(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
     weighed = instead.explained(shape, machine, _wishes(settings, gpus))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 
 MIB = 2**20
+# A GPU that is called 80GB has 81,559 MiB: what a name says is rounded.
+_ROUNDED = 0.1
 # By SkyPilot's name, without what says how it is built in (H100-SXM, H100-MEGA-80GB).
 TABLE_MIB = {
     "A10": 23028,
@@ -35,18 +37,19 @@ TABLE_MIB = {
     "B300": 275040,
 }
 # How a name says that a GPU is built in, without any meaning for its memory.
-_FORM = re.compile(r"-(SXM\d*|PCIE|MEGA|SERVER|\d+GB?)(?=-|$)", re.IGNORECASE)
-# A type with this at its end has so much; in GH200-480GB it is the computer's own memory.
+_FORM = re.compile(r"-(SXM\d*|PCIE|MEGA|SERVER)(?=-|$)", re.IGNORECASE)
+# A type with this in its name has so much; in GH200-480GB it is the computer's own memory.
 _NAMED = re.compile(r"-(\d+)GB?\b", re.IGNORECASE)
 
 
 def memory_bytes(gpu: str) -> int | None:
     """What a GPU of this name has in all; None for one that neither the table nor its own name tells."""
-    name = gpu.upper()
-    known = TABLE_MIB.get(name) or TABLE_MIB.get(_FORM.sub("", name))
-    if known and name not in TABLE_MIB and (named := named_bytes(gpu)) and named > known * MIB * 1.1:
-        return named
-    return known * MIB if known else named_bytes(gpu) or None
+    plain = _FORM.sub("", gpu.upper())
+    known = TABLE_MIB.get(plain)
+    if known is None and named_bytes(gpu):
+        kind = TABLE_MIB.get(_NAMED.sub("", plain), 0) * MIB
+        return kind if abs(kind - named_bytes(gpu)) < _ROUNDED * kind else named_bytes(gpu)
+    return None if known is None else known * MIB
 
 
 def named_bytes(gpu: str) -> int:

@@ -166,13 +166,15 @@ def _weigh(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> 
         memory_fraction=fraction if machine.shared else chosen.memory_fraction,
         cache_tokens=tokens,
         gpu_bytes=training + serving if machine.shared else max(training, serving),
-        short=_short(machine, training, serving, room, cache_short=cache < one),
+        short=_short(
+            machine, training, serving, room, share + assumptions.GRAPHS_BYTES, cache_short=cache < one
+        ),
     )
 
 
 def _training(shape: ModelShape, machine: Machine, chosen: Wishes) -> trainer.Training:
     return trainer.Training(
-        row=max(chosen.pack_tokens or 0, chosen.max_model_len or 0),
+        row=_longest_row(chosen.pack_tokens or 0, chosen.max_model_len or 0),
         checkpointing=bool(chosen.checkpointing),
         rank=chosen.rank,
         names=chosen.names or shape.lora_names,
@@ -181,6 +183,14 @@ def _training(shape: ModelShape, machine: Machine, chosen: Wishes) -> trainer.Tr
         scaled=chosen.scaled,
         reference=chosen.reference,
     )
+
+
+def _longest_row(pack_tokens: int, longest: int) -> int:
+    """Rows on a GPU have the length of a pack, or its doubles for one longer sample (trainer/packing.py)."""
+    row = pack_tokens
+    while row < longest:
+        row *= 2
+    return row
 
 
 def _serving(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> engine.Serving:
@@ -212,15 +222,19 @@ def _cache(size: int, tokens: int, one: int, longest: int) -> Line:
     )
 
 
-def _short(machine: Machine, training: int, serving: int, room: int, *, cache_short: bool) -> str | None:
-    """Why it does not fit, in bytes; None where it does."""
+def _short(
+    machine: Machine, training: int, serving: int, room: int, share: int, *, cache_short: bool
+) -> str | None:
+    """Why it does not fit, in bytes; None where it does. `serving`: the least that an engine needs of its
+    `share`."""
     has = f"{machine.gpu} has {gib(room)} to give"
-    if machine.shared and (cache_short or training + serving > room):
-        return f"on one GPU training takes {gib(training)} and serving {gib(serving)}, {has}"
+    if machine.shared and training + max(serving, 0 if cache_short else share) > room:
+        taken = serving if cache_short else max(serving, share)
+        return f"on one GPU training takes {gib(training)} and serving {gib(taken)}, {has}"
     if not machine.shared and training > room:
         return f"each GPU that trains needs {gib(training)}, {has}"
-    if not machine.shared and cache_short:
-        return f"each GPU that serves needs {gib(serving)}, {has}"
+    if cache_short or share > room:
+        return f"each GPU that serves needs {gib(serving)}, its engine's share is {gib(share)}, {has}"
     return None
 
 

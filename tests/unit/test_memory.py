@@ -1,0 +1,264 @@
+"""runtime/shared/memory and model_shape: what a run takes of its GPUs, what is chosen, what cannot fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.models import known_models
+from runtime.engine import command
+from runtime.shared import gpu_memory
+from runtime.shared.memory import assumptions, engine, instead, planning, trainer
+from runtime.shared.memory.activations import Kept
+from runtime.shared.memory.line import total
+from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes, plan, usable
+from runtime.shared.model_shape import ModelShape, shape
+from runtime.shared.projections import PROJECTIONS
+
+KNOWN = json.loads((Path(known_models.__file__).parent / "known_models.json").read_text())["models"]
+# What the models' own cards say, in billions.
+PARAMETERS = {
+    "Qwen/Qwen2.5-0.5B-Instruct": 0.49, "Qwen/Qwen2.5-1.5B-Instruct": 1.54, "Qwen/Qwen2.5-3B-Instruct": 3.09,
+    "Qwen/Qwen2.5-7B-Instruct": 7.61, "Qwen/Qwen2.5-14B-Instruct": 14.7, "Qwen/Qwen2.5-32B-Instruct": 32.5,
+    "Qwen/Qwen3-0.6B": 0.6, "Qwen/Qwen3-1.7B": 1.7, "Qwen/Qwen3-4B": 4.0, "Qwen/Qwen3-8B": 8.2,
+    "Qwen/Qwen3-14B": 14.8, "Qwen/Qwen3-32B": 32.8, "Qwen/Qwen3-30B-A3B": 30.5,
+    "meta-llama/Llama-3.2-1B-Instruct": 1.23, "meta-llama/Llama-3.2-3B-Instruct": 3.21,
+    "meta-llama/Llama-3.1-8B-Instruct": 8.03, "mistralai/Mistral-7B-Instruct-v0.3": 7.25,
+    "microsoft/phi-4": 14.7, "microsoft/Phi-4-mini-instruct": 3.84, "google/gemma-3-1b-it": 1.0,
+    "allenai/OLMo-2-1124-7B-Instruct": 7.3, "ibm-granite/granite-3.3-8b-instruct": 8.17,
+    "HuggingFaceTB/SmolLM3-3B": 3.08, "openai/gpt-oss-20b": 20.9,
+}  # fmt: skip
+ONE = Machine("H100", 1, 1, 1)
+FOUR = Machine("H100", 4, 1, 3)
+
+
+def known(model: str) -> ModelShape:
+    found = shape(known_models.config_of(model) or {})
+    assert found is not None
+    return found
+
+
+def planned(model: str, machine: Machine = ONE, **wishes: Any) -> MemoryPlan:
+    found = plan(known(model), machine, Wishes(**wishes))
+    assert found is not None
+    return found
+
+
+# ------------------------------------------------------------------ shapes
+
+
+@pytest.mark.parametrize("model", sorted(KNOWN))
+def test_a_known_model_has_as_many_parameters_as_its_card_says(model: str) -> None:
+    assert set(KNOWN) == set(PARAMETERS)
+    assert known(model).weights / 1e9 == pytest.approx(PARAMETERS[model], rel=0.013)
+    assert KNOWN[model]["source"]
+
+
+def test_an_adapter_on_every_linear_layer_is_as_large_as_a_real_one() -> None:
+    """Of rank 16 on Qwen2.5-0.5B: 8.8 M numbers."""
+    assert known("Qwen/Qwen2.5-0.5B-Instruct").adapter_weights(16) == 8_798_208
+    attention = known("Qwen/Qwen3-30B-A3B")
+    assert {linear.name for _, linear in attention.with_lora()} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_a_shape_reads_what_its_family_says_of_windows_heads_and_fused_layers() -> None:
+    gemma = known("google/gemma-3-1b-it")
+    assert gemma.windows[:6] == (512, 512, 512, 512, 512, None) and gemma.norms == 4 and gemma.query_key_norms
+    assert (gemma.head_width, gemma.query, gemma.key_value) == (256, 1024, 256)
+    phi = known("microsoft/phi-4")
+    assert [linear.name for linear in phi.linears] == ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+    assert phi.linears[0].out == phi.query + 2 * phi.key_value
+    qwen = {"sliding_window": 4096, "use_sliding_window": False}
+    assert set(shape_of(model_type="qwen2", **qwen).windows) == {None}
+    assert set(shape_of(model_type="mistral", sliding_window=4096).windows) == {4096}
+    assert known("microsoft/Phi-4-mini-instruct").positions == 4096, "beyond it longrope rotates otherwise"
+
+
+def shape_of(**said: Any) -> ModelShape:
+    config = {
+        "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+        "num_hidden_layers": 3, "vocab_size": 320,
+    } | said  # fmt: skip
+    found = shape(config)
+    assert found is not None
+    return found
+
+
+def test_a_config_that_does_not_say_its_widths_has_no_shape() -> None:
+    assert shape({"model_type": "qwen3"}) is None
+    assert shape({}) is None
+
+
+def test_some_layers_of_a_mixture_may_have_no_experts() -> None:
+    mixed = shape_of(
+        model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        mlp_only_layers=[0],
+    )  # fmt: skip
+    assert mixed.dense == frozenset({0})
+    assert len(mixed.of_layer(0)) == 7 and len(mixed.of_layer(1)) == 4
+    assert mixed.expert_weights == 2 * 4 * 3 * 64 * 32
+
+
+# ------------------------------------------------------------------ bytes
+
+
+def test_what_is_kept_grows_with_the_row_and_shrinks_to_inputs_with_checkpointing() -> None:
+    """Qwen2.5-1.5B: some 100 KB a token and layer without, each layer's input with it."""
+    model = known("Qwen/Qwen2.5-1.5B-Instruct")
+    kept = Kept(model, 16, PROJECTIONS)
+    whole, inputs = kept.row(4096, checkpointing=False), kept.row(4096, checkpointing=True)
+    assert 95_000 < whole / 4096 / model.layers < 110_000
+    assert inputs == pytest.approx(4096 * (model.layers * model.hidden * 2 + 4 * model.hidden), rel=0.01)
+    assert kept.row(8192, checkpointing=False) == 2 * whole, "nothing of it is a square of the row"
+
+
+def test_a_mask_of_whole_rows_is_a_square_of_the_row_in_every_layer() -> None:
+    model = known("Qwen/Qwen3-0.6B")
+    without, with_it = (Kept(model, 16, PROJECTIONS, masked=masked).row(512, checkpointing=False)
+                        for masked in (False, True))  # fmt: skip
+    repeated = 512 * model.layers * 2 * (model.query - model.key_value) * 2
+    assert with_it - without == model.layers * 512 * 512 * 2 + repeated
+
+
+def test_layers_without_lora_keep_less() -> None:
+    model = known("Qwen/Qwen3-8B")
+    every, attention = (Kept(model, 16, names).row(1024, checkpointing=False)
+                        for names in (PROJECTIONS, PROJECTIONS[:4]))  # fmt: skip
+    # The input of gate and up, that of down, and three A's answers.
+    assert every - attention == 1024 * model.layers * 2 * (model.hidden + model.intermediate + 3 * 16)
+
+
+def test_each_number_of_an_adapter_costs_twenty_bytes_in_bf16() -> None:
+    model = known("Qwen/Qwen3-8B")
+    training = trainer.Training(4096, checkpointing=True, rank=16, names=PROJECTIONS)
+    lines = {line.name: line.size for line in trainer.lines(model, training)}
+    assert sum(lines[name] for name in ("adapter", "gradients", "AdamW")) == 20 * model.adapter_weights(16)
+    full = {line.name: line.size for line in trainer.lines(model, replace(training, number_bytes=4))}
+    assert full["adapter"] == 4 * model.adapter_weights(16), "fp32 multiplies with the masters themselves"
+    assert lines["weights"] == 2 * model.weights
+
+
+def test_every_line_says_why() -> None:
+    found = planned("Qwen/Qwen3-8B")
+    assert all(line.why and line.size >= 0 for line in (*found.trainer, *found.engine))
+
+
+def test_a_layer_with_a_window_caches_no_more_than_that() -> None:
+    gemma = known("google/gemma-3-1b-it")
+    each = 2 * gemma.key_value * 2
+    assert engine.cache_bytes(gemma, 32768, 2) == each * (22 * 512 + 4 * 32768)
+    assert engine.cache_bytes(gemma, 100, 2) == each * 26 * 100
+
+
+def test_experts_that_are_stored_in_four_bits_are_served_so_and_trained_whole() -> None:
+    found = planned("openai/gpt-oss-20b", FOUR)
+    serve, train = (
+        {line.name: line.size for line in part}["weights"] for part in (found.engine, found.trainer)
+    )
+    assert serve < 15e9 < 40e9 < train
+
+
+# ------------------------------------------------------------------ choices
+
+
+def test_7b_on_one_h100_is_planned_so_that_it_fits() -> None:
+    found = planned("Qwen/Qwen2.5-7B-Instruct")
+    assert found.fits and found.shared and found.activation_checkpointing
+    assert total(found.trainer) + total(found.engine) <= usable(found.listed_bytes)
+    assert found.memory_fraction is not None and 0.4 < found.memory_fraction < 0.7
+    assert found.cache_tokens >= found.max_model_len
+    unplanned = planned("Qwen/Qwen2.5-7B-Instruct", memory_fraction=0.9)
+    assert not unplanned.fits, "what vLLM takes where nobody says otherwise"
+
+
+def test_32b_on_one_h100_is_refused_with_what_would_do() -> None:
+    found = instead.explained(known("Qwen/Qwen3-32B"), ONE, Wishes())
+    assert found is not None and not found.fits
+    assert found.short is not None and "on one GPU training takes" in found.short
+    assert found.instead[0] == "H100:2" and not found.in_the_way
+    for other in found.instead:
+        gpu, _, count = other.partition(":")
+        assert planned("Qwen/Qwen3-32B", Machine(gpu, int(count), 1, max(1, int(count) - 1))).fits
+
+
+def test_whatever_an_engine_can_sample_can_be_trained() -> None:
+    found = planned("Qwen/Qwen3-8B", FOUR)
+    assert found.max_model_len == 32768 and found.activation_checkpointing
+    short = planned("Qwen/Qwen3-8B", FOUR, max_model_len=2048)
+    assert not short.activation_checkpointing, "short samples leave room to compute nothing twice"
+    assert (short.max_model_len, short.pack_tokens) == (2048, 4096)
+
+
+def test_a_sample_longer_than_a_pack_is_a_row_of_a_packs_doubles() -> None:
+    """As trainer/packing.py lays them out: what is planned is the row, not the sample."""
+    uneven = planned("Qwen/Qwen3-8B", FOUR, max_model_len=9000, pack_tokens=4096, checkpointing=True)
+    doubled = planned("Qwen/Qwen3-8B", FOUR, max_model_len=16384, pack_tokens=4096, checkpointing=True)
+    assert uneven.trainer == doubled.trainer
+
+
+def test_more_gpus_that_train_share_a_steps_rows() -> None:
+    packs = [
+        planned("Qwen/Qwen3-0.6B", Machine("H100", 8, train, 8 - train)).pack_tokens for train in (1, 2, 4)
+    ]
+    assert packs == [16384, 8192, 4096]
+
+
+def test_what_somebody_set_is_kept() -> None:
+    found = planned(
+        "Qwen/Qwen3-4B", FOUR, checkpointing=True, pack_tokens=5000, max_model_len=3000, max_num_seqs=32,
+        memory_fraction=0.8,
+    )  # fmt: skip
+    assert (found.activation_checkpointing, found.pack_tokens, found.max_model_len) == (True, 5000, 3000)
+    assert (found.engine_places, found.memory_fraction) == (32, 0.8)
+
+
+def test_a_wish_that_is_in_the_way_is_named() -> None:
+    wishes = Wishes(checkpointing=False, max_model_len=32768)
+    found = instead.explained(known("Qwen/Qwen3-8B"), FOUR, wishes)
+    assert found is not None and not found.fits
+    assert found.in_the_way == ("train.activation_checkpointing",) and not found.instead
+
+
+def test_a_model_too_large_for_any_gpu_has_no_other_gpus() -> None:
+    giant = replace(known("Qwen/Qwen3-32B"), layers=800, windows=(None,) * 800)
+    found = instead.explained(giant, ONE, Wishes())
+    assert found is not None and not found.fits and not found.instead
+
+
+def test_engines_have_vllms_own_places_where_there_is_room_for_them() -> None:
+    assert planned("Qwen/Qwen3-8B", FOUR).engine_places is None
+    assert engine.defaults("H100", 81559 * 2**20) == (1024, 8192)
+    assert engine.defaults("A100-80GB", 81920 * 2**20) == engine.defaults("L4", 23034 * 2**20) == (256, 2048)
+    assert engine.defaults("B200", 183359 * 2**20) == (1024, 16384)
+
+
+def test_an_unknown_gpu_has_no_plan() -> None:
+    assert plan(known("Qwen/Qwen3-8B"), Machine("NPU9000", 1, 1, 1), Wishes()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [("H100", 81559), ("H100-SXM", 81559), ("h100", 81559), ("H100-MEGA-80GB", 81559), ("A100", 40960),
+     ("A100-80GB", 81920), ("A100-80GB-SXM", 81920), ("H200-SXM", 143771)],
+)  # fmt: skip
+def test_a_gpu_is_known_by_the_names_it_is_rented_under(name: str, mib: int) -> None:
+    assert gpu_memory.memory_bytes(name) == mib * 2**20
+
+
+def test_a_gpu_that_is_not_in_the_table_may_say_its_memory_itself() -> None:
+    assert gpu_memory.memory_bytes("V100-32GB") == 32 * 10**9
+    assert gpu_memory.memory_bytes("GH200-480GB") is None, "that is the computer's"
+
+
+def test_what_is_assumed_of_our_own_code_is_what_it_says() -> None:
+    here = Path(__file__).resolve().parents[2] / "runtime"
+    assert f"chunk: int = {assumptions.LOGITS_CHUNK}," in (here / "trainer" / "losses.py").read_text()
+    assert command._LORA_RANKS == assumptions.ENGINE_RANKS
+    assert command._LONGEST_CONTEXT["cuda"] == planning.LONGEST[0]
+    assert (
+        f"memory_fraction or {assumptions.ENGINE_FRACTION})" in (here / "engine" / "command.py").read_text()
+    )
