@@ -149,5 +149,7 @@ def test_the_plan_of_a_rented_run_says_where_and_what_it_costs(
     assert done.returncode == 0, done.stderr
     first, *table = done.stdout.splitlines()
     assert first == QUESTION.removesuffix(". Proceed? [y/N]")
-    assert [line.split()[0] for line in table] == ["model", "GPUs", "limits", "disk", "IN", "aws/us-east-1"]
+    heads = [line.split()[0] for line in table]
+    assert heads[:7] == ["model", "GPUs", "memory", "limits", "disk", "IN", "aws/us-east-1"]
+    assert heads[7] == "MEMORY" and heads[-1] == "planned"
     assert done.stderr == "reading SkyPilot's price catalogs\n"

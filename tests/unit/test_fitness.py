@@ -85,6 +85,8 @@ def test_a_machine_that_is_fit_is_set_up(machine: Machine) -> None:
         ([H100], Needs("cuda", "H100:1", model_bytes=60 * 10**9),
          "the model's weights take 120.0 GB on a GPU, once to serve and once to train;"
          " NVIDIA H100 80GB HBM3 has 85.5 GB"),
+        ([H100], Needs("cuda", "H100:1", model_bytes=60 * 10**9, gpu_bytes=90 * 2**30),
+         "the run was planned with 90.0 GiB of a GPU, NVIDIA H100 80GB HBM3 has 78.0 GiB to give"),
         (["NVIDIA L4, 580.95.05, [N/A], [N/A], [N/A]"], Needs("cuda", "L4:1", infer_gpus=10**6),
          "the memory is too small: "),
         ([H100.replace("81559", "[N/A]")] * 4, replace(FOUR_IDLE, model_bytes=10**15),
@@ -112,6 +114,11 @@ def test_a_driver_that_is_not_there_or_in_trouble_is_said_in_its_own_words(machi
     assert machine.set_up(FOUR)[1] == [f"the NVIDIA driver is in trouble: {lost}"]
     machine.drive(code=6)
     assert machine.set_up(FOUR)[1] == ["the NVIDIA driver is in trouble: nvidia-smi ended with code 6"]
+
+
+def test_what_was_planned_of_a_gpu_is_what_is_looked_for_on_it() -> None:
+    gpu = fitness.Gpu("NVIDIA H100 80GB HBM3", "580.95.05", 81559 * 2**20, 9.0, split_up=False)
+    fitness.check_weights(gpu, Needs("cuda", "H100:1", model_bytes=60 * 10**9, gpu_bytes=70 * 2**30))
 
 
 def test_each_engine_and_training_process_has_its_memory() -> None:

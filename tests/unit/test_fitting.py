@@ -1,0 +1,185 @@
+"""fitting.py, memory_table.py and what a rented run is told of its memory: planned, shown, refused, handed on."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.asking import earlier_run, fitting, setting_sources
+from launcher.asking.runtime_config import build
+from launcher.base.errors import PreflightError
+from launcher.base.home import Home
+from launcher.models import model_config
+from launcher.run.rented_run import SHARED_FRACTION, runtime_overrides
+from launcher.values.plan import PLANNED, Plan, Rented
+from launcher.values.settings import Settings
+from tests.support.typed import Typed
+
+ONE = Rented("H100:1", ("aws",), 10, None, train_gpus=1, infer_gpus=1)
+FOUR = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
+PLACES = {"run_id": "r", "model_path": "m", "device": "cuda", "state_dir": "s", "socket_dir": "d"}
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh computer without a network: no account, no catalog, no downloaded model."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "CLOUDSDK_", "GCP_", "KUBECONFIG", "RUNPOD_", "HF_", "XDG_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "user").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **options: pytest.fail(f"started {words}"))
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> Typed:
+    return Typed(tmp_path / "project", tmp_path / "home")
+
+
+def settings(tmp_path: Path, model: str, *sets: str, gpus: str = "H100:1") -> Settings:
+    home = Home(tmp_path / "data", tmp_path / "config", tmp_path / "cache")
+    return setting_sources.load({"model": model, "gpus": gpus}, sets, environ={}, folder=tmp_path, home=home)
+
+
+def fitted(tmp_path: Path, model: str, *sets: str, rented: Rented = ONE) -> Rented:
+    memory, _ = fitting.of(settings(tmp_path, model, *sets, gpus=rented.gpus), rented)
+    return replace(rented, memory=memory)
+
+
+# ------------------------------------------------------------------ what is shown
+
+
+@pytest.mark.process
+def test_a_plan_of_a_known_model_is_a_table_of_its_memory_on_a_fresh_computer_offline(typed: Typed) -> None:
+    done = typed("plan", "--model", "Qwen/Qwen3-8B", "--gpus", "H100:4")
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.splitlines()
+    assert "  MEMORY OF EACH GPU OF ITS KIND" in table
+    named = [line.split()[0] for line in table if line.startswith("    ") and "GiB" in line]
+    assert named == [
+        "weights", "adapter", "gradients", "AdamW", "kept", "working", "fragmentation", "CUDA",
+        "weights", "LoRA", "a", "CUDA", "graphs", "cache",
+    ]  # fmt: skip
+    assert table[-2].endswith("are planned: fits")
+    assert table[-1].startswith("  planned  train.activation_checkpointing=true train.pack_tokens=16384 ")
+    assert "memory is planned for Qwen/Qwen3-8B's shape as launch knew it on 2026-" in done.stderr
+
+    memory = json.loads(typed("plan", "--model", "Qwen/Qwen3-8B", "--gpus", "H100:4", "--json").stdout)[
+        "rented"
+    ]["memory"]
+    assert memory["short"] is None and memory["activation_checkpointing"] is True
+    assert {line["name"] for line in memory["trainer"]} > {"weights", "kept"}
+
+
+@pytest.mark.process
+def test_what_cannot_fit_is_shown_and_refused_with_what_would(typed: Typed) -> None:
+    done = typed("plan", "--model", "Qwen/Qwen3-32B", "--gpus", "H100:1")
+    assert done.returncode == 3
+    assert "DOES NOT FIT" in done.stdout and "$3.29/h" in done.stdout
+    message, why, hint = done.stderr.splitlines()[-3:]
+    assert message == "Error: Qwen/Qwen3-32B does not fit H100:1"
+    assert why.startswith("  on one GPU training takes 69.7 GiB and serving ")
+    assert hint == "Hint: launch plan --model Qwen/Qwen3-32B --gpus H100:2   (or H200:1)"
+    assert typed("plan", "--model", "Qwen/Qwen3-32B", "--gpus", "H100:2").returncode == 0
+
+
+@pytest.mark.process
+def test_a_model_that_nobody_knows_has_prices_and_no_memory(typed: Typed) -> None:
+    done = typed("plan", "--model", "some/Model-7B", "--gpus", "H100:4")
+    assert done.returncode == 0, done.stderr
+    assert "  memory  not known for this model" in done.stdout.splitlines()
+    assert "whether some/Model-7B fits is not known" in done.stderr
+
+
+def test_a_folder_says_its_own_shape(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64}))
+    found = model_config.of(str(tmp_path), {})
+    assert found is not None and found.read_on is None and found.config == {"hidden_size": 64}
+    memory, remark = fitting.of(settings(tmp_path, str(tmp_path)), ONE)
+    assert memory is None and "does not say how large its layers are" in str(remark)
+
+
+def test_a_downloaded_model_is_read_before_the_table(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hf" / "hub" / "models--Qwen--Qwen3-8B" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps({"hidden_size": 1}))
+    found = model_config.of("Qwen/Qwen3-8B", {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"})
+    assert found is not None and found.config == {"hidden_size": 1} and found.read_on is None
+    known = model_config.of("qwen/qwen3-8b", {"HF_HOME": str(tmp_path / "none"), "HF_HUB_OFFLINE": "1"})
+    assert known is not None and known.config["hidden_size"] == 4096 and known.read_on is not None
+
+
+# ------------------------------------------------------------------ what is handed on
+
+
+def test_what_was_planned_is_what_the_run_is_told(tmp_path: Path) -> None:
+    rented = fitted(tmp_path, "Qwen/Qwen2.5-7B-Instruct")
+    assert rented.memory is not None and rented.memory.fits
+    told = build(runtime_overrides(rented), **PLACES)
+    assert told.train.activation_checkpointing is True
+    assert told.train.pack_tokens == rented.memory.pack_tokens
+    assert told.engine.max_model_len == rented.memory.max_model_len
+    assert told.engine.max_num_seqs is None
+    assert told.engine.memory_fraction == rented.memory.memory_fraction != SHARED_FRACTION
+
+
+def test_whoever_sets_something_has_it_as_it_was_set(tmp_path: Path) -> None:
+    sets = ("engine.max_model_len=4096", "train.pack_tokens=6000", "engine.memory_fraction=0.4")
+    rented = fitted(tmp_path, "Qwen/Qwen2.5-7B-Instruct", *sets)
+    asked = settings(tmp_path, "Qwen/Qwen2.5-7B-Instruct", *sets).runtime
+    told = build(runtime_overrides(rented) | asked, **PLACES)
+    assert (told.engine.max_model_len, told.train.pack_tokens) == (4096, 6000)
+    assert told.engine.memory_fraction == 0.4
+    assert rented.memory is not None and rented.memory.pack_tokens == 6000
+
+
+def test_a_rank_and_its_layers_count_as_they_were_set(tmp_path: Path) -> None:
+    small, large = (
+        fitted(tmp_path, "Qwen/Qwen3-8B", f"train.lora.rank={rank}", rented=FOUR).memory for rank in (8, 256)
+    )
+    assert small is not None and large is not None
+    sizes = [{line.name: line.size for line in memory.trainer}["AdamW"] for memory in (small, large)]
+    assert sizes[1] == 32 * sizes[0]
+
+
+def test_a_run_that_is_taken_up_is_planned_anew(tmp_path: Path) -> None:
+    """What a default was then is no wish of anybody's."""
+    kept = earlier_run.details(settings(tmp_path, "tiny", "train.pack_tokens=9000"), "m")["runtime"]
+    assert kept["train.pack_tokens"] == "9000"
+    assert not set(PLANNED) - {"train.pack_tokens"} & set(kept)
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def test_a_run_that_cannot_fit_is_refused_before_a_provider_is_asked(tmp_path: Path) -> None:
+    rented = fitted(tmp_path, "Qwen/Qwen3-32B")
+    plan = Plan("1×H100 on aws", "Qwen/Qwen3-32B", 3.29, None, 900.0, None, rented)
+    with pytest.raises(PreflightError) as refused:
+        fitting.refuse_what_does_not_fit(plan)
+    assert refused.value.exit_code == 3 and "--gpus H100:2" in str(refused.value.hint)
+    fitting.refuse_what_does_not_fit(replace(plan, rented=fitted(tmp_path, "Qwen/Qwen3-8B")))
+    fitting.refuse_what_does_not_fit(replace(plan, rented=ONE))
+    fitting.refuse_what_does_not_fit(replace(plan, rented=None))
+
+
+def test_a_setting_that_is_in_the_way_is_named(tmp_path: Path) -> None:
+    rented = fitted(tmp_path, "Qwen/Qwen3-8B", "train.activation_checkpointing=false", rented=FOUR)
+    assert rented.memory is not None and rented.memory.fits, "a shorter context makes room"
+    sets = ("train.activation_checkpointing=false", "engine.max_model_len=32768")
+    rented = fitted(tmp_path, "Qwen/Qwen3-8B", *sets, rented=FOUR)
+    plan = Plan("4×H100 on aws", "Qwen/Qwen3-8B", 16.36, None, 900.0, None, rented)
+    with pytest.raises(PreflightError) as refused:
+        fitting.refuse_what_does_not_fit(plan)
+    assert "without train.activation_checkpointing" in str(refused.value.hint)
+
+
+def test_a_context_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError) as refused:
+        fitted(tmp_path, "microsoft/phi-4", "engine.max_model_len=32768")
+    assert "16384" in str(refused.value.why)
