@@ -77,6 +77,7 @@ def _wishes(settings: Settings, gpus: Shares) -> Wishes:
         max_model_len=said("engine.max_model_len", engine.max_model_len),
         max_num_seqs=said("engine.max_num_seqs", engine.max_num_seqs),
         memory_fraction=said("engine.memory_fraction", engine.memory_fraction),
+        kv_cache_gib=said("engine.kv_cache_gib", engine.kv_cache_gib),
     )
 
 

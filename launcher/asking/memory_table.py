@@ -47,4 +47,6 @@ def _choices(memory: MemoryPlan) -> list[str]:
     ]
     if memory.memory_fraction is not None:
         chosen.append(f"engine.memory_fraction={memory.memory_fraction:g}")
+    if memory.kv_cache_gib is not None:
+        chosen.append(f"engine.kv_cache_gib={memory.kv_cache_gib:g}")
     return [f"  planned  {' '.join(chosen)}"] if memory.fits else []

@@ -93,5 +93,6 @@ def runtime_overrides(gpus: Shares) -> dict[str, Any]:
         gpus.memory.max_model_len,
         gpus.memory.engine_places,
         gpus.memory.memory_fraction,
+        gpus.memory.kv_cache_gib,
     )
     return told | {key: value for key, value in zip(PLANNED, planned, strict=True) if value is not None}

@@ -30,6 +30,7 @@ PLANNED = (
     "engine.max_model_len",
     "engine.max_num_seqs",
     "engine.memory_fraction",
+    "engine.kv_cache_gib",
 )
 # What only a rented run has; on the command line they ask for one.
 _RENTED_ONLY = ("infra", "budget", "max_price", "idle", "disk", "copy_rate")

@@ -38,6 +38,7 @@ _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
 _SMALL_WEIGHTS_BYTES = 100 * 2**20
 # How many sequences a CPU engine samples at a time. On a GPU vLLM knows better, by the GPU: 1024 on an H100.
 _CPU_PLACES = 64
+_CPU_CACHE_GIB = 1.0
 
 
 def socket_path(config: RuntimeConfig, index: int) -> Path:
@@ -77,6 +78,9 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
         words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.1)]
     else:
         words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.9)]
+        if engine.kv_cache_gib:
+            # Left to itself vLLM takes for its own what a trainer on the same GPU allocates meanwhile.
+            words += ["--kv-cache-memory-bytes", str(int(engine.kv_cache_gib * 2**30))]
     return words
 
 
@@ -138,7 +142,7 @@ def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:
 
 def _kv_cache_bytes(config: RuntimeConfig) -> int:
     """What is configured, but no more than two full batches of the longest sequences could ever fill."""
-    configured = int(config.engine.kv_cache_gib * 2**30)
+    configured = int((config.engine.kv_cache_gib or _CPU_CACHE_GIB) * 2**30)
     known, places = shape(model_description(config.model_path)), _places(config)
     if known is None or places is None:
         return configured

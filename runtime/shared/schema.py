@@ -68,7 +68,8 @@ class EngineConfig(Body):
     # How many sequences an engine samples at a time; None: 64 on a CPU, vLLM's own default on a GPU.
     max_num_seqs: int | None = Field(default=None, ge=1)
     memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
-    kv_cache_gib: float = Field(default=1.0, gt=0)
+    # Of keys and values; None: 1 on a CPU, on a GPU what vLLM finds left of its fraction.
+    kv_cache_gib: float | None = Field(default=None, gt=0)
 
 
 class RuntimeConfig(Body):

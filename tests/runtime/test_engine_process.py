@@ -162,6 +162,14 @@ def test_the_cache_is_no_larger_than_it_can_be_filled() -> None:
     assert option(command.arguments(small, 0), "--kv-cache-memory-bytes") == str(2**26)
 
 
+def test_on_a_gpu_the_cache_is_what_was_planned_or_vllms_own() -> None:
+    """What vLLM measures on a GPU that is shared is the trainer's as well."""
+    own = command.arguments(config(device="cuda"), 0)
+    assert "--kv-cache-memory-bytes" not in own and "--max-num-seqs" not in own
+    planned = command.arguments(config(device="cuda", engine=EngineConfig(kv_cache_gib=19.5)), 0)
+    assert option(planned, "--kv-cache-memory-bytes") == str(int(19.5 * 2**30))
+
+
 def test_nothing_is_reported_to_anyone() -> None:
     assert command.environment(config(), 0)["VLLM_NO_USAGE_STATS"] == "1"
 

@@ -1,4 +1,4 @@
-"""fitting.py, memory_table.py and what a rented run is told of its memory: planned, shown, refused, handed on."""
+"""fitting.py, memory_table.py, and what a rented run is told of its memory: shown, refused, handed on."""
 
 from __future__ import annotations
 
@@ -126,6 +126,7 @@ def test_what_was_planned_is_what_the_run_is_told(tmp_path: Path) -> None:
     assert told.engine.max_model_len == rented.memory.max_model_len
     assert told.engine.max_num_seqs is None
     assert told.engine.memory_fraction == rented.memory.memory_fraction != SHARED_FRACTION
+    assert told.engine.kv_cache_gib == rented.memory.kv_cache_gib is not None
 
 
 def test_whoever_sets_something_has_it_as_it_was_set(tmp_path: Path) -> None:

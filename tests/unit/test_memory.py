@@ -18,6 +18,7 @@ from runtime.shared.memory.line import total
 from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes, plan, usable
 from runtime.shared.model_shape import ModelShape, shape
 from runtime.shared.projections import PROJECTIONS
+from tests.bench import memory
 
 KNOWN = json.loads((Path(known_models.__file__).parent / "known_models.json").read_text())["models"]
 # What the models' own cards say, in billions.
@@ -175,6 +176,18 @@ def test_7b_on_one_h100_is_planned_so_that_it_fits() -> None:
     assert not unplanned.fits, "what vLLM takes where nobody says otherwise"
 
 
+def test_an_engine_that_shares_its_gpu_is_told_its_cache() -> None:
+    """What it would measure there is the trainer's as well, which loads beside it."""
+    found = planned("Qwen/Qwen2.5-7B-Instruct")
+    (cache,) = [line for line in found.engine if line.name == "cache"]
+    assert found.kv_cache_gib is not None and cache.size == round(found.kv_cache_gib * 2**30)
+    assert planned("Qwen/Qwen2.5-7B-Instruct", FOUR).kv_cache_gib is None
+    assert planned("Qwen/Qwen2.5-7B-Instruct", kv_cache_gib=4.0).cache_tokens == 4 * 2**30 // (
+        28 * 2 * 512 * 2
+    )
+    assert not planned("Qwen/Qwen2.5-7B-Instruct", kv_cache_gib=60.0).fits
+
+
 def test_32b_on_one_h100_is_refused_with_what_would_do() -> None:
     found = instead.explained(known("Qwen/Qwen3-32B"), ONE, Wishes())
     assert found is not None and not found.fits
@@ -262,3 +275,7 @@ def test_what_is_assumed_of_our_own_code_is_what_it_says() -> None:
     assert (
         f"memory_fraction or {assumptions.ENGINE_FRACTION})" in (here / "engine" / "command.py").read_text()
     )
+
+
+def test_the_tables_that_are_written_down_are_those_of_the_arithmetic() -> None:
+    assert memory.FILE.read_text() == memory.tables(), "python -m tests.bench.memory --write"

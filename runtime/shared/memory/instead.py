@@ -23,6 +23,7 @@ KEYS = {
     "max_model_len": "engine.max_model_len",
     "max_num_seqs": "engine.max_num_seqs",
     "memory_fraction": "engine.memory_fraction",
+    "kv_cache_gib": "engine.kv_cache_gib",
 }
 
 

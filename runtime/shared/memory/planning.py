@@ -45,6 +45,7 @@ class Wishes:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     memory_fraction: float | None = None
+    kv_cache_gib: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,11 @@ class Machine:
 class MemoryPlan:
     """Of one GPU that trains and one that serves (of the one that does both): lines, and what was chosen.
 
-    `engine_places` and `memory_fraction` None are the engine's own. `short` says why it does not fit, None
-    where it does. `gpu_bytes`: the least a GPU must have free for it, with a cache for one longest sequence.
-    `instead`: GPUs that it would fit, and `in_the_way`: keys without which it would fit these.
+    `engine_places`, `memory_fraction` and `kv_cache_gib` None are the engine's own: on a GPU that is shared
+    it is told its cache, for what it measures itself there is the trainer's as well. `short` says why it
+    does not fit, None where it does. `gpu_bytes`: the least a GPU must have free for it, with a cache for one
+    longest sequence. `instead`: GPUs that it would fit, and `in_the_way`: keys without which it would fit
+    these.
     """
 
     gpu: str
@@ -82,6 +85,7 @@ class MemoryPlan:
     max_model_len: int
     engine_places: int | None
     memory_fraction: float | None
+    kv_cache_gib: float | None
     cache_tokens: int
     gpu_bytes: int
     short: str | None = None
@@ -150,7 +154,10 @@ def _weigh(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> 
     share = round(fraction * listed * assumptions.OF_THE_LISTED)
     inside = total(serve) - assumptions.GRAPHS_BYTES
     one = engine.cache_bytes(shape, chosen.max_model_len, chosen.number_bytes)
-    cache = max(0, share - inside)
+    left = max(0, share - inside) if chosen.kv_cache_gib is None else chosen.kv_cache_gib * assumptions.GIB
+    gibs = math.floor(left / assumptions.GIB * 10) / 10 if machine.shared else chosen.kv_cache_gib
+    cache = round(left if gibs is None else gibs * assumptions.GIB)
+    share = share if chosen.kv_cache_gib is None else inside + cache
     tokens = chosen.max_model_len * cache // one
     training, serving = total(train), total(serve) + one
     return MemoryPlan(
@@ -164,6 +171,7 @@ def _weigh(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> 
         max_model_len=chosen.max_model_len,
         engine_places=chosen.max_num_seqs,
         memory_fraction=fraction if machine.shared else chosen.memory_fraction,
+        kv_cache_gib=gibs,
         cache_tokens=tokens,
         gpu_bytes=training + serving if machine.shared else max(training, serving),
         short=_short(
