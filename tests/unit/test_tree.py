@@ -40,8 +40,8 @@ FLOORS = {
     "client": ("launcher/base", "launcher/client", "launcher/client/dspy"),
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/engine", "runtime/gateway/http",
-        "runtime/gateway/requests", "runtime/gateway/samples", "runtime/gateway/engines", "runtime/gateway/versions",
-        "runtime/gateway/steps", "runtime/gateway/completions", "runtime/gateway",
+        "runtime/gateway/requests", "runtime/gateway/samples", "runtime/gateway/engines",
+        "runtime/gateway/versions", "runtime/gateway/steps", "runtime/gateway/completions", "runtime/gateway",
         "runtime/trainer", "runtime/recipes", "runtime",
     ),
     "tiny": ("runtime/tiny",),
