@@ -191,13 +191,13 @@ def made(name: str, folder: Path, vocabulary: int, *, tied: bool | None = None, 
     return folder
 
 
-def served_folder(name: str, folder: Path) -> Path:
+def served_folder(name: str, folder: Path, **changes: Any) -> Path:
     """A family's random model with the embedded model's tokenizer, for an engine.
 
     It has no chat template: parsers are chosen by it, and of a gpt-oss vLLM reads no other than its own.
     """
     tokens = transformers.AutoConfig.from_pretrained(TINY_MODEL).vocab_size
-    made(name, folder, tokens)
+    made(name, folder, tokens, **changes)
     for file in _TOKENIZER:
         shutil.copy(TINY_MODEL / file, folder / file)
     return folder
