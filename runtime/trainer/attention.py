@@ -26,6 +26,8 @@ _WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "return_dict", "is_causal"}
 )
 _BLOCK = 128
+# Lengths of fixed rows (packing.py), windows of a model, passes with and without gradients, all of them thrice.
+_MOST_KERNELS = 128
 
 
 class Seen(Protocol):
@@ -198,8 +200,16 @@ class Blocks:
 
 @functools.cache
 def _kernel(device: str) -> Any:
-    """FlexAttention, compiled where it has kernels: for each shape of rows once."""
-    return torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention
+    """FlexAttention, compiled where it has kernels."""
+    return compiled() if device == "cuda" else flex_attention
+
+
+def compiled(backend: Any = "inductor") -> Any:
+    """For each length of rows, window and kind of pass once. Past torch's own limit of 8 it would write down
+    the scores of whole rows, in silence; past ours it is an error."""
+    return torch.compile(
+        flex_attention, backend=backend, dynamic=False, fullgraph=True, recompile_limit=_MOST_KERNELS
+    )
 
 
 def _for_each_head(part_BKLW: Tensor, heads: int) -> Tensor:

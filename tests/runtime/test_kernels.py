@@ -1,0 +1,50 @@
+"""How many kernels attention asks torch for: one for each shape, and never plain operations in their place.
+
+The kernels themselves are `tests/gpu`'s; here what dynamo hands to a backend is counted.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from runtime.trainer import attention
+from runtime.trainer.attention import Blocks
+from runtime.trainer.packing import fixed_length
+
+BUDGET = 512
+
+
+def lengths() -> list[int]:
+    """Of the fixed rows of a budget, and of sequences that are longer."""
+    return sorted({fixed_length(needed, BUDGET) for needed in (1, 100, 200, 400, 600, 1200)})
+
+
+def test_every_fixed_length_window_and_pass_has_its_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    counter = CompileCounter()
+    kernel = attention.compiled(counter)
+    monkeypatch.setattr(attention, "_kernel", lambda device: kernel)
+    kinds = [
+        (length, window, grad) for length in lengths() for window in (None, 64) for grad in (True, False)
+    ]
+    assert len(kinds) > torch._dynamo.config.recompile_limit, "torch's own limit would do"
+    for _ in range(2):
+        for length, window, grad in kinds:
+            tree = torch.zeros(1, length, dtype=torch.long)
+            blocks = Blocks(tree, tree.clone(), torch.arange(length)[None])
+            query = torch.randn(1, 4, length, 16, requires_grad=grad)
+            key = torch.randn(1, 2, length, 16, requires_grad=grad)
+            with torch.set_grad_enabled(grad):
+                blocks.attend(query, key, key, scale=0.25, window=window, softcap=None, sinks_H=None)
+        assert counter.frame_count == len(kinds)
+
+
+def test_past_the_limit_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_MOST_KERNELS", 1)
+    kernel = attention.compiled(CompileCounter())
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit), torch.no_grad():
+        for length in (128, 256, 384):
+            row = torch.randn(1, 2, length, 16)
+            kernel(row, row, row)
