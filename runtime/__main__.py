@@ -4,8 +4,9 @@
 
 Neighbours: the keeper is its parent and passes the token through; supervision.py does the work. It serves no
 HTTP: the gateway reads `supervisor.json`. All children start at once, because importing is what takes long;
-but not a trainer on the GPU of an engine. While that engine starts, it takes what the GPU's memory loses for
-its own and ends where the GPU gets some back (vLLM's gpu_worker.py, determine_available_memory).
+but not a trainer on the GPU of an engine that was told no size of its cache. While that engine starts, it
+takes what the GPU's memory loses for its own and ends where the GPU gets some back (vLLM's gpu_worker.py,
+determine_available_memory).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         stop_rank=0,
         secrets=frozenset({"HF_TOKEN", "WANDB_API_KEY"}),
         gpus=for_trainer,
-        after=_beside(for_trainer, for_engines),
+        after=frozenset() if config.engine.kv_cache_gib else _beside(for_trainer, for_engines),
     )
     gateway = ChildSpec(
         name="gateway",

@@ -65,7 +65,7 @@ class Gpu:
     memory_bytes: int | None
     capability: float | None
     split_up: bool
-    uuid: str
+    uuid: str = ""
     used_bytes: int | None = None
 
 

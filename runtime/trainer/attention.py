@@ -26,7 +26,7 @@ _WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "return_dict", "is_causal"}
 )
 _BLOCK = 128
-# Lengths of fixed rows (packing.py), windows of a model, passes with and without gradients, all of them thrice.
+# Lengths of fixed rows (packing.py), windows of a model, passes with gradients and without: thrice as many.
 _MOST_KERNELS = 128
 
 

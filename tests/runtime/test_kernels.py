@@ -18,7 +18,13 @@ BUDGET = 512
 
 def lengths() -> list[int]:
     """Of the fixed rows of a budget, and of sequences that are longer."""
-    return sorted({fixed_length(needed, BUDGET) for needed in (1, 100, 200, 400, 600, 1200)})
+    return sorted({fixed_length(needed, BUDGET) for needed in (1, 200, 600)})
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """What was compiled of FlexAttention before counts for its limit."""
+    torch.compiler.reset()
 
 
 def test_every_fixed_length_window_and_pass_has_its_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +50,7 @@ def test_every_fixed_length_window_and_pass_has_its_kernel_once(monkeypatch: pyt
 def test_past_the_limit_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_MOST_KERNELS", 1)
     kernel = attention.compiled(CompileCounter())
-    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit), torch.no_grad():
-        for length in (128, 256, 384):
-            row = torch.randn(1, 2, length, 16)
-            kernel(row, row, row)
+    short, long = (torch.randn(1, 2, length, 16) for length in (128, 256))
+    kernel(short, short, short)
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        kernel(long, long, long)

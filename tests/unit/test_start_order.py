@@ -52,6 +52,7 @@ def config(folder: Path, **changes: Any) -> RuntimeConfig:
         ("0,1,2,3", {"train_processes": 2, "engines": 2}, set()),
         ("0,1", {"train_processes": 2, "engines": 2}, {"engine-0", "engine-1"}),
         ("0,1", {"train_processes": 1, "engines": 2}, {"engine-1"}),
+        ("0", {"engine": {"kv_cache_gib": 1.5}}, set()),
         ("0", {"device": "cpu"}, set()),
     ],
 )
