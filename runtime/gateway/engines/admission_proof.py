@@ -6,13 +6,15 @@ versions/admission.py asks for this before the first rollout. Pure: knows nothin
 What is asked, of the base and under a random adapter that does something:
 
 - fp32: no logprob differs by more than a publication's bound. Both sides compute the same sums.
-- bf16: a publication's mean, and two shares that do not depend on how sharp the model is. A wrong model whose
-  logprobs are flat is off by less than that mean on every token, but by as much as they vary at all.
+- bf16: a publication's mean. Both round in different places.
+- Both: two shares that do not depend on how sharp the model is. A wrong model whose logprobs are flat is off
+  by less than that mean on every token, but by as much as they vary at all.
 - The adapter's effect, token by token. A sound base alone says nothing of projections that were mixed up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,18 +28,20 @@ from runtime.gateway.engines.version_proof import (
     NotProvenError,
 )
 
-# Errors, root mean square, as a share of how far the trainer's logprobs of the base vary among themselves.
-# TODO-MEASURE
-MAX_SPREAD_SHARE = 0.25
-# How far the engines' effect of the adapter is off, root mean square, as a share of the trainer's effect.
-MAX_EFFECT_ERROR = 0.5
+# The mean error, as a share of how far the trainer's logprobs of the base vary among themselves. Measured
+# with random Qwen3s in bf16: 0.01 (4 flat layers) to 0.03 (12 sharp ones); flat with another rotation 0.17,
+# with other norms 0.14.
+MAX_SPREAD_SHARE = 0.1
+# How far the engines' effect of the adapter is off on average, as a share of the trainer's: 0.02 to 0.1
+# there, and 1 where an engine leaves the adapter out.
+MAX_EFFECT_ERROR = 0.3
 # An adapter that moves logprobs by a smaller share of their spread proves nothing of adapters.
 LEAST_EFFECT = 0.05
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Served minus trained logprobs: the mean and the largest difference, and the share of the spread."""
+    """Served against trained logprobs: the mean and the largest difference, and MAX_SPREAD_SHARE's share."""
 
     mean: float
     largest: float
@@ -46,8 +50,8 @@ class Agreement:
 
 @dataclass(frozen=True)
 class AdmissionProof:
-    """What was found, each number the worst of all engines. `spread`: how far the base's logprobs vary, and
-    `effect` how far the adapter moves them, root mean square; `effect_error`: see MAX_EFFECT_ERROR."""
+    """What was found, each number the worst of all engines. `spread`: the deviation of the base's logprobs;
+    `effect`: how far the adapter moves them on average; `effect_error`: see MAX_EFFECT_ERROR."""
 
     engines: int
     modules: int
@@ -74,6 +78,8 @@ class RefusedError(NotProvenError):
 def judge(found: Measured, dtype: str) -> AdmissionProof:
     """The proof. Raises RefusedError, which says how far the two are apart and how far they may be."""
     proof = _proof(found)
+    if not proof.effect >= LEAST_EFFECT * proof.spread:
+        raise RefusedError("the adapter of the trial does nothing, which proves nothing of adapters", proof)
     why = _differ(proof, dtype)
     if why is not None:
         raise RefusedError(
@@ -81,8 +87,6 @@ def judge(found: Measured, dtype: str) -> AdmissionProof:
         )
     if not proof.cached_error <= MAX_ERROR_CACHED[dtype]:
         raise RefusedError(f"a logprob is {proof.cached_error:.2g} off when the prefix cache is read", proof)
-    if not proof.effect >= LEAST_EFFECT * proof.spread:
-        raise RefusedError("the adapter of the trial does nothing, which proves nothing of adapters", proof)
     return proof
 
 
@@ -97,10 +101,10 @@ def _proof(found: Measured) -> AdmissionProof:
         probe_tokens=len(base),
         base=_agreement([one.base - base for one in found.scores], spread),
         adapter=_agreement([one.served - trained for one in found.scores], spread),
-        cached_error=float(max(np.abs(one.cached).max(initial=0.0) for one in found.scores)),
+        cached_error=_worst(float(np.abs(one.cached).max(initial=0.0)) for one in found.scores),
         spread=spread,
         effect=effect,
-        effect_error=_share(max(effects), effect),
+        effect_error=_share(_worst(effects), effect),
         stage_seconds=stage_seconds,
         verify_seconds=verify_seconds,
         probe_seconds=probe_seconds,
@@ -110,9 +114,7 @@ def _proof(found: Measured) -> AdmissionProof:
 def _differ(proof: AdmissionProof, dtype: str) -> str | None:
     """How the two differ by more than they may, in words; None where they agree. Nan agrees with nothing."""
     both = (proof.adapter, proof.base)
-    if dtype == "float32":
-        if all(one.largest <= MAX_ERROR_FP32 for one in both):
-            return None
+    if dtype == "float32" and not all(one.largest <= MAX_ERROR_FP32 for one in both):
         return (
             f"logprobs differ by up to {proof.adapter.largest:.2g} under a random adapter "
             f"(at most {MAX_ERROR_FP32:g}), {proof.base.largest:.2g} under the base"
@@ -137,15 +139,19 @@ def _differ(proof: AdmissionProof, dtype: str) -> str | None:
 
 def _agreement(errors: list[Floats], spread: float) -> Agreement:
     return Agreement(
-        mean=float(max(np.abs(error).mean() for error in errors)),
-        largest=float(max(np.abs(error).max() for error in errors)),
-        share=_share(max(_size(error) for error in errors), spread),
+        mean=_worst(_size(error) for error in errors),
+        largest=_worst(float(np.abs(error).max()) for error in errors),
+        share=_share(_worst(_size(error) for error in errors), spread),
     )
 
 
+def _worst(numbers: Iterable[float]) -> float:
+    """Of all engines; nan where any is."""
+    return float(np.max([*numbers]))
+
+
 def _size(values: Floats) -> float:
-    """Root mean square."""
-    return float(np.sqrt(np.square(values).mean()))
+    return float(np.abs(values).mean())
 
 
 def _share(part: float, whole: float) -> float:
