@@ -20,10 +20,10 @@ def line(memory: MemoryPlan) -> str:
 
 def text(memory: MemoryPlan) -> str:
     """Each byte with its reason, and what was chosen so that all fits."""
-    shared = "the GPU that does both" if memory.shared else "each GPU of its kind"
+    whose = "the GPU that trains and serves" if memory.shared else "a GPU that trains, and of one that serves"
     given = gib(usable(memory.listed_bytes))
     room = f"{memory.gpu} has {gib(memory.listed_bytes)}, of which {given} are planned"
-    rows = [[f"  MEMORY OF {shared.upper()}", "", ""]]
+    rows = [[f"  MEMORY OF {whose.upper()}", "", ""]]
     rows += _part("training", memory.trainer) + _part("serving", memory.engine)
     return "\n".join([columns(rows), f"  {room}{_verdict(memory)}", *_choices(memory)])
 

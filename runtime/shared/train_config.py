@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, LiteralString, Self
+from typing import Annotated, Literal, LiteralString, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -18,6 +18,11 @@ class Keys(BaseModel):
     """A part of the configuration: an unknown key is an error, not a silent no-op."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _listed(value: object) -> object:
+    """Names in one text, as a command line has them: "q_proj,v_proj"."""
+    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
 
 class LoraConfig(Keys):
@@ -30,7 +35,9 @@ class LoraConfig(Keys):
     rank: int = Field(default=16, ge=1, le=256)
     alpha: float = Field(default=16.0, gt=0)
     use_rslora: bool = False
-    target_modules: tuple[str, ...] | None = Field(default=None, min_length=1)
+    target_modules: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
+        default=None, min_length=1
+    )
 
 
 Normaliser = Literal["token", "sequence", "constant"]

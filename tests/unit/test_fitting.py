@@ -47,7 +47,7 @@ def settings(tmp_path: Path, model: str, *sets: str, gpus: str = "H100:1") -> Se
 
 
 def fitted(tmp_path: Path, model: str, *sets: str, rented: Rented = ONE) -> Rented:
-    memory, _ = fitting.of(settings(tmp_path, model, *sets, gpus=rented.gpus), rented)
+    memory, _ = fitting.of(settings(tmp_path, model, *sets, gpus=rented.gpus), rented, "H100")
     return replace(rented, memory=memory)
 
 
@@ -59,7 +59,7 @@ def test_a_plan_of_a_known_model_is_a_table_of_its_memory_on_a_fresh_computer_of
     done = typed("plan", "--model", "Qwen/Qwen3-8B", "--gpus", "H100:4")
     assert done.returncode == 0, done.stderr
     table = done.stdout.splitlines()
-    assert "  MEMORY OF EACH GPU OF ITS KIND" in table
+    assert "  MEMORY OF A GPU THAT TRAINS, AND OF ONE THAT SERVES" in table
     named = [line.split()[0] for line in table if line.startswith("    ") and "GiB" in line]
     assert named == [
         "weights", "adapter", "gradients", "AdamW", "kept", "working", "fragmentation", "CUDA",
@@ -100,7 +100,7 @@ def test_a_folder_says_its_own_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64}))
     found = model_config.of(str(tmp_path), {})
     assert found is not None and found.read_on is None and found.config == {"hidden_size": 64}
-    memory, remark = fitting.of(settings(tmp_path, str(tmp_path)), ONE)
+    memory, remark = fitting.of(settings(tmp_path, str(tmp_path)), ONE, "H100")
     assert memory is None and "does not say how large its layers are" in str(remark)
 
 
@@ -146,6 +146,12 @@ def test_a_rank_and_its_layers_count_as_they_were_set(tmp_path: Path) -> None:
     assert small is not None and large is not None
     sizes = [{line.name: line.size for line in memory.trainer}["AdamW"] for memory in (small, large)]
     assert sizes[1] == 32 * sizes[0]
+
+
+def test_layers_are_named_on_a_command_line_with_commas(tmp_path: Path) -> None:
+    few = fitted(tmp_path, "Qwen/Qwen3-8B", "train.lora.target_modules=q_proj, v_proj", rented=FOUR).memory
+    assert few is not None
+    assert "rank 16 on q_proj, v_proj" in {line.name: line.why for line in few.trainer}["adapter"]
 
 
 def test_a_run_that_is_taken_up_is_planned_anew(tmp_path: Path) -> None:
