@@ -72,9 +72,6 @@ def test_untied_embeddings_stay_apart(tmp_path: Path) -> None:
 
 def test_only_the_adapter_takes_memory_of_its_own_and_asks_for_gradients() -> None:
     policy = trained_policy()
-    layers = policy.model.layers
-    assert isinstance(layers, torch.nn.ModuleList)
-    assert len({id(layer.attn.pos_embeddings) for layer in layers}) == 1  # pyright: ignore
     everything = [*policy.model.parameters(), *policy.model.buffers()]
     assert {value.device.type for value in everything} == {"cpu"}
     asking = {name for name, weight in policy.model.named_parameters() if weight.requires_grad}
@@ -102,7 +99,7 @@ def test_a_folder_that_is_not_there_or_holds_no_weights_is_said_so(tmp_path: Pat
         resolve(str(tmp_path / "nowhere"))
     folder = edited_model(tmp_path / "model")
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-    with pytest.raises(PolicyError, match=r"no model\.safetensors"):
+    with pytest.raises(PolicyError, match=r"no file named model\.safetensors"):
         built(folder)
 
 
