@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Layers of attention; any other kind passes a state from token to token, and packed samples would share it.
+# Layers of attention; any other kind passes a state from token to token.
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 _STATE_KEYS = (
     "mamba_d_state",
@@ -25,8 +25,25 @@ _STATE_KEYS = (
     "rescale_every",
     "sequence_kernel",
 )
+# Hybrids of both whose adapters an engine was seen to serve as they were trained; others are refused by name.
+_SERVED_HYBRIDS = {"falcon_h1", "granitemoehybrid", "qwen3_next", "qwen3_5_text"}
 # Of a stored model: what the trainer reads as the plain weights it stands for.
 _READABLE_QUANTIZATIONS = {"mxfp4"}
+
+
+# Of the families whose files bring code of their own: those that transformers and vLLM have without it.
+_NATIVE = {
+    "exaone4",
+    "falcon_h1",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+}
 
 
 class PolicyError(Exception):
@@ -48,19 +65,24 @@ def _reasons(config: Mapping[str, Any], kinds: list[str]) -> Iterator[str]:
         yield "it holds other parts beside the language model (text_config); text-only models are trained"
     elif not kinds[0].endswith(("ForCausalLM", "LMHeadModel")):
         yield f"{kinds[0]} is no causal language model"
-    if config.get("auto_map"):
+    if config.get("auto_map") and config.get("model_type") not in _NATIVE:
         yield "it brings code of its own (auto_map), which is never run"
     method = (config.get("quantization_config") or {}).get("quant_method")
     if config.get("quantization_config") and method not in _READABLE_QUANTIZATIONS:
         yield f"its weights are quantized ({method}); the model they were made from can be"
-    odd = sorted(set(config.get("layer_types") or ()) - _ATTENTION_LAYERS)
-    odd += [key for key in _STATE_KEYS if config.get(key)]
-    if odd:
-        yield f"it passes a state along its tokens ({odd[0]}), which packed samples would share"
+    if (state := state_of(config)) and config.get("model_type") not in _SERVED_HYBRIDS:
+        served = ", ".join(sorted(_SERVED_HYBRIDS))
+        yield f"it passes a state along its tokens ({state}); of such models {served} can be"
     if config.get("kv_lora_rank"):
         yield "its attention works on compressed keys (kv_lora_rank), which adapters are not served for"
     if (kind := rotation(config).get("rope_type")) == "dynamic":
         yield f"its rotations depend on how long the context is ({kind})"
+
+
+def state_of(config: Mapping[str, Any]) -> str | None:
+    """By what a model says that it passes a state along its tokens, which packed samples would share."""
+    odd = sorted(set(config.get("layer_types") or ()) - _ATTENTION_LAYERS)
+    return next(iter(odd + [key for key in _STATE_KEYS if config.get(key)]), None)
 
 
 def rotation(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.shared.architectures import positions, rotation
+from runtime.shared.architectures import positions, rotation, state_of
 from runtime.shared.projections import ATTENTION, FEED_FORWARD, has_experts, lora_targets
 
 # By model_type: which families normalise queries and keys, and which have four norms in a layer.
@@ -144,7 +144,12 @@ class ModelShape:
 
 
 def shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a config.json tells; None where it leaves out what there is no default for."""
+    """The shape that a config.json tells; None where it leaves out what there is no default for.
+
+    None for a hybrid as well: its layers are of several kinds, each as large as its family has it.
+    """
+    if state_of(config):
+        return None
     try:
         return _shape(config)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):

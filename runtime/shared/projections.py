@@ -20,6 +20,12 @@ PLACES = (*(f"self_attn.{name}" for name in ATTENTION), *(f"mlp.{name}" for name
 # Stored fused already, by families whose files have them so.
 _FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 _FUSED_TYPES = {"phi3"}
+# Families whose blocks have only some of the seven, or others beside them.
+_OWN = {
+    "glm": (*ATTENTION, "gate_up_proj", "down_proj"),
+    "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
+    "granitemoehybrid": ATTENTION,
+}
 # How a config.json says that a block has experts; LoRA is on attention then.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -36,5 +42,6 @@ def lora_targets(config: Mapping[str, Any], chosen: Sequence[str] | None = None)
     """
     if chosen:
         return tuple(chosen)
-    own = _FUSED if config.get("model_type") in _FUSED_TYPES else PROJECTIONS
+    kind = str(config.get("model_type"))
+    own = _FUSED if kind in _FUSED_TYPES else _OWN.get(kind, PROJECTIONS)
     return tuple(name for name in own if name in ATTENTION) if has_experts(config) else own

@@ -87,20 +87,28 @@ class _Tree:
     length: int
 
 
-def pack(sequences: Sequences, chosen: Sequence[int], budget: int, *, fixed_rows: bool = False) -> list[Pack]:
+def pack(
+    sequences: Sequences,
+    chosen: Sequence[int],
+    budget: int,
+    *,
+    fixed_rows: bool = False,
+    alone: bool = False,
+) -> list[Pack]:
     """Pack the chosen sequences into micro-batches of at most `budget` places, padding counted.
 
     Rows are as long as the longest tree that fits needs. A tree that is past the budget, for it is one
-    sequence that is longer, is a pack by itself and makes no other row longer. The order depends on nothing
-    but the arguments. Raises ValueError for a sequence without a prompt.
+    sequence that is longer, is a pack by itself and makes no other row longer. With `alone` each sequence
+    has a row of its own: for models that pass a state along a row. The order depends on nothing but the
+    arguments. Raises ValueError for a sequence without a prompt.
     """
     if fixed_rows:
         budget = max(1, budget // _BLOCK) * _BLOCK
-    trees = _split(sequences, _trees(sequences, chosen), budget)
+    trees = _split(sequences, _trees(sequences, chosen, alone), budget)
     packs: list[tuple[list[_Row], int]] = []
     if fitting := [tree for tree in trees if tree.length <= budget]:
         length = budget if fixed_rows else _rounded(max(tree.length for tree in fitting))
-        rows = _fill(sequences, fitting, length)
+        rows = _fill(sequences, fitting, length, alone)
         height = max(1, budget // length)
         packs = [(rows[start : start + height], length) for start in range(0, len(rows), height)]
     packs += [(_fill(sequences, [tree], tree.length), tree.length) for tree in trees if tree.length > budget]
@@ -124,12 +132,13 @@ def _first_sampled(sequences: Sequences, sequence: int) -> int:
     return first
 
 
-def _trees(sequences: Sequences, chosen: Sequence[int]) -> Iterator[_Tree]:
-    """Samples by equal prompts, in order of first appearance."""
+def _trees(sequences: Sequences, chosen: Sequence[int], alone: bool) -> Iterator[_Tree]:
+    """Samples by equal prompts, in order of first appearance; alone, each as a tree of its own."""
     by_prompt: dict[bytes, list[int]] = {}
     for sequence in chosen:
         prompt = sequences.tokens[sequence][: _first_sampled(sequences, sequence)]
-        by_prompt.setdefault(prompt.numpy().tobytes(), []).append(sequence)
+        key = b"%d" % sequence if alone else prompt.numpy().tobytes()
+        by_prompt.setdefault(key, []).append(sequence)
     for members in by_prompt.values():
         prompt = sequences.tokens[members[0]][: _first_sampled(sequences, members[0])]
         yield _Tree(prompt, tuple(members), 0)
@@ -153,11 +162,11 @@ def _split(sequences: Sequences, trees: Iterator[_Tree], budget: int) -> list[_T
     return found
 
 
-def _fill(sequences: Sequences, trees: list[_Tree], length: int) -> list[_Row]:
-    """First fit, longest first; ties by order of appearance."""
+def _fill(sequences: Sequences, trees: list[_Tree], length: int, alone: bool = False) -> list[_Row]:
+    """First fit, longest first; ties by order of appearance. Alone, a row for each tree."""
     rows: list[_Row] = []
     for tree in sorted(trees, key=lambda tree: -tree.length):
-        row = next((row for row in rows if row.length + tree.length <= length), None)
+        row = next((row for row in rows if not alone and row.length + tree.length <= length), None)
         if row is None:
             row = _Row()
             rows.append(row)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from runtime.shared.architectures import PolicyError, check_trainable, positions
+from runtime.shared.architectures import PolicyError, check_trainable, positions, state_of
 from runtime.shared.peft_form import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.shared.projections import lora_targets
 from runtime.trainer.attention import Masked, Seen
@@ -54,15 +54,22 @@ class Policy:
     The model multiplies with the working copy: what the engine makes of the exported fp32 file. Both round A
     and B to the model's precision and then fold the scale into B, which rounds B once more (C31).
     `positions`: the longest sequence that means one and the same computation; None where nothing bounds it.
+    `alone`: a row holds one sequence, for the model passes a state along it.
     """
 
     def __init__(
-        self, model: nn.Module, lora: Lora, device: torch.device, positions: int | None = None
+        self,
+        model: nn.Module,
+        lora: Lora,
+        device: torch.device,
+        positions: int | None = None,
+        alone: bool = False,
     ) -> None:
         self.model = model
         self.lora = lora
         self.device = device
         self.output: Callable[[Tensor], Tensor] = output_of(model)  # hidden [T, D] to logits [T, V]
+        self.alone = alone
         self._positions = positions
         self._working = {name: weight for name, weight in model.named_parameters() if ".lora_" in name}
         self._scale = {name: lora.scale if ".lora_b." in name else 1.0 for name in self._working}
@@ -207,7 +214,7 @@ def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int, recom
     put_lora_on(model, lora.target_modules, lora.rank, seed)
     if recompute:
         recompute_layers(model)
-    return Policy(model, lora, torch.device(device), positions(config))
+    return Policy(model, lora, torch.device(device), positions(config), bool(state_of(config)))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -201,7 +201,13 @@ def gradients(
     out from `past` where nobody gives it.
     """
     fixed_rows = policy.device.type == "cuda"
-    packs = pack(sequences(batch), selected.sequences, settings.pack_tokens, fixed_rows=fixed_rows)
+    packs = pack(
+        sequences(batch),
+        selected.sequences,
+        settings.pack_tokens,
+        fixed_rows=fixed_rows,
+        alone=policy.alone,
+    )
     packs = packs[ranks.rank :: ranks.size]
     old = old or old_logprobs(policy, batch, packs, past)
     sums = torch.zeros(len(_COUNTED + _AVERAGED), device=policy.device, dtype=torch.float64)

@@ -155,6 +155,49 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+_HYBRID: dict[str, Any] = {**_WIDE, "num_hidden_layers": 4}
+_GATED = {
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+}
+_MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 32,
+}
+# Attention and layers that pass a state along: of these a row holds one sequence.
+HYBRIDS: dict[str, Family] = {
+    "qwen3-next": Family(
+        "Qwen3Next",
+        {
+            **_HYBRID,
+            **_GATED,
+            **_EXPERTS,
+            "num_experts": 4,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        targets=_ATTENTION,
+    ),
+    "falcon-h1": Family("FalconH1", {**_WIDE, **_MAMBA, "mamba_d_ssm": 128}),
+    "granite-hybrid": Family(
+        "GraniteMoeHybrid",
+        {
+            **_NARROW,
+            **_MAMBA,
+            "num_hidden_layers": 4,
+            "layer_types": ["mamba", "attention", "mamba", "attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+        },
+        targets=_ATTENTION,
+    ),
+}
+
 
 @functools.cache
 def _root() -> Path:
@@ -176,7 +219,7 @@ def family_folder(name: str, *, tied: bool | None = None, **changes: Any) -> Pat
 
 def made(name: str, folder: Path, vocabulary: int, *, tied: bool | None = None, **changes: Any) -> Path:
     """Write a family's random model."""
-    family = FAMILIES[name]
+    family = (FAMILIES | HYBRIDS)[name]
     described = {
         **_SHAPE,
         "vocab_size": vocabulary,

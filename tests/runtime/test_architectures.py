@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from runtime.shared.architectures import PolicyError, check_trainable, positions, rotation
+from runtime.shared.architectures import PolicyError, check_trainable, positions, rotation, state_of
+from runtime.shared.model_shape import shape
 from runtime.shared.projections import ATTENTION, PROJECTIONS, lora_targets
-from tests.runtime.families import FAMILIES, family_folder
+from tests.runtime.families import FAMILIES, HYBRIDS, family_folder
 
 STATE = "passes a state along its tokens"
 # By transformers' model_type: its class, and what is said of it.
 REFUSED = {
-    "qwen3_next": ("Qwen3NextForCausalLM", STATE),
-    "qwen3_5_text": ("Qwen3_5ForCausalLM", STATE),
-    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", STATE),
-    "falcon_h1": ("FalconH1ForCausalLM", STATE),
     "jamba": ("JambaForCausalLM", STATE),
     "bamba": ("BambaForCausalLM", STATE),
     "zamba2": ("Zamba2ForCausalLM", STATE),
@@ -39,10 +36,13 @@ REFUSED = {
 }
 # As the hub has them, in the words of their own time.
 WRITTEN = {
-    "Granite 4 hybrid": ({"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["mamba"]}, STATE),
     "LFM2": ({"architectures": ["Lfm2ForCausalLM"], "conv_L_cache": 3, "full_attn_idxs": [2, 5]}, STATE),
     "code of its own": (
-        {"architectures": ["MyForCausalLM"], "auto_map": {"AutoModelForCausalLM": "m.My"}},
+        {
+            "architectures": ["MyForCausalLM"],
+            "model_type": "my",
+            "auto_map": {"AutoModelForCausalLM": "m.My"},
+        },
         "auto_map",
     ),
     "quantized": (
@@ -74,6 +74,14 @@ def test_what_is_not_trained_here_is_refused_by_its_name_and_with_the_reason(kin
 def test_a_config_in_the_words_of_its_time_is_refused_as_well(config: dict[str, Any], why: str) -> None:
     with pytest.raises(PolicyError, match=why):
         check_trainable(config)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrid_whose_adapters_are_served_is_tried_and_known_to_pass_a_state(name: str) -> None:
+    check_trainable(described(name))
+    assert state_of(described(name)) and shape(described(name)) is None
+    assert lora_targets(described(name)) == HYBRIDS[name].targets
+    assert state_of(described("gpt-oss")) is None
 
 
 @pytest.mark.parametrize("name", FAMILIES)

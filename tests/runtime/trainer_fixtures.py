@@ -314,6 +314,7 @@ class TablePolicy:
         self.table = torch.nn.Parameter(table_PV.clone())
         self.masters = {"table": self.table}
         self.device = torch.device("cpu")
+        self.alone = False
         self._off = False
 
     @property
