@@ -177,6 +177,7 @@ HYBRIDS: dict[str, Family] = {
             **_HYBRID,
             **_GATED,
             **_EXPERTS,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
             "num_experts": 4,
             "moe_intermediate_size": 32,
             "shared_expert_intermediate_size": 32,
