@@ -21,7 +21,13 @@ from launcher.machines.cloud import CloudMachine
 from launcher.machines.local import LocalMachine
 from launcher.machines.over_ssh import remote_machine
 from launcher.machines.over_ssh.remote_machine import RemoteMachine
-from launcher.machines.waiting_for_runtime import LEAST_START_SECONDS, RuntimeStart, start_seconds
+from launcher.machines.waiting_for_runtime import (
+    LEAST_START_SECONDS,
+    RuntimeStart,
+    last_lines,
+    last_words,
+    start_seconds,
+)
 from runtime.__main__ import children
 from runtime.shared.schema import RuntimeConfig
 
@@ -105,6 +111,26 @@ def test_g23_a_rented_machine_is_waited_for_as_long_as_its_runtime_is_told(
     machine = CloudMachine("slip-01234567", tmp_path, infra=["aws"], gpus="H100:1", idle_minutes=10)
     machine.serve(CONFIG, "token")
     assert waited == [7200.0]
+
+
+def test_why_an_engine_did_not_start_is_the_error_it_ended_with_not_what_came_after_it(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "engine-0.log"
+    log.write_text(
+        "INFO: loading\nTraceback (most recent call last):\n    raise ValueError(\n"
+        "ValueError: No available memory for the cache blocks.\n\n"
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+        + "nanobind: leaked\n"
+        * 40
+    )
+    assert last_words(log)[-2:] == [
+        "    raise ValueError(",
+        "ValueError: No available memory for the cache blocks.",
+    ]
+    log.write_text("".join(f"line {number}\n" for number in range(40)))
+    assert last_words(log) == last_lines(log) and last_words(log)[-1] == "line 39"
+    assert last_words(tmp_path / "nothing") == []
 
 
 # ------------------------------------------------------------------ a model that is refused
