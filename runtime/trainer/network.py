@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torchtune.modules.peft import LoRALinear, disable_adapter
-from transformers import AttentionInterface, AutoModelForCausalLM, logging
+from transformers import AttentionInterface, AutoModelForCausalLM, Mxfp4Config, logging
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from runtime.shared.architectures import PolicyError
 from runtime.trainer.attention import Seen, attend
@@ -29,13 +31,19 @@ adapter_off = disable_adapter
 _ATTENTION = "slipway"
 
 
-def load_model(folder: Path, architecture: str, dtype: torch.dtype, device: str) -> nn.Module:
+def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, device: str) -> nn.Module:
     """The frozen base of a folder. Raises PolicyError unless its weights are this model's, all of them.
 
-    `architecture`: the class that its config.json names, and nothing else.
+    `config`: its config.json, which names one architecture.
     """
+    kind, architecture = config.get("model_type"), config["architectures"][0]
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise PolicyError(
+            f"transformers {transformers.__version__} has no language model of the type {kind!r}"
+        )
     AttentionInterface.register(_ATTENTION, attend)
     logging.disable_progress_bar()
+    quantized = config.get("quantization_config")
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -46,9 +54,13 @@ def load_model(folder: Path, architecture: str, dtype: torch.dtype, device: str)
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, with their shapes
+            # What is admitted quantized is trained as the plain weights that it stands for.
+            **({"quantization_config": Mxfp4Config(dequantize=True)} if quantized else {}),
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
-        raise PolicyError(f"transformers cannot load {folder.name}: {error}") from error
+        why = " ".join(str(error).split())
+        raise PolicyError(f"transformers cannot load {folder.name}: {why}") from error
     if type(model).__name__ != architecture:
         raise PolicyError(f"its model_type is a {type(model).__name__}'s, its architecture {architecture}")
     _refuse_other_weights(found)
@@ -63,9 +75,17 @@ def load_model(folder: Path, architecture: str, dtype: torch.dtype, device: str)
 
 def _refuse_other_weights(found: dict[str, Any]) -> None:
     for kind in ("missing", "unexpected", "mismatched"):
-        odd = sorted(str(name) for name in found.get(f"{kind}_keys") or ())
+        odd = sorted(_in_words(one) for one in found.get(f"{kind}_keys") or ())
         if odd:
             raise PolicyError(f"the weights are not this model's: {kind}: {odd[:3]} and {len(odd)} in all")
+
+
+def _in_words(one: Any) -> str:
+    """A tensor's name, and of one with another shape both."""
+    if isinstance(one, str):
+        return one
+    name, stored, built = one
+    return f"{name} is {list(stored)}, not {list(built)}"
 
 
 def _tie(model: Any) -> None:

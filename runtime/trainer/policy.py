@@ -210,7 +210,7 @@ def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int, recom
     config = _read_config(folder)
     check_trainable(config)
     lora = lora.on(lora_targets(config, lora.target_modules))
-    model = load_model(folder, config["architectures"][0], DTYPES[dtype], device)
+    model = load_model(folder, config, DTYPES[dtype], device)
     put_lora_on(model, lora.target_modules, lora.rank, seed)
     if recompute:
         recompute_layers(model)
