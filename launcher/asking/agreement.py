@@ -47,7 +47,7 @@ def table(plan: Plan) -> str:
     limits += [] if plan.budget is None else [f"budget {format_money(plan.budget)}"]
     disk = "SkyPilot's usual size" if rented.disk_gb is None else f"{rented.disk_gb} GB"
     lines = [
-        f"  model   {plan.model}",
+        f"  model   {plan.what}",
         *use(rented),
         f"  limits  {' · '.join(limits)}",
         f"  disk    {disk}{'' if plan.unpriced else '; it and traffic are billed apart from the machine'}",

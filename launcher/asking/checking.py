@@ -1,26 +1,32 @@
 """Whether what was asked can work, as far as that can be known before anything starts.
 
-Neighbours: `reading.py` says what was asked, `preflight.py` has the checks, `launching.py` calls. Ends
-nothing and starts nothing.
+Neighbours: `reading.py` says what was asked, `preflight.py` has the checks, `launching.py` calls,
+`plan_verb.py` for what a plan can know. Ends nothing and starts nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from launcher.asking import agreement, earlier_run, preflight
+from launcher.asking import agreement, earlier_run, preflight, runtime_config
 from launcher.asking.reading import Asked
 from launcher.base import credentials
-from launcher.base.errors import PreflightError
+from launcher.base.errors import ConfigError, PreflightError, UsageError, suggestion
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines import own_gpus
+from launcher.models import adapter_folder, hub, model_config
+from launcher.models.model_config import Found
 from launcher.values.plan import own_shares, refuse_what_is_rented_only
 from launcher.values.settings import Settings
+from runtime.shared import model_shape
 from runtime.shared.architectures import PolicyError, checked_context
 from runtime.shared.peft_form import Lora
+
+_LAYERS = "train.lora.target_modules"
 
 
 def check(asked: Asked, home: Home) -> str:
@@ -43,8 +49,7 @@ def check(asked: Asked, home: Home) -> str:
     preflight.check_names(asked.command, asked.folder)
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets, here=not rented)
-    _check_adapter(settings, model_path, secrets)
-    _check_context(settings, secrets)
+    _check_wishes(settings, secrets)
     if earlier is not None:
         _check_model(model_path, earlier, secrets)
     if settings.port is not None:
@@ -64,37 +69,66 @@ def secret_values(settings: Settings) -> dict[str, str]:
     return {name: secret.value for name, secret in settings.secrets.items()}
 
 
-def _check_adapter(settings: Settings, model_path: str, secrets: Mapping[str, str]) -> None:
-    if settings.adapter is None:
-        return
-    from launcher.models import adapter_folder, hub, model_folder
+def check_planned(settings: Settings, *, asks: bool) -> None:
+    """For a plan: what a run would find of its model without a network. `asks`: the hub did answer already.
 
-    here = Path(model_path) / "config.json"
-    base = model_folder.read_config(here) if here.is_file() else None
-    if base is None:
-        base = hub.config_of(model_path, os.environ, secrets.get("HF_TOKEN"))
-    from launcher.asking import runtime_config
-
-    asked = runtime_config.of_user(settings.runtime).train.lora
-    lora = Lora(asked.rank, asked.alpha, asked.use_rslora, asked.target_modules or ())
-    adapter_folder.check(settings.adapter, lora, base)
+    Raises LaunchError as a run does.
+    """
+    secrets = secret_values(settings)
+    model_path = preflight.find_model(settings.model, secrets, asks=False)
+    found = model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks)
+    if found is not None and not os.path.isabs(model_path):
+        hub.check_config(model_path, found.config)
+    _check_use(settings, found)
 
 
-def _check_context(settings: Settings, secrets: Mapping[str, str]) -> None:
+def _check_wishes(settings: Settings, secrets: Mapping[str, str]) -> None:
+    """What was asked of the model; where that is nothing, nobody is asked for its config.json."""
+    asked = runtime_config.of_user(settings.runtime)
+    if settings.adapter or asked.engine.max_model_len or asked.train.lora.target_modules:
+        _check_use(settings, model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN")))
+
+
+def _check_use(settings: Settings, found: Found | None) -> None:
+    """That the model can be used as it was asked: its adapter, its context, the layers with LoRA."""
+    asked = runtime_config.of_user(settings.runtime)
+    config = found.config if found else None
+    if settings.adapter is not None:
+        chosen = asked.train.lora
+        lora = Lora(chosen.rank, chosen.alpha, chosen.use_rslora, chosen.target_modules or ())
+        adapter_folder.check(settings.adapter, lora, config)
+    _check_context(config or {}, asked.engine.max_model_len)
+    _check_layers(settings, config or {}, asked.train.lora.target_modules or ())
+
+
+def _check_context(config: Mapping[str, Any], asked: int | None) -> None:
     """The engine would refuse a longer one than the model has: on a machine that is paid for already."""
-    from launcher.asking import runtime_config
-    from launcher.models import model_config
-
-    asked = runtime_config.of_user(settings.runtime).engine.max_model_len
-    found = model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN")) if asked else None
     try:
-        checked_context(found.config if found else {}, asked)
+        checked_context(config, asked)
     except PolicyError as error:
         raise PreflightError(
             f"the context cannot be {asked} tokens",
             str(error),
             "leave engine.max_model_len out, or set it lower",
         ) from None
+
+
+def _check_layers(settings: Settings, config: Mapping[str, Any], chosen: Sequence[str]) -> None:
+    """The trainer would refuse a name that none of the model's layers has."""
+    there = model_shape.linear_names(config)
+    wrong = [name for name in chosen if there is not None and name not in there]
+    if there is None or not wrong:
+        return
+    source = settings.values[_LAYERS].source
+    meant = dict.fromkeys(name if name in there else suggestion(name, there) for name in chosen)
+    names = ",".join(name for name in meant if name) or ",".join(there)
+    error = UsageError if source.startswith("--") else ConfigError
+    place = source if _LAYERS in source else f"{source}: {_LAYERS}"
+    raise error(
+        f"{place}: {settings.model} has no {', '.join(wrong)}",
+        f"its linear layers are {', '.join(there)}",
+        f"launch --set {_LAYERS}={names} …",
+    )
 
 
 def _seen_from(folder: Path | None, command: tuple[str, ...]) -> tuple[str, ...]:

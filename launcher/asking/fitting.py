@@ -8,6 +8,7 @@ Neighbours: `pricing.py` puts what is found here into the plan, `rented_run.py` 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from launcher.asking import runtime_config
@@ -17,7 +18,6 @@ from launcher.values.offers import gpus_of
 from launcher.values.plan import Plan, Shares
 from launcher.values.settings import Settings
 from runtime.shared import model_shape
-from runtime.shared.architectures import PolicyError, checked_context
 from runtime.shared.memory import instead
 from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes
 from runtime.shared.peft_form import Lora
@@ -30,21 +30,16 @@ def of(
 ) -> tuple[MemoryPlan | None, str | None]:
     """The memory of a run on GPUs of this kind, None where model or GPU are not known; and a remark on that.
 
-    `listed_bytes`: what a GPU has where its own driver said so. Raises PreflightError for a context that the
-    model does not have.
+    `listed_bytes`: what a GPU has where its own driver said so.
     """
     token = settings.secrets.get("HF_TOKEN")
     found = model_config.of(settings.model, os.environ, token.value if token else None)
     shape = None if found is None else model_shape.shape(found.config)
     if found is None or shape is None:
         why = "its config.json is neither on this computer nor in launch's table of known models"
+        why = "it has no config.json that can be read" if Path(settings.model).expanduser().is_dir() else why
         said = why if found is None else "its config.json does not say how large its layers are"
         return None, f"whether {settings.model} fits is not known: {said}"
-    try:
-        checked_context(found.config, runtime_config.of_user(settings.runtime).engine.max_model_len)
-    except PolicyError as error:
-        hint = f"launch plan --model {settings.model} --gpus {settings.gpus}   (without engine.max_model_len)"
-        raise PreflightError(f"{settings.model} cannot be served so", str(error), hint) from None
     kind = kind.removeprefix("NVIDIA ")
     machine = Machine(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
     weighed = instead.explained(shape, machine, _wishes(settings, gpus))

@@ -127,9 +127,11 @@ def _missing_interpreter(program: Path) -> str | None:
 # ------------------------------------------------------------------ the model
 
 
-def find_model(model: str, secrets: Mapping[str, str] | None = None, *, here: bool = True) -> str:
+def find_model(
+    model: str, secrets: Mapping[str, str] | None = None, *, here: bool = True, asks: bool = True
+) -> str:
     """The model's folder, absolute, checked for what serving and training need; or its hub name as it is,
-    whose download needs room unless it is not `here` that it runs."""
+    whose download needs room unless it is not `here` that it runs. `asks`: the hub, of what is not here."""
     if model == TINY_MODEL:
         folder = model_folder.tiny_folder()
         model_folder.check(model, folder)
@@ -146,7 +148,10 @@ def find_model(model: str, secrets: Mapping[str, str] | None = None, *, here: bo
         raise PreflightError(f"no model {model}", why, "launch --model Qwen/Qwen2.5-1.5B-Instruct")
     from launcher.models import hub
 
-    hub.check(model, os.environ, (secrets or {}).get("HF_TOKEN"), here=here)
+    if asks:
+        hub.check(model, os.environ, (secrets or {}).get("HF_TOKEN"), here=here)
+    else:
+        hub.check_downloaded(model, os.environ)
     return model
 
 

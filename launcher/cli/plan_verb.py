@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.asking import agreement, fitting, memory_table, pricing, setting_sources
+from launcher.asking import agreement, checking, fitting, memory_table, pricing, setting_sources
 from launcher.base.errors import EXIT_OK, UsageError
 from launcher.screen.output import Output
 from launcher.values.plan import Plan
@@ -36,6 +36,8 @@ def show(
         _refresh(output, settings)
     plan = pricing.make(settings, output.note, only_shown=True)
     output.result(plan.to_dict(), _text(plan))
+    # Memory is known: then whoever had to be asked for the model's config.json has answered.
+    checking.check_planned(settings, asks=plan.gpus is not None and plan.gpus.memory is not None)
     fitting.refuse_what_does_not_fit(plan)
     return EXIT_OK
 

@@ -29,24 +29,43 @@ def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bo
 
     `here`: it would be downloaded to this computer, not to a rented one.
     """
-    config, token = _cached_config(model, environ), token or _login(environ)
-    if config is None and not _may_ask(environ):
+    if check_downloaded(model, environ):
+        return
+    token = token or _login(environ)
+    if not _may_ask(environ):
         raise PreflightError(
             f"the model {model} is not on this computer",
             "HF_HUB_OFFLINE is set, so launch does not download it",
             "env -u HF_HUB_OFFLINE launch …, or --model FOLDER",
         )
-    content = config.read_bytes() if config else _fetch(model, environ, token)
+    _check_content(model, _fetch(model, environ, token))
+    if here:
+        _check_space(model, environ, token)
+
+
+def check_downloaded(model: str, environ: Mapping[str, str]) -> bool:
+    """Whether it was downloaded before. Raises PreflightError when it was, and cannot be used."""
+    config = _cached_config(model, environ)
+    if config is not None:
+        _check_content(model, config.read_bytes())
+    return config is not None
+
+
+def check_config(model: str, config: dict[str, Any]) -> None:
+    """A config.json of the hub's. Raises PreflightError when it says that the model cannot be used."""
+    try:
+        model_folder.check_config(config)
+    except model_folder.UnusableError as unusable:
+        raise model_folder.unusable_model(model, unusable, "launch --model FOLDER") from None
+
+
+def _check_content(model: str, content: bytes) -> None:
     try:
         described = json.loads(content)
-        model_folder.check_config(described if isinstance(described, dict) else {})
     except ValueError:
         why = "its config.json is not JSON"
         raise PreflightError(f"the model {model} cannot be used", why, "launch --model FOLDER") from None
-    except model_folder.UnusableError as unusable:
-        raise model_folder.unusable_model(model, unusable, "launch --model FOLDER") from None
-    if config is None and here:
-        _check_space(model, environ, token)
+    check_config(model, described if isinstance(described, dict) else {})
 
 
 def config_of(model: str, environ: Mapping[str, str], token: str | None) -> dict[str, Any] | None:

@@ -23,8 +23,10 @@ class Found:
     read_on: str | None = None
 
 
-def of(model: str, environ: Mapping[str, str], token: str | None = None) -> Found | None:
-    """The config.json of `--model MODEL`; None where it cannot be had."""
+def of(
+    model: str, environ: Mapping[str, str], token: str | None = None, *, asks: bool = True
+) -> Found | None:
+    """The config.json of `--model MODEL`; None where it cannot be had. `asks`: the hub as well."""
     folder = model_folder.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
     if folder.is_dir():
         return _of_folder(folder)
@@ -34,7 +36,7 @@ def of(model: str, environ: Mapping[str, str], token: str | None = None) -> Foun
     known = known_models.config_of(model)
     if known is not None:
         return Found(known, known_models.read_on())
-    asked = hub.config_of(model, environ, token)
+    asked = hub.config_of(model, environ, token) if asks else None
     return None if asked is None else Found(asked)
 
 

@@ -25,3 +25,15 @@ class Adapter:
     use_rslora: bool
     target_modules: tuple[str, ...]
     said: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Continued:
+    """The adapter that a run trains on, as its plan shows it."""
+
+    folder: str
+    rank: int
+
+    def describe(self) -> str:
+        """For people: "the adapter /home/me/adapter, rank 16"."""
+        return f"the adapter {self.folder}, rank {self.rank}"

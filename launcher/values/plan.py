@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.base.errors import UsageError
 from launcher.base.units import format_duration, format_money
+from launcher.values.adapter import Continued
 from launcher.values.offers import Market, Offer, affordable, available, gpus_of, places
 from launcher.values.settings import Settings
 from runtime.fitness import Needs
@@ -109,7 +110,8 @@ class Rented(Shares):
 class Plan:
     """Where, for how long, and for how much. Prices in US dollars; that of a rented run is the cheapest
     candidate's until it is known which one it got. `candidates`: in the order they are tried. `prices_of`:
-    the day (ISO) of a snapshot that the prices are from; None where they are SkyPilot's catalogs'."""
+    the day (ISO) of a snapshot that the prices are from; None where they are SkyPilot's catalogs'. `adapter`:
+    the one that is trained on."""
 
     where: str
     model: str
@@ -121,11 +123,17 @@ class Plan:
     candidates: tuple[Offer, ...] = ()
     prices_of: str | None = None
     own: Own | None = None
+    adapter: Continued | None = None
 
     @property
     def gpus(self) -> Shares | None:
         """The GPUs it runs on, whosever they are."""
         return self.rented or self.own
+
+    @property
+    def what(self) -> str:
+        """What is trained, in words."""
+        return f"{self.model} with {self.adapter.describe()}" if self.adapter else self.model
 
     @property
     def dearest_per_hour(self) -> float:
@@ -157,7 +165,7 @@ class Plan:
 
     def describe(self) -> str:
         """One line: "tiny on this computer, $0.00/h, deadline 4h", "4×H100 on aws/us-east-1, $27.52/h, …"."""
-        what = self.where if self.rented else f"{self.model} on {self.where}"
+        what = self.where if self.rented else f"{self.what} on {self.where}"
         price = _NO_PRICE if self.unpriced else f"{format_money(self.price_per_hour)}/h"
         if self.dearest_per_hour > self.price_per_hour:
             price += f" (up to {format_money(self.dearest_per_hour)}/h elsewhere)"
@@ -224,6 +232,7 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
         ),
         candidates=candidates,
         prices_of=market.snapshot_of,
+        adapter=_adapter(settings),
     )
 
 
@@ -237,7 +246,13 @@ def _free(settings: Settings, where: str, own: Own | None = None) -> Plan:
         lease_seconds=settings.lease_seconds,
         budget=settings.budget,
         own=own,
+        adapter=_adapter(settings),
     )
+
+
+def _adapter(settings: Settings) -> Continued | None:
+    found = settings.adapter
+    return Continued(str(found.folder), found.rank) if found else None
 
 
 def own_shares(settings: Settings, model_bytes: int | None = None) -> Own:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.shared.architectures import positions, rotation, state_of
-from runtime.shared.projections import ATTENTION, FEED_FORWARD, has_experts, lora_targets
+from runtime.shared.projections import ATTENTION, FEED_FORWARD, LISTED, has_experts, lora_targets
 
 # By model_type: which families normalise queries and keys, and which have four norms in a layer.
 _QUERY_KEY_NORMS = {
@@ -154,6 +154,14 @@ def shape(config: Mapping[str, Any]) -> ModelShape | None:
         return _shape(config)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
+
+
+def linear_names(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """What the linear layers of the blocks are called: what LoRA can be on. None where that is not known."""
+    found = shape(config)
+    if found is None or config.get("model_type") not in LISTED:
+        return None
+    return found.lora_names + (FEED_FORWARD if found.dense else ())
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:

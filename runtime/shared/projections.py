@@ -26,6 +26,13 @@ _OWN = {
     "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
     "granitemoehybrid": ATTENTION,
 }
+# Families whose blocks have the layers that `lora_targets` lists and no other; of others it is not known.
+LISTED = {
+    "cohere", "cohere2", "cwm", "diffllama", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
+    "gpt_oss", "granite", "granitemoe", "helium", "hyperclovax", "llama", "minimax_m2", "ministral3",
+    "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi3", "qwen2", "qwen3", "qwen3_moe",
+    "seed_oss", "smollm3", "stablelm", "vaultgemma",
+}  # fmt: skip
 # How a config.json says that a block has experts; LoRA is on attention then.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 

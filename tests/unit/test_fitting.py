@@ -184,9 +184,3 @@ def test_a_setting_that_is_in_the_way_is_named(tmp_path: Path) -> None:
     with pytest.raises(PreflightError) as refused:
         fitting.refuse_what_does_not_fit(plan)
     assert "without train.activation_checkpointing" in str(refused.value.hint)
-
-
-def test_a_context_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError) as refused:
-        fitted(tmp_path, "microsoft/phi-4", "engine.max_model_len=32768")
-    assert "16384" in str(refused.value.why)
