@@ -6,10 +6,11 @@ Knows nothing of printing, files or processes.
     LaunchError              1   a bug of ours, where nothing below fits
     ├── UsageError           2   wrong or refused on the command line
     ├── PreflightError       3   this computer, or what was named, is not ready
-    │   └── ConfigError      3   a value in a file or in the environment
+    │   ├── ConfigError      3   a value in a file or in the environment
+    │   └── NotStarted       3   the runtime did not come up: the user's command never ran
     ├── CapacityError        4   no capacity, or a price above the cap
     ├── TeardownUnverified   5   nobody proved that everything is down
-    ├── JobFailed            6   the runtime, or the user's command, failed
+    ├── JobFailed            6   the user's command failed, or the runtime under it
     ├── LimitReached         7   deadline or budget
     └── NotPulled            8   results are still on the machine
 """
@@ -72,6 +73,19 @@ class PreflightError(LaunchError):
 
 class ConfigError(PreflightError):
     """A value or a key in a configuration file or in the environment."""
+
+
+class NotStarted(PreflightError):
+    """The runtime did not come up; `last_lines` is what it said last."""
+
+    def __init__(
+        self, message: str, why: str | None = None, hint: str | None = None, last_lines: Iterable[str] = ()
+    ) -> None:
+        super().__init__(message, why, hint)
+        self.last_lines = list(last_lines)
+
+    def to_dict(self) -> dict[str, object]:
+        return super().to_dict() | {"last_lines": self.last_lines}
 
 
 class CapacityError(LaunchError):

@@ -168,7 +168,7 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
     if record.exit_code is not None:
         rows.append(["exit code", f"{record.exit_code} (the program's)"])
     if record.reason:
-        rows.append(["reason", record.reason])
+        rows.append(["reason", f"{record.reason}: {record.why}" if record.why else record.reason])
     if record.proof:
         rows.append(
             ["down", "verified" if record.proof["verified"] else f"NOT VERIFIED: {record.proof['detail']}"]
@@ -223,6 +223,7 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "ended": record.ended,
         "ended_by": record.ended_by,
         "reason": record.reason,
+        "why": record.why,
         "exit_code": record.exit_code,
         "command": list(record.command),
         "base_url": f"{_url(record)}/v1" if _url(record) else None,

@@ -46,9 +46,10 @@ class RunRecord:
 
     `unverified`: ended, but nobody proved that nothing is left; such a run still counts as live.
     `exit_code` is the user's command's own; `ended_by` is "launch", "guardian", "down", "gc" or "resume";
-    `details` is the caller's own (JSON). `begun`: when this life of it began, None for the first;
-    `earlier_lives` are those before. `unpulled`: why its newest results are not at home; `given_up`: the user
-    wants no more waiting for them. `troubles`: what else went wrong at its end.
+    `reason` is what ended it, `why` why that. `details` is the caller's own (JSON). `begun`: when this life
+    of it began, None for the first; `earlier_lives` are those before. `unpulled`: why its newest results are
+    not at home; `given_up`: the user wants no more waiting for them. `troubles`: what else went wrong at its
+    end.
     """
 
     id: str
@@ -65,6 +66,7 @@ class RunRecord:
     ended: float | None = None
     ended_by: str | None = None
     reason: str | None = None
+    why: str | None = None
     proof: dict[str, Any] | None = None
     details: dict[str, Any] = field(default_factory=dict)
     begun: float | None = None
@@ -211,7 +213,8 @@ class RecordStore:
                     raise LiveNameError(other)
             teardown_lock.make(self.folder(run_id))
             ended = {"guardian": None, "minder": None, "url": None, "exit_code": None, "ended": None}
-            ended |= {"ended_by": None, "reason": None, "proof": None, "unpulled": None, "troubles": ()}
+            ended |= {"ended_by": None, "reason": None, "why": None, "proof": None}
+            ended |= {"unpulled": None, "troubles": ()}
             life = {"given_up": False, "begun": time.time(), "earlier_lives": record.lives}
             return self.update(run_id, state="created", launch=ProcessId.own(), **(ended | life | fields))
 

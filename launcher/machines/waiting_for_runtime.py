@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import JobFailed, PreflightError
+from launcher.base.errors import NotStarted, PreflightError
 from launcher.base.unix_http import get_json
 from launcher.models import model_size
 from launcher.values.machine import Progress
@@ -61,8 +61,8 @@ class RuntimeStart:
     def wait(self, token: str, keeper_code: Callable[[], int | None], bound_seconds: float) -> None:
         """Until the gateway says that everything is ready. Renews the lease meanwhile: who waits is alive.
 
-        `keeper_code` is the keeper's exit code once it has ended. Raises JobFailed; PreflightError for a
-        model that the runtime refuses.
+        `keeper_code` is the keeper's exit code once it has ended. Raises NotStarted; PreflightError for
+        a model that engine and trainer disagree on.
         """
         bound = time.monotonic() + bound_seconds
         while True:
@@ -96,7 +96,7 @@ class RuntimeStart:
             raise PreflightError(
                 f"{found.get('model')} is refused: it could not be trained as it is served",
                 found.get("reason"),
-                f"launch logs {self._run_id} --which engine-0",
+                f"launch status {self._run_id}",
             )
 
     def _follow_children(self) -> None:
@@ -119,18 +119,18 @@ class RuntimeStart:
         """The child that is not ready, or the supervisor where it started none."""
         return next((c["name"] for c in self._children() if c["state"] != "ready"), "supervisor")
 
-    def _ended(self, code: int) -> JobFailed:
+    def _ended(self, code: int) -> NotStarted:
         if not (self._state_dir / "keeper.json").exists():
             return self._failed(f"the runtime's keeper ended at once with code {code}", "keeper")
         reason = reason_of_end(self._state_dir)
         return self._failed(f"the runtime ended while it started: {reason}", "supervisor")
 
-    def _failed(self, message: str, name: str) -> JobFailed:
+    def _failed(self, message: str, name: str) -> NotStarted:
         """What the log says last goes with the error; its very last line is the reason."""
         lines = last_words(self._state_dir / "logs" / f"{name}.log")
         why = lines[-1].strip() if lines else f"its log, {name}.log, is empty"
         hint = f"launch logs {self._run_id} --which {name}"
-        return JobFailed(message, why, hint, last_lines=[f"{name}: {line}" for line in lines])
+        return NotStarted(message, why, hint, last_lines=[f"{name}: {line}" for line in lines])
 
 
 def reason_of_end(state_dir: Path) -> str:

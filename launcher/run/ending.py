@@ -29,7 +29,7 @@ from launcher.run import rented_run
 from launcher.run.phase_times import Timings
 from launcher.run.run_parts import Ended, Parts
 from launcher.run.signals import Interrupted, Signals
-from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of
+from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of, why_of
 from launcher.safety import giving_up, take_down
 from launcher.screen.output import Output
 from launcher.values.machine import Machine, Progress, Proof, PullReport, Stopped, silent
@@ -230,6 +230,7 @@ class Ending:
     def _last_word(self, failure: BaseException | None, proof: Proof) -> dict[str, Any]:
         said: dict[str, Any] = {
             "reason": reason_of(failure),
+            "why": why_of(failure),
             "exit_code": self._program_code,
             "troubles": tuple(self._troubles),
         }
@@ -259,6 +260,7 @@ class Ending:
             results=self._pulled.into if self._pulled is not None else None,
             proof=proof,
             reason=reason_of(failure),
+            why=why_of(failure),
             exit_code=code,
             program_exit_code=self._program_code,
             standing=self._try("asking how far it got", self._standing) or Standing(),

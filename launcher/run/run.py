@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.asking import earlier_run
 from launcher.base import clock, log, patience
-from launcher.base.errors import JobFailed, LaunchError, LimitReached, PreflightError, failure_of
+from launcher.base.errors import JobFailed, LaunchError, LimitReached, NotStarted, PreflightError, failure_of
 from launcher.base.failpoints import passing
 from launcher.base.home import Home
 from launcher.ledger.endpoint import RESULTS, Endpoint, drop_token, keep_token
@@ -123,6 +123,8 @@ class Run:
         """Record and guardian first, then the place itself and the runtime's environment."""
         plan, resumed = self._request.plan, self._request.resumed
         taken_up = f" · {resumed.describe()}" if resumed else ""
+        if plan.rented and plan.adapter:  # the line of a rented run names no model
+            taken_up += f" · {plan.what}"
         self._output.event(
             "run",
             f"{self._label} · {plan.describe_cost() if plan.rented else plan.describe()}{taken_up}",
@@ -308,6 +310,8 @@ class Run:
             return LimitReached(
                 reached or "the deadline has passed", why, "launch --max TIME --budget DOLLARS …"
             )
-        if reached and isinstance(ended, JobFailed) and ended.job_exit_code is None:
+        if isinstance(ended, JobFailed) and ended.job_exit_code is not None:
+            return ended
+        if reached and isinstance(ended, JobFailed | NotStarted):
             return LimitReached(reached, ended.message, "launch --max TIME --budget DOLLARS …")
         return ended

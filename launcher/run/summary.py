@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.base.errors import EXIT_OK, JobFailed, LaunchError
+from launcher.base.log import REDACTOR
 from launcher.base.units import format_duration, format_money
 from launcher.run.signals import Interrupted
 from launcher.screen.output import Output
@@ -39,6 +40,7 @@ class Summary:
     exit_code: int
     program_exit_code: int | None
     standing: Standing
+    why: str | None = None
     cost_before: float = 0.0
     unpulled: str | None = None
     troubles: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class Summary:
             run_id=self.run_id,
             name=self.name,
             reason=self.reason,
+            why=self.why,
             exit_code=self.exit_code,
             program_exit_code=self.program_exit_code,
             seconds=round(self.seconds, 3),
@@ -102,6 +105,12 @@ def reason_of(failure: BaseException | None) -> str | None:
     if isinstance(failure, Interrupted):
         return f"interrupted by {failure}"
     return failure.message if isinstance(failure, LaunchError) else None
+
+
+def why_of(failure: BaseException | None) -> str | None:
+    """Why that, in one line, where it is known; it may quote what a program said."""
+    why = failure.why if isinstance(failure, LaunchError) else None
+    return " ".join(REDACTOR.clean(why).split()) if why else None
 
 
 def program_code_of(failure: BaseException | None, command: tuple[str, ...]) -> int | None:

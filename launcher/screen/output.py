@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from launcher.base.errors import JobFailed, LaunchError
+from launcher.base.errors import JobFailed, LaunchError, NotStarted
 from launcher.base.log import LOGGER, REDACTOR, log_path
 from launcher.base.units import format_duration, format_money
 from launcher.screen.terminal import StatusLine
@@ -112,7 +112,7 @@ class Output:
                 {"event": "error", "error": error.to_dict(), "log": str(path) if path else None, **fields}
             )
         self.release_terminal()
-        last = error.last_lines if isinstance(error, JobFailed) else []
+        last = error.last_lines if isinstance(error, JobFailed | NotStarted) else []
         for line in last:
             LOGGER.info("| %s", line)
         lines = [self._styled(_DIM, f"  | {_one_line(line)}") for line in last]

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base import locks
-from launcher.base.errors import JobFailed, PreflightError
+from launcher.base.errors import NotStarted, PreflightError
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.base.unix_http import get_json
@@ -100,7 +100,7 @@ def test_g23_a_runtime_that_never_gets_ready_says_what_it_waits_for_and_ends(
     (tmp_path / "logs" / "engine-0.log").write_text("loading weights\n")
     said: list[str] = []
     waiting = RuntimeStart("slip-01234567", tmp_path, frozen_gateway, said.append)
-    with pytest.raises(JobFailed, match="the runtime was not ready after") as failed:
+    with pytest.raises(NotStarted, match="the runtime was not ready after") as failed:
         waiting.wait("token", lambda: None, 0.3)
     assert said[0] == "engine-0: starting"
     assert failed.value.why == "loading weights"

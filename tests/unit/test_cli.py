@@ -79,7 +79,7 @@ def test_status_lists_nothing_politely_and_as_json(launch: Launch) -> None:
 
 RUN_KEYS = {
     "committed_step", "durable_step", "durable_bound_steps",
-    "id", "name", "state", "live", "attended", "created", "ended", "ended_by", "reason", "exit_code",
+    "id", "name", "state", "live", "attended", "created", "ended", "ended_by", "reason", "why", "exit_code",
     "command", "base_url", "folder", "down", "price_per_hour", "cost", "lives", "unpulled", "troubles",
 }  # fmt: skip
 
@@ -93,6 +93,14 @@ def test_status_shows_a_recorded_run(launch: Launch, store: RecordStore) -> None
     assert one["run"]["id"] == record.id
     assert record.id in launch("status").stdout
     assert "python x.py" in launch("status", "dev").stdout
+
+
+def test_status_says_what_ended_a_run_and_why_that(launch: Launch, store: RecordStore) -> None:
+    record = store.create(name="dev")
+    why = "logprobs differ by 3.1 on average"
+    store.update(record.id, state="verified", reason="owner/model is refused", why=why)
+    assert f"reason    owner/model is refused: {why}" in launch("status", "dev").stdout
+    assert json.loads(launch("status", "dev", "--json").stdout)["run"]["why"] == why
 
 
 def test_a_record_that_cannot_be_read_is_said(launch: Launch, store: RecordStore) -> None:

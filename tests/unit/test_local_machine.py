@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.base import processes
-from launcher.base.errors import JobFailed, PreflightError
+from launcher.base.errors import NotStarted, PreflightError
 from launcher.base.home import Home
 from launcher.ledger.records import RUN_VARIABLE, RecordStore
 from launcher.machines.local import LocalMachine
@@ -102,10 +102,11 @@ def test_a_runtime_that_cannot_start_is_said_at_once_with_the_reason(
     machine._python = Path(sys.executable)  # an environment without vLLM: the engine cannot be imported
     said: list[str] = []
     begun = time.monotonic()
-    with pytest.raises(JobFailed, match=r"did not start|ended while it started") as failed:
+    with pytest.raises(NotStarted, match=r"did not start|ended while it started") as failed:
         machine.serve(_config(machine), "a-canary-of-a-token", said.append)
 
     assert time.monotonic() - begun < 120
+    assert failed.value.exit_code == 3, "no program ran"
     assert failed.value.why and "launch logs slip-" in str(failed.value.hint)
     assert any("starting" in line for line in said)
     # What another process would need to end it has been on record since before the wait.

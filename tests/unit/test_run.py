@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base.errors import CapacityError, JobFailed, LaunchError, NotPulled, PreflightError
+from launcher.base.errors import CapacityError, JobFailed, LaunchError, NotPulled, NotStarted, PreflightError
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.run.summary import Summary
@@ -68,7 +68,7 @@ EVENT_KEYS = {
         "trouble",
     },
     "end": {
-        "run_id", "name", "reason", "exit_code", "program_exit_code", "seconds", "cost", "step", "version",
+        "run_id", "name", "reason", "why", "exit_code", "program_exit_code", "seconds", "cost", "step", "version",
         "results", "down",
     },
 }  # fmt: skip
@@ -89,6 +89,8 @@ def test_the_objects_of_a_run_have_the_promised_keys(live) -> None:
         "rented": None,
         "candidates": [],
         "prices_of": None,
+        "own": None,
+        "adapter": None,
         "cost_at_most": 0.0,
         "dearest_per_hour": 0.0,
     }
@@ -142,7 +144,7 @@ def raise_(error: BaseException) -> Callable[[], None]:
         ("arm", CapacityError("no room"), 4),
         ("push", PreflightError("no disk"), 3),
         ("setup", JobFailed("no packages"), 6),
-        ("serve", JobFailed("the engine did not start", "line one\nline two"), 6),
+        ("serve", NotStarted("the engine did not start", "line one\nline two", last_lines=["line two"]), 3),
         ("setup", ZeroDivisionError("a bug"), 1),
     ],
 )
@@ -156,6 +158,12 @@ def test_whatever_fails_on_the_way_up_everything_comes_down(
     assert lived.record.state == "verified"
     assert "Error: " in lived.stderr
     assert lived.end["exit_code"] == code
+    if isinstance(error, NotStarted):
+        assert (
+            "| line two" in lived.stderr
+            and (lived.end["why"], lived.record.why) == ("line one line two",) * 2
+        )
+        assert lived.end["program_exit_code"] is None
 
 
 def test_a_bug_leaves_its_traceback_in_the_log_and_not_on_the_screen(live) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.base.errors import PreflightError
+from launcher.base.errors import NotStarted, PreflightError
 from launcher.machines import cloud, local
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.local import LocalMachine
@@ -175,7 +175,22 @@ def test_c58_a_model_that_the_runtime_refuses_ends_the_start_with_the_numbers(tm
     assert error.exit_code == 3
     assert error.message == "owner/model is refused: it could not be trained as it is served"
     assert error.why == REASON
-    assert error.hint == "launch logs slip-01234567 --which engine-0"
+    assert error.hint == "launch status slip-01234567", "which shows it, with the numbers"
+
+
+def test_a_trainer_that_refuses_its_model_is_not_possible_here_and_no_program_failed(tmp_path: Path) -> None:
+    child = {"name": "trainer", "state": "failed", "restarts": 0}
+    (tmp_path / "supervisor.json").write_text(json.dumps({"children": [child]}))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trainer.log").write_text("PolicyError: cannot train this\n")
+    with pytest.raises(NotStarted) as refused:
+        RuntimeStart("slip-01234567", tmp_path, tmp_path / "none.sock", lambda _: None).wait(
+            "token", lambda: None, 60
+        )
+    error = refused.value
+    assert (error.exit_code, error.message) == (3, "the runtime's trainer did not start")
+    assert error.to_dict()["last_lines"] == ["trainer: PolicyError: cannot train this"]
+    assert error.hint == "launch logs slip-01234567 --which trainer"
 
 
 @pytest.mark.parametrize("found", [None, {"admitted": True, "model": "owner/model"}])
