@@ -68,8 +68,8 @@ EVENT_KEYS = {
         "trouble",
     },
     "end": {
-        "run_id", "name", "reason", "why", "exit_code", "program_exit_code", "seconds", "cost", "step", "version",
-        "results", "down",
+        "run_id", "name", "reason", "why", "exit_code", "program_exit_code", "seconds", "cost", "step",
+        "version", "results", "down",
     },
 }  # fmt: skip
 
