@@ -6,8 +6,10 @@ are fetched; a model that was downloaded before is looked at on the disk, withou
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 from launcher.base import disk
 from launcher.base.errors import PreflightError
 from launcher.base.log import REDACTOR
-from launcher.models import model_folder
+from launcher.models import known_models, model_folder
 
 _ANSWER_SECONDS = 8.0
 # A plan can do without.
@@ -36,7 +38,7 @@ def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bo
         raise PreflightError(
             f"the model {model} is not on this computer",
             "HF_HUB_OFFLINE is set, so launch does not download it",
-            "env -u HF_HUB_OFFLINE launch …, or --model FOLDER",
+            "unset HF_HUB_OFFLINE  # or --model FOLDER",
         )
     _check_content(model, _fetch(model, environ, token))
     if here:
@@ -151,11 +153,11 @@ def _sizes(
     model: str, environ: Mapping[str, str], token: str | None, bound_seconds: float = _ANSWER_SECONDS
 ) -> dict[str, int]:
     """The files of a model on the hub and their sizes; nothing where the hub does not say."""
-    url = f"{_endpoint(environ)}/api/models/{model}?blobs=true"
+    url = f"{_endpoint(environ)}/api/models/{urllib.parse.quote(model)}?blobs=true"
     try:
         described = json.loads(_get(url, token, bound_seconds))
         return {file["rfilename"]: int(file["size"]) for file in described["siblings"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         return {}
 
 
@@ -184,10 +186,10 @@ def _get(url: str, token: str | None, bound_seconds: float = _ANSWER_SECONDS) ->
 def _fetch(model: str, environ: Mapping[str, str], token: str | None) -> bytes:
     endpoint = _endpoint(environ)
     try:
-        return _get(f"{endpoint}/{model}/resolve/main/config.json", token)
+        return _get(f"{endpoint}/{urllib.parse.quote(model)}/resolve/main/config.json", token)
     except urllib.error.HTTPError as error:
         raise _refused(model, endpoint, error.code, token) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise PreflightError(
             f"the model {model} is not on this computer and cannot be looked up",
@@ -201,9 +203,17 @@ def _refused(model: str, endpoint: str, status: int, token: str | None) -> Prefl
         # The hub answers 401 for what does not exist, too, unless it knows who asks.
         why = "it does not exist, or it is gated and HF_TOKEN is not set"
         why = "it is gated, and the HF_TOKEN account has no access" if token else why
-        return PreflightError(f"the model {model} cannot be downloaded", why, f"look at {endpoint}/{model}")
+        return PreflightError(f"the model {model} cannot be downloaded", *_meant(model, why, endpoint))
     if status == 404:
         why = f"{endpoint} has no such model, or it has no config.json"
-        return PreflightError(f"no model {model}", why, f"look at {endpoint}/{model}")
+        return PreflightError(f"no model {model}", *_meant(model, why, endpoint))
     why = f"{endpoint} answered {status}"
     return PreflightError(f"the model {model} cannot be looked up", why, "try again, or --model FOLDER")
+
+
+def _meant(model: str, why: str, endpoint: str) -> tuple[str, str]:
+    """Why there is none, and what to do: with the name that was meant, where it is one of those we know."""
+    meant = known_models.suggestion(model)
+    if meant is None:
+        return why, f"look at {endpoint}/{model}"
+    return f"{why}; did you mean {meant}?", f"launch --model {meant}"

@@ -8,15 +8,37 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from launcher.base.errors import suggestion as closest
+
+_ALIKE = 0.75
+_NUMBER = re.compile(r"\d+")
 _FILE = Path(__file__).parent / "known_models.json"
 
 
 def config_of(model: str) -> dict[str, Any] | None:
     """The keys of its config.json that decide its shape; None for a model that is not in the table."""
     return _by_name().get(model.lower())
+
+
+def suggestion(model: str) -> str | None:
+    """The name in the table that was meant by one that is not in it, with its owner or without; else None.
+
+    Names of a family are alike, so that all numbers must be the same: Qwen3-2B is not Qwen3-32B.
+    """
+    table = _table()["models"].items()
+    named = {name.lower(): name for first, entry in table for name in (first, *entry["also"])}
+    if model.lower() in named:
+        return None
+    if "/" not in model:
+        named = {name.rpartition("/")[2]: full for name, full in named.items()}
+    numbers = _NUMBER.findall(model)
+    alike = [name for name in named if _NUMBER.findall(name) == numbers]
+    meant = closest(model.lower(), alike, _ALIKE)
+    return None if meant is None else named[meant]
 
 
 def read_on() -> str:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 import psutil
 import pytest
@@ -23,10 +24,12 @@ from hypothesis import strategies as st
 
 from launcher.asking import preflight
 from launcher.base import disk
+from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.cli.main import unsupported
 from launcher.ledger.records import RecordStore
 from launcher.machines import environments
+from launcher.models import known_models
 from tests.support.typed import Typed
 
 pytestmark = pytest.mark.process
@@ -606,6 +609,45 @@ def test_a_model_of_the_hub_is_looked_at(hub: Hub, place: Place, status, body, t
         place.write(".env", f"HF_TOKEN={token}\n")
     check(Refused("--model some/model", 3, what, why, ""), place)
     assert hub.asked == [("/some/model/resolve/main/config.json", token and f"Bearer {token}")]
+
+
+@pytest.mark.parametrize("model", ["a b/c", "a\tb/c", "ä/b", "a/b?c#d"])
+def test_a_name_that_no_address_may_hold_is_asked_for_all_the_same(hub: Hub, model: str) -> None:
+    from launcher.models import hub as the_hub
+    from launcher.models import model_config, model_size
+
+    hub.status = 404
+    assert model_config.of(model, os.environ) is None
+    assert model_size.of(model, os.environ) is None
+    with pytest.raises(PreflightError) as refused:
+        the_hub.check(model, os.environ, None)
+    assert refused.value.message == f"no model {model}"
+    assert all(unquote(path.split("?blobs")[0]).count(model) for path, _ in hub.asked)
+
+
+def test_a_name_that_is_nearly_a_known_one_is_asked_back(hub: Hub, place: Place) -> None:
+    for hub.status in (404, 401):
+        why = "did you mean Qwen/Qwen3-1.7B?"
+        check(
+            Refused("--model Qwen/Qwen3-1.7", 3, "Qwen/Qwen3-1.7", why, "launch --model Qwen/Qwen3-1.7B"),
+            place,
+        )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("Qwen/Qwen3-1.7", "Qwen/Qwen3-1.7B"),
+        ("qwen3-8b", "Qwen/Qwen3-8B"),
+        ("meta-llama/Llama-3.1-8B-Instrct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("qwen/qwen3-8b", None),
+        ("Qwen/Qwen3-2B", None),
+        ("Qwen/Qwen2.5-72B-Instruct", None),
+        ("gpt", None),
+    ],
+)
+def test_a_model_of_another_size_is_not_what_was_meant(typed: str, meant: str | None) -> None:
+    assert known_models.suggestion(typed) == meant
 
 
 def test_a_disk_too_full_for_the_download_is_3(hub: Hub, place: Place) -> None:
