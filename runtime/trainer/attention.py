@@ -26,8 +26,9 @@ _WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "return_dict", "is_causal"}
 )
 _BLOCK = 128
-# Lengths of fixed rows (packing.py), windows of a model, passes with gradients and without: thrice as many.
-_MOST_KERNELS = 128
+# Lengths of fixed rows (shared/fixed_rows.py), windows of a model, passes with gradients and without: twice
+# as many as for the longest contexts, and as many as torch takes of one function.
+_MOST_KERNELS = 256
 
 
 class Seen(Protocol):

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from runtime.shared.batch import Batch
+from runtime.shared.fixed_rows import fixed_length
 from runtime.trainer import losses
 from runtime.trainer.attention import Blocks, Seen
-from runtime.trainer.packing import PADDING, Pack, Sequences, fixed_length
+from runtime.trainer.packing import PADDING, Pack, Sequences
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
-# Sequences alone are padded, on a GPU, to this many places, to halves and doubles of it.
+# Sequences alone are padded, on a GPU, to this many places, or to another length of `shared/fixed_rows.py`.
 _LONE_TOKENS = 4096
 
 

@@ -7,24 +7,22 @@ A tree is one prompt and the sequences that begin with it. Its trunk is the prom
 each branch repeats that last token at its head, so the first sampled token is predicted inside its own
 branch. Positions in a branch go on from the trunk. A token sees its trunk and its own branch, up to itself.
 Lengths are rounded up to few distinct ones, so that compiled or cached kernels meet few shapes; with
-`fixed_rows`, for kernels that are compiled for each shape, to the budget, its halves and its doubles.
+`fixed_rows`, for kernels that are compiled for each shape, to those of `shared/fixed_rows.py`.
 
 Names carry dimensions: B rows, L places of a row, T sampled tokens.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from runtime.shared.fixed_rows import fixed_length, whole_blocks
+
 _ROUND_TO = 64
-# Of fixed rows: what the kernels' blocks ask for, and how often the budget is halved for a short row.
-_BLOCK = 128
-_HALVINGS = 3
 PADDING = -1
 
 
@@ -103,7 +101,7 @@ def pack(
     arguments. Raises ValueError for a sequence without a prompt.
     """
     if fixed_rows:
-        budget = max(1, budget // _BLOCK) * _BLOCK
+        budget = whole_blocks(budget)
     trees = _split(sequences, _trees(sequences, chosen, alone), budget)
     packs: list[tuple[list[_Row], int]] = []
     if fitting := [tree for tree in trees if tree.length <= budget]:
@@ -115,14 +113,6 @@ def pack(
     if fixed_rows:
         return [_stack(rows, fixed_length(max(row.length for row in rows), budget)) for rows, _ in packs]
     return [_stack(rows, _rounded(length)) for rows, length in packs]
-
-
-def fixed_length(needed: int, budget: int) -> int:
-    """The smallest of the few lengths of fixed rows that has so many places, in whole blocks."""
-    length = budget / 2**_HALVINGS
-    while (blocks := math.ceil(length / _BLOCK)) * _BLOCK < needed:
-        length *= 2
-    return blocks * _BLOCK
 
 
 def _first_sampled(sequences: Sequences, sequence: int) -> int:

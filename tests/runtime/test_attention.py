@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.shared.fixed_rows import fixed_length
 from runtime.trainer import policy as policies
 from runtime.trainer.attention import Blocks, Masked
 from runtime.trainer.forward import sequences
-from runtime.trainer.packing import Pack, fixed_length, pack
+from runtime.trainer.packing import Pack, pack
 from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,
@@ -138,7 +139,17 @@ def test_fixed_rows_have_few_lengths_and_hold_every_sampled_token() -> None:
         sources = torch.cat([one.source_T for one in packs]).sort().values
         assert torch.equal(sources, torch.from_numpy(np.flatnonzero(batch.sampled)))
     assert lengths <= {(1, 128 * 2**times) for times in range(4)}
-    assert [fixed_length(size, 1024) for size in (1, 128, 129, 1024, 1025)] == [128, 128, 256, 1024, 2048]
+    assert [fixed_length(size, 1024) for size in (1, 128, 129, 1024, 1025)] == [128, 128, 256, 1024, 1280]
+
+
+def test_past_the_budget_a_row_has_four_lengths_to_each_doubling() -> None:
+    """A context of 40,960 is trained in a row of so many places, whatever the pack."""
+    assert [fixed_length(40960, budget) for budget in (4096, 8192, 16384, 32768)] == [40960] * 4
+    lengths = {fixed_length(needed, 4096) for needed in range(1, 32769, 128)}
+    assert len(lengths) == 16 and max(lengths) == 32768
+    for needed in range(4097, 70000, 997):
+        assert needed <= fixed_length(needed, 4096) <= 1.25 * needed
+        assert fixed_length(needed, 1000) % 128 == 0
 
 
 @pytest.mark.parametrize("fixed", [False, True])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from runtime.shared.fixed_rows import fixed_length
 from runtime.trainer import attention
 from runtime.trainer.attention import Blocks
-from runtime.trainer.packing import fixed_length
 
 BUDGET = 512
 

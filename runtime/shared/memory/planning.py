@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from runtime.shared import gpu_memory
+from runtime.shared import fixed_rows, gpu_memory
 from runtime.shared.memory import assumptions, engine, trainer
 from runtime.shared.memory.line import Line, total
 from runtime.shared.model_shape import ModelShape
@@ -194,11 +194,9 @@ def _training(shape: ModelShape, machine: Machine, chosen: Wishes) -> trainer.Tr
 
 
 def _longest_row(pack_tokens: int, longest: int) -> int:
-    """Rows on a GPU have the length of a pack, or its doubles for one longer sample (trainer/packing.py)."""
-    row = pack_tokens
-    while row < longest:
-        row *= 2
-    return row
+    """Rows on a GPU have the length of a pack, or for one longer sample another of the few that there are."""
+    budget = fixed_rows.whole_blocks(pack_tokens)
+    return fixed_rows.fixed_length(max(longest, budget), budget)
 
 
 def _serving(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> engine.Serving:
