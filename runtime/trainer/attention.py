@@ -61,7 +61,7 @@ def attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     *,
-    seen: Seen,
+    seen: Seen | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """transformers' interface of an attention function; [B, L, H, W]. Raises PolicyError for what it lacks.
@@ -73,6 +73,10 @@ def attend(
     if odd or attention_mask is not None:
         what = ", ".join(odd) or "a mask of its own"
         raise PolicyError(f"{type(module).__name__} asks attention for {what}, which is not supported")
+    if seen is None:
+        raise PolicyError(
+            f"{type(module).__name__} is not told what each place sees: its model passes no keywords on"
+        )
     found = seen.attend(
         query,
         key,
@@ -158,9 +162,7 @@ class Blocks:
 
         rows, length = tree_BL.shape
         device = tree_BL.device
-        return create_block_mask(
-            sees, rows, None, length, length, device=device, BLOCK_SIZE=_BLOCK, _compile=device.type == "cuda"
-        )
+        return _mask_maker(device.type)(sees, rows, None, length, length, device=device, BLOCK_SIZE=_BLOCK)
 
     def attend(
         self,
@@ -203,6 +205,17 @@ class Blocks:
 def _kernel(device: str) -> Any:
     """FlexAttention, compiled where it has kernels."""
     return compiled() if device == "cuda" else flex_attention
+
+
+@functools.cache
+def _mask_maker(device: str) -> Any:
+    """Compiled where rows are so long that a mask of whole ones, on the way to its blocks, is too large."""
+    return compiled_masks() if device == "cuda" else create_block_mask
+
+
+def compiled_masks(backend: Any = "inductor") -> Any:
+    """A few kinds for each window and kind of pass; limits as below."""
+    return torch.compile(create_block_mask, backend=backend, fullgraph=True, recompile_limit=_MOST_KERNELS)
 
 
 def compiled(backend: Any = "inductor") -> Any:

@@ -5,11 +5,15 @@ The kernels themselves are `tests/gpu`'s; here FlexAttention runs as torch write
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import OPTConfig, OPTForCausalLM, StableLmConfig, StableLmForCausalLM
 
+from runtime.shared.architectures import PolicyError
 from runtime.shared.fixed_rows import fixed_length
 from runtime.trainer import policy as policies
 from runtime.trainer.attention import Blocks, Masked
@@ -177,6 +181,31 @@ def test_layers_that_are_computed_twice_keep_less_and_train_the_same(dtype: str)
     assert all(torch.equal(twice.masters[name], master) for name, master in plain.masters.items())
     assert kept_bytes(twice) < 0.6 * kept_bytes(plain)
     assert_same_gradient(measure(twice, batch).gradient, measure(plain, batch).gradient, within=0)
+
+
+def test_a_layer_with_dropout_of_its_own_has_none_when_it_is_computed_twice(tmp_path: Path) -> None:
+    """An OPT's layers drop out by their own word, where they are in training (C29)."""
+    shape = {"vocab_size": 64, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48}
+    config = OPTConfig(**shape, num_hidden_layers=2, num_attention_heads=2, dropout=0.5)
+    OPTForCausalLM(config).save_pretrained(tmp_path)
+    lora = policies.Lora(rank=2, alpha=2.0, target_modules=("q_proj",))
+    tokens, mask = torch.arange(3, 20)[None], torch.ones(1, 17, 17, dtype=torch.bool).tril()
+    plain, twice = (
+        policies.build(tmp_path, lora, dtype="float32", device="cpu", seed=0, recompute=recompute)
+        for recompute in (False, True)
+    )
+    places = torch.arange(17)[None]
+    assert torch.equal(twice.hidden(tokens, places, mask), plain.hidden(tokens, places, mask))
+
+
+def test_a_model_that_passes_nothing_on_to_its_attention_is_refused_in_words(tmp_path: Path) -> None:
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = StableLmConfig(**shape, num_attention_heads=2, num_key_value_heads=2)
+    StableLmForCausalLM(config).save_pretrained(tmp_path)
+    policy = policies.build(tmp_path, LORA, dtype="float32", device="cpu", seed=0)
+    tokens, mask = torch.arange(3, 8)[None], torch.ones(1, 5, 5, dtype=torch.bool).tril()
+    with pytest.raises(PolicyError, match="StableLmAttention is not told what each place sees"):
+        policy.hidden(tokens, torch.arange(5)[None], mask)
 
 
 def kept_bytes(policy: policies.Policy) -> int:

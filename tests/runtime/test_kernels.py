@@ -5,9 +5,12 @@ The kernels themselves are `tests/gpu`'s; here what dynamo hands to a backend is
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.nn.attention import flex_attention
 
 from runtime.shared.fixed_rows import fixed_length
 from runtime.trainer import attention
@@ -54,3 +57,26 @@ def test_past_the_limit_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel(short, short, short)
     with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
         kernel(long, long, long)
+
+
+def test_block_masks_are_never_made_of_whole_rows_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two windows beside whole attention, from the first length, which is one block, on."""
+    maker = attention.compiled_masks("eager")
+    monkeypatch.setattr(attention, "_mask_maker", lambda device: maker)
+    whole_rows = []
+    make = flex_attention.create_mask
+
+    def watched(*args: Any, **named: Any) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            whole_rows.append(args)
+        return make(*args, **named)
+
+    monkeypatch.setattr(flex_attention, "create_mask", watched)
+    for grad in (False, True):
+        for length in (128, 512, 1024):
+            tree = torch.zeros(1, length, dtype=torch.long)
+            blocks = Blocks(tree, tree.clone(), torch.arange(length)[None])
+            with torch.set_grad_enabled(grad):
+                for window in (None, 16, 64):
+                    assert blocks.mask(window).shape == (1, 1, length, length)
+    assert not whole_rows, f"{len(whole_rows)} masks of whole rows"
