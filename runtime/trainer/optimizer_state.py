@@ -5,17 +5,29 @@ Neighbours: the recipe, inside `CheckpointStore.commit`. Knows nothing of steps 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from runtime.shared.projections import PLACES
+
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
 _OPTIMIZER = "optimizer.safetensors"
 _RNG = "rng.safetensors"
+# What the first versions called a layer's parts: torchtune's names, without the model's own at the front.
+_OLD_PLACES = dict(
+    zip(
+        ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "mlp.w1", "mlp.w3", "mlp.w2"),
+        PLACES,
+        strict=True,
+    )
+)
+_OLD_NAME = re.compile(r"(layers\.\d+)\.(\w+\.\w+)(\.lora_[ab]\.weight)")
 
 
 def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
@@ -34,7 +46,14 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
     optimizer.state.clear()
     for key, value in load_file(folder / _OPTIMIZER).items():
         name, _, moment = key.rpartition("/")
-        master = policy.masters[name]
+        master = policy.masters[_renamed(name)]
         # AdamW keeps its step count on the CPU and its moments beside the tensor.
         optimizer.state[master][moment] = value if moment == "step" else value.to(master.device)
     torch.set_rng_state(load_file(folder / _RNG)["cpu"])
+
+
+def _renamed(name: str) -> str:
+    """A tensor's name today, also of a run that was begun when Qwen2 and Llama were torchtune's."""
+    if old := _OLD_NAME.fullmatch(name):
+        return f"model.{old[1]}.{_OLD_PLACES[old[2]]}{old[3]}"
+    return name

@@ -185,6 +185,33 @@ def test_c43_two_steps_a_rebuild_and_two_steps_are_four_steps(tmp_path: Path) ->
     assert all(torch.equal(resumed.masters[name], master) for name, master in straight.masters.items())
 
 
+def test_c43_a_run_of_the_first_versions_goes_on_with_its_moments(tmp_path: Path) -> None:
+    """Their optimizer.safetensors has torchtune's names."""
+    theirs = {
+        "self_attn.o_proj": "attn.output_proj",
+        "mlp.gate_proj": "mlp.w1",
+        "mlp.up_proj": "mlp.w3",
+        "mlp.down_proj": "mlp.w2",
+        "self_attn.": "attn.",
+    }
+    policy, batch = fresh_policy(), make_batch(random_samples(1))
+    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-3)
+    update(policy, optimizer, batch, SETTINGS, ALONE)
+    optimizer_state.save(tmp_path, policy, optimizer)
+    file, old = tmp_path / "optimizer.safetensors", {}
+    for name, tensor in load_file(file).items():
+        named = name.removeprefix("model.")
+        for ours, their in theirs.items():
+            named = named.replace(ours, their)
+        old[named] = tensor
+    assert "layers.0.attn.output_proj.lora_a.weight/exp_avg" in old
+    save_file(old, file)
+    resumed = torch.optim.AdamW(policy.masters.values(), lr=1e-3)
+    optimizer_state.load(tmp_path, policy, resumed)
+    for master, moments in optimizer.state.items():
+        assert all(torch.equal(resumed.state[master][name], value) for name, value in moments.items())
+
+
 def test_the_probe_holds_whole_sequences_and_logprobs_of_both_policies() -> None:
     policy = trained_policy()
     batch = make_batch(random_samples(9, groups=2, completion=12))
