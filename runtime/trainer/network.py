@@ -9,6 +9,7 @@ and every tensor keeps the name that Hugging Face's files, PEFT and vLLM know it
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchtune.modules.peft import LoRALinear, disable_adapter
 from transformers import AttentionInterface, AutoModelForCausalLM, Mxfp4Config, logging
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -146,13 +148,15 @@ def _with_lora(linear: Any, name: str, rank: int, seed: int) -> nn.Module:
 
 
 def recompute_layers(model: Any) -> None:
-    """Have every layer keep its input alone for the backward pass, and compute the rest again there."""
-    if not model.supports_gradient_checkpointing:
+    """Have every layer keep its input alone for the backward pass, and compute the rest again there.
+
+    By a wrapper around it: transformers' own way asks that the layer be in training, and some drop out then.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not (model.supports_gradient_checkpointing and layers):
         raise PolicyError(f"transformers has no activation checkpointing for a {type(model).__name__}")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True  # of the layer itself alone: what is inside stays without dropout
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def hidden_states(model: Any, tokens_BL: Tensor, positions_BL: Tensor, seen: Seen) -> Tensor:
