@@ -13,7 +13,7 @@ from launcher.base.errors import UsageError
 from launcher.base.units import format_duration, format_money
 from launcher.screen import consent
 from launcher.screen.output import Output, columns
-from launcher.values.offers import Offer
+from launcher.values.offers import Offer, plan_again
 from launcher.values.plan import Plan, Shares
 from launcher.values.settings import Settings
 
@@ -24,7 +24,9 @@ def refuse_unasked(settings: Settings) -> None:
     """Nobody is there to agree, and nobody has with --yes: then prices are not even looked up."""
     if not settings.rented or settings.yes or consent.somebody_is_here():
         return
-    raise _nobody(f"launch plan --gpus {settings.gpus}   (what it costs; then the same run with --yes)")
+    raise _nobody(
+        f"{plan_again(settings, settings.gpus or '')}  # what it costs; then the same run with --yes"
+    )
 
 
 def confirm(output: Output, plan: Plan, settings: Settings) -> None:
@@ -32,10 +34,11 @@ def confirm(output: Output, plan: Plan, settings: Settings) -> None:
     if plan.rented is None or settings.yes:
         return
     if not consent.can_ask(output):
-        raise _nobody(f"launch --gpus {settings.gpus} --yes …")
+        raise _nobody("run the same command with --yes")
     output.note(table(plan))
     if not consent.agreed(output, f"{plan.describe_cost()}. Proceed?"):
-        raise UsageError("not agreed to", "nothing was rented", f"launch --gpus {settings.gpus} --max 1h …")
+        again = "run it again with a shorter --max or a smaller --budget"
+        raise UsageError("not agreed to", "nothing was rented", again)
 
 
 def table(plan: Plan) -> str:
@@ -72,7 +75,7 @@ def use(gpus: Shares) -> list[str]:
     apart = f"{gpus.infer_gpus} for inference, {gpus.train_gpus} for training"
     return [
         f"  GPUs    {'shared by inference and training' if gpus.shared else apart}",
-        f"  memory  {memory_table.line(gpus.memory) if gpus.memory else 'not known for this model'}",
+        f"  memory  {memory_table.line(gpus.memory) if gpus.memory else gpus.without_memory}",
     ]
 
 

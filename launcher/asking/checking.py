@@ -127,7 +127,7 @@ def _check_layers(settings: Settings, config: Mapping[str, Any], chosen: Sequenc
     raise error(
         f"{place}: {settings.model} has no {', '.join(wrong)}",
         f"its linear layers are {', '.join(there)}",
-        f"launch --set {_LAYERS}={names} …",
+        f"run it again with --set {_LAYERS}={names}",
     )
 
 

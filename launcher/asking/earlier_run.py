@@ -64,7 +64,7 @@ def folder_of(record: RunRecord) -> Path | None:
         raise PreflightError(
             f"{label} ran its program in {folder}",
             "that folder no longer exists",
-            f"launch --resume {label} -- COMMAND   (runs it in this folder)",
+            f"launch --resume {label} -- COMMAND  # runs it in this folder",
         )
     return Path(folder)
 
@@ -126,7 +126,7 @@ def check_same_kind(settings: Settings, record: RunRecord) -> None:
     raise UsageError(
         f"{label} cannot be resumed on {wanted}",
         f"it was started on {was}; what it learned is in its results/adapter",
-        f"launch --resume {label}   (without --gpus and --infra)",
+        f"launch --resume {label}  # without --gpus and --infra",
     )
 
 
@@ -142,7 +142,7 @@ def refused(label: str, wanted: str, was: str) -> UsageError:
     return UsageError(
         f"{label} cannot be resumed with {wanted}",
         f"it was started with {was}, and its checkpoints hold that policy",
-        f"launch --resume {label}   (or a new run, without --resume)",
+        f"launch --resume {label}  # or a new run, without --resume",
     )
 
 

@@ -8,12 +8,13 @@ Neighbours: `pricing.py` puts what is found here into the plan, `rented_run.py` 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 from launcher.asking import runtime_config
 from launcher.base.errors import PreflightError
-from launcher.models import model_config
+from launcher.models import known_models, model_config
 from launcher.values.offers import gpus_of
 from launcher.values.plan import Plan, Shares
 from launcher.values.settings import Settings
@@ -38,6 +39,8 @@ def of(
     if found is None or shape is None:
         why = "its config.json is neither on this computer nor in launch's table of known models"
         why = "it has no config.json that can be read" if Path(settings.model).expanduser().is_dir() else why
+        meant = known_models.suggestion(settings.model)
+        why += f"; did you mean {meant}?" if meant else ""
         said = why if found is None else "its config.json does not say how large its layers are"
         return None, f"whether {settings.model} fits is not known: {said}"
     kind = kind.removeprefix("NVIDIA ")
@@ -78,16 +81,22 @@ def _wishes(settings: Settings, gpus: Shares) -> Wishes:
 
 def refuse_what_does_not_fit(plan: Plan) -> None:
     """Raises PreflightError, with what would fit, for a run whose GPUs are too small for its model."""
-    gpus = plan.gpus
-    memory = None if gpus is None else gpus.memory
-    if gpus is None or memory is None or memory.short is None:
+    if plan.gpus is not None:
+        refuse(plan.model, plan.gpus)
+
+
+def refuse(model: str, gpus: Shares) -> None:
+    """The same by the GPUs alone."""
+    memory = gpus.memory
+    if memory is None or memory.short is None:
         return
+    named = shlex.quote(model)
     if memory.in_the_way:
         keys = ", ".join(memory.in_the_way)
-        hint = f"launch plan --model {plan.model} --gpus {gpus.gpus}   (without {keys})"
+        hint = f"launch plan --model {named} --gpus {gpus.gpus}  # without {keys}"
     elif memory.instead:
-        others = f"   (or {', '.join(memory.instead[1:])})" if memory.instead[1:] else ""
-        hint = f"launch plan --model {plan.model} --gpus {memory.instead[0]}{others}"
+        others = f"  # or {', '.join(memory.instead[1:])}" if memory.instead[1:] else ""
+        hint = f"launch plan --model {named} --gpus {memory.instead[0]}{others}"
     else:
-        hint = "launch plan --model MODEL, a smaller one   (no GPU in launch's table is large enough)"
-    raise PreflightError(f"{plan.model} does not fit {gpus.gpus}", memory.short, hint)
+        hint = "choose a smaller model: no GPU that launch knows is large enough for this one"
+    raise PreflightError(f"{model} does not fit {gpus.gpus}", memory.short, hint)

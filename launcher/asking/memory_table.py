@@ -25,7 +25,8 @@ def text(memory: MemoryPlan) -> str:
     room = f"{memory.gpu} has {gib(memory.listed_bytes)}, of which {given} are planned"
     rows = [[f"  MEMORY OF {whose.upper()}", "", ""]]
     rows += _part("training", memory.trainer) + _part("serving", memory.engine)
-    return "\n".join([columns(rows), f"  {room}{_verdict(memory)}", *_choices(memory)])
+    verdict = f"  {room}{_verdict(memory)}, by arithmetic that no GPU has confirmed"
+    return "\n".join([columns(rows), verdict, *_choices(memory)])
 
 
 def _part(name: str, lines: tuple[Line, ...]) -> list[list[str]]:

@@ -22,7 +22,7 @@ from launcher.asking import shadowing
 from launcher.base import disk
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.models import model_folder
+from launcher.models import known_models, model_folder
 from launcher.values.settings import TINY_MODEL, Settings
 from runtime.shared import model_shape
 
@@ -145,7 +145,10 @@ def find_model(
     if folder.exists() or looks_like_a_path or not _HUB_NAME.fullmatch(model):
         why = "no such folder, and not a hub name (owner/name)"
         why = "it is a file, not a folder" if folder.exists() else why
-        raise PreflightError(f"no model {model}", why, "launch --model Qwen/Qwen2.5-1.5B-Instruct")
+        meant = known_models.suggestion(model)
+        why += f"; did you mean {meant}?" if meant else ""
+        hint = f"launch --model {meant or 'Qwen/Qwen2.5-1.5B-Instruct'}"
+        raise PreflightError(f"no model {model}", why, hint)
     from launcher.models import hub
 
     if asks:
@@ -162,7 +165,7 @@ def check_port(port: int, home: Home | None = None) -> None:
     """Nobody listens on this port of 127.0.0.1."""
     if (trouble := port_trouble(port)) is None:
         return
-    hint = "launch   (without --port: 7453, or the next free one)"
+    hint = "launch  # without --port: 7453, or the next free one"
     raise PreflightError(f"port {port} is taken", holder_of(port, home) or trouble, hint)
 
 
@@ -193,11 +196,11 @@ def check_folders(home: Home) -> None:
     """The home can be written, and so can the folder of the runtime's sockets. Creates nothing."""
     for folder in (home.runs, home.environments):
         if trouble := disk.unwritable(folder):
-            hint = "LAUNCH_HOME=/a/folder/of/yours launch …"
+            hint = "set LAUNCH_HOME to a folder of yours"
             raise PreflightError(f"cannot write under {folder}", trouble, hint)
     temporary = Path(tempfile.gettempdir())
     if trouble := disk.unwritable(temporary):
-        raise PreflightError(f"cannot write under {temporary}", trouble, "TMPDIR=/a/folder/of/yours launch …")
+        raise PreflightError(f"cannot write under {temporary}", trouble, "set TMPDIR to a folder of yours")
 
 
 def check_disk(settings: Settings, model_path: str, home: Home) -> None:

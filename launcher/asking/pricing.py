@@ -16,9 +16,11 @@ from launcher.asking import fitting
 from launcher.base.errors import PreflightError
 from launcher.machines import own_gpus
 from launcher.models import model_size
-from launcher.values.offers import Market, gpus_of
-from launcher.values.plan import Plan, make_plan
+from launcher.values.clouds import OWN
+from launcher.values.offers import Market, gpus_of, plan_again, refuse_unknown
+from launcher.values.plan import Plan, Rented, make_plan, unpriced_shares
 from launcher.values.settings import Settings
+from runtime.shared import gpu_memory
 
 _OLD_DAYS = 14
 
@@ -41,10 +43,24 @@ def make(
     settings, market = _look(settings, gpus, say, only_shown)
     plan = make_plan(settings, market, size)
     assert plan.rented is not None
-    memory, remark = fitting.of(settings, plan.rented, gpus_of(plan.rented.gpus)[0])
-    for line in [*_remarks(market), *([remark] if remark else [])]:
+    for line in _remarks(settings, market):
         say(line)
-    return replace(plan, rented=replace(plan.rented, memory=memory))
+    return replace(plan, rented=_with_memory(settings, plan.rented, say))
+
+
+def without_prices(settings: Settings, say: Callable[[str], None]) -> Rented:
+    """What needs no price of GPUs that nobody has one for: how they are shared out, and their memory."""
+    return _with_memory(settings, unpriced_shares(settings), say)
+
+
+def _with_memory(settings: Settings, rented: Rented, say: Callable[[str], None]) -> Rented:
+    kind = gpus_of(rented.gpus)[0]
+    memory, remark = fitting.of(settings, rented, kind)
+    if remark:
+        say(remark)
+    if memory is None and gpu_memory.memory_bytes(kind) is None:
+        return replace(rented, without_memory="not known for this GPU")
+    return replace(rented, memory=memory)
 
 
 def refuse_without_account(plan: Plan, user_home: Path | None = None) -> None:
@@ -69,7 +85,9 @@ def _on_own_gpus(settings: Settings, plan: Plan, say: Callable[[str], None], onl
         if not only_shown:
             raise
         say(f"a run would be refused here: {error.why}")
-        return plan
+        return replace(
+            plan, own=replace(plan.own, without_memory="not known: no GPU of this computer will do")
+        )
     if remark:
         say(remark)
     return replace(plan, own=replace(plan.own, memory=memory))
@@ -82,6 +100,8 @@ def _look(
     from launcher.machines.skypilot import price_snapshot, prices
 
     asked = tuple(settings.infra)
+    if not prices.at_hand(Path.home()) and not OWN & {place.partition("/")[0] for place in asked}:
+        refuse_unknown(settings)
     infra = prices.places_to_show(asked) if only_shown else prices.places(asked)
     if not infra:
         infra = asked or price_snapshot.clouds()
@@ -90,16 +110,17 @@ def _look(
     return replace(settings, infra=infra), prices.market(*gpus_of(gpus), infra)
 
 
-def _remarks(market: Market) -> list[str]:
+def _remarks(settings: Settings, market: Market) -> list[str]:
     """What should be known of these prices: what has none, and how old they are."""
+    gpus = settings.gpus or ""
     if market.snapshot_of is not None:
         cloud = market.offers[0].infra.partition("/")[0]
         needed = "there are no price catalogs on this computer, and a run needs one"
-        return [f"{needed}: launch plan … --infra {cloud} --refresh"]
+        return [f"{needed}: {plan_again(settings, gpus, cloud)} --refresh"]
     missing = [
-        f"{cloud} is left out: its prices are not on this computer; launch plan … --infra {cloud} --refresh"
+        f"{cloud} is left out, for its prices are not here: {plan_again(settings, gpus, cloud)} --refresh"
         for cloud in market.without_prices
     ]
     days = 0 if market.as_of is None else int((time.time() - market.as_of) / 86400)
-    old = f"these prices are {days} days old: launch plan … --refresh   (fetches newer ones)"
+    old = f"these prices are {days} days old: {plan_again(settings, gpus)} --refresh  # fetches newer ones"
     return [*missing, *([old] if days > _OLD_DAYS else [])]

@@ -8,6 +8,7 @@ Knows nothing of printing or of how a run is made.
 from __future__ import annotations
 
 import os
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _NOT_SETTINGS = frozenset(
         "LAUNCH_PATIENCE_SECONDS",
     }
 )
+_ENVIRONMENT = "the environment"
 # A foreign LAUNCH_X in the environment is nobody's mistake; one this close to a setting's name is.
 _TYPO = 0.8
 # Of two keys' last words: `lerning_rate` is `learning_rate`, `init_adapter` is nothing.
@@ -159,7 +161,7 @@ def _set_layer(sets: tuple[str, ...], known: list[str]) -> _Layer:
             raise UsageError(
                 f"--set {text}: no value",
                 "a setting is given as KEY=VALUE",
-                f"launch --set {key}=VALUE   (`launch config` lists the keys)",
+                f"launch --set {key}=VALUE  # `launch config` lists the keys",
             )
         if key in SETTINGS:
             option = "--" + key.replace("_", "-")
@@ -171,7 +173,7 @@ def _set_layer(sets: tuple[str, ...], known: list[str]) -> _Layer:
 
 
 def _environment_layer(environ: Mapping[str, str], known: list[str], inside_a_run: bool) -> _Layer:
-    values = _from_variables(environ, known, "the environment")
+    values = _from_variables(environ, known, _ENVIRONMENT)
     if inside_a_run:
         # There LAUNCH_MODEL tells the program what to ask the endpoint for.
         values.pop("model", None)
@@ -225,7 +227,7 @@ def _secrets(
     found: dict[str, Value] = {}
     for name in credentials.SECRETS:
         if environ.get(name):
-            found[name] = Value(environ[name], "the environment")
+            found[name] = Value(environ[name], _ENVIRONMENT)
         elif dotenv.get(name):
             found[name] = Value(dotenv[name], str(env_file) if env_file else ".env")
     return found
@@ -245,7 +247,9 @@ def _from_variables(variables: Mapping[str, str], known: list[str], place: str) 
             values[by_variable[name]] = value
         elif meant := suggestion(name, by_variable, _TYPO):
             why = f"did you mean {meant}?"
-            raise ConfigError(f"{name} in {place}: no such setting", why, f"export {meant}=…")
+            here = f"unset {name}; export {meant}={shlex.quote(value)}"
+            hint = here if place == _ENVIRONMENT else f"in {place}: {meant} in the place of {name}"
+            raise ConfigError(f"{name} in {place}: no such setting", why, hint)
     return values
 
 

@@ -45,7 +45,7 @@ def refusal(package: str, found: PurePath) -> PreflightError:
     return PreflightError(
         f"{path} hides the package {package} that comes with launch",
         f"Python looks in the program's folder first, so `import {package}` finds this one",
-        f"mv {path} {path.with_name('my_' + path.name)}   (and change what imports it)",
+        f"mv {path} {path.with_name('my_' + path.name)}  # and change what imports it",
     )
 
 

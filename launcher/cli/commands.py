@@ -29,7 +29,7 @@ results to this computer, then stops everything it started and verifies that not
 """
 
 
-# `launch plan` takes these as well: all but taking up a run.
+# `launch plan` and `launch config` take these as well: all but taking up a run.
 _OF_A_PLAN = frozenset({*OF_A_RUN, "settings", "env_file", "as_json", "debug"} - {"resume"})
 
 
@@ -296,8 +296,8 @@ def env(
     return verbs.env(context.obj.output, name, wait)
 
 
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def config(context: typer.Context, as_json: Json = False, debug: Debug = False) -> int:
+@app.command(cls=PlanCommand, context_settings=help_text.SETTINGS)
+def config(context: typer.Context) -> int:
     """Show every setting and where it comes from."""
     from launcher.cli import verbs
 

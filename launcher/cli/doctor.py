@@ -241,7 +241,7 @@ def _environment(home: Home) -> Check:
     if missing:
         few = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         detail = f"{len(missing)} packages are missing: {few}"
-        return Check("environment", "fail", detail, f"rm -r {environment.folder}   (the next run builds it)")
+        return Check("environment", "fail", detail, f"rm -r {environment.folder}  # the next run builds it")
     return Check("environment", "ok", f"complete, in {environment.folder}")
 
 
@@ -256,7 +256,7 @@ def _network(home: Home, bound_seconds: float) -> Check:
     if ready:
         return Check("network", "info", f"{trouble}; the environment is built, so a run works offline")
     if trouble.startswith(environments.SILENT):
-        return Check("network", "warn", f"{trouble}: it is slow or unreachable", "launch doctor   (again)")
+        return Check("network", "warn", f"{trouble}: it is slow or unreachable", "launch doctor  # again")
     return Check("network", "fail", trouble, "connect to the network for the first run")
 
 

@@ -51,7 +51,7 @@ def down(output: Output, name: str, give_up: bool = False) -> int:
     proof = record.proof or {"verified": True, "detail": "nothing was started"}
     said = f"{name} is down: verified ({proof['detail']})"
     if was_live and record.unpulled is not None and not give_up:
-        hint = f"launch status {name}   (its results hold what was copied before)"
+        hint = f"launch status {name}  # its results hold what was copied before"
         raise NotPulled(f"{said}; its newest results were not copied", record.unpulled, hint)
     output.result({"run_id": record.id, "down": proof, "unpulled": record.unpulled}, said)
     return EXIT_OK

@@ -22,7 +22,7 @@ _WITH_PROGRAM = ("ssh", "exec")
 
 def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
     """A verb takes no program, but for those of a machine, and none of a run's options; `config` shows them,
-    `plan` is about a run."""
+    `plan` is about a run: those two take them before and behind."""
     if verb == "plan":
         return
     if invocation.command is not None and verb not in _WITH_PROGRAM:
@@ -38,11 +38,6 @@ def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
 
 
 def _option_of_a_run(option: str, verb: str) -> UsageError:
-    """`config` shows what a run's options come to, where they stand before it; other verbs take none."""
-    if verb == "config":
-        return UsageError(
-            f"{option} goes before the verb", "it is an option of a run", f"launch {option} … config"
-        )
     return UsageError(
         f"{option} cannot be used with {verb}", "it is an option of a run", f"launch {verb} --help"
     )

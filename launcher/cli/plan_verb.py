@@ -7,12 +7,14 @@ calls. Starts nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from launcher.asking import agreement, checking, fitting, memory_table, pricing, setting_sources
 from launcher.base.errors import EXIT_OK, UsageError
 from launcher.screen.output import Output
+from launcher.values.offers import NoPricesError
 from launcher.values.plan import Plan
 from launcher.values.settings import Settings
 
@@ -34,12 +36,26 @@ def show(
         output.note(warning)
     if refresh:
         _refresh(output, settings)
-    plan = pricing.make(settings, output.note, only_shown=True)
+    try:
+        plan = pricing.make(settings, output.note, only_shown=True)
+    except NoPricesError:
+        _show_without_prices(output, settings)
+        raise
     output.result(plan.to_dict(), _text(plan))
     # Memory is known: then whoever had to be asked for the model's config.json has answered.
     checking.check_planned(settings, asks=plan.gpus is not None and plan.gpus.memory is not None)
     fitting.refuse_what_does_not_fit(plan)
     return EXIT_OK
+
+
+def _show_without_prices(output: Output, settings: Settings) -> None:
+    """What is known of the model's memory. What a run would refuse is said before the missing prices."""
+    gpus = pricing.without_prices(settings, output.note)
+    memory = [memory_table.text(gpus.memory)] if gpus.memory else []
+    shown = [f"{settings.model} on {gpus.gpus}, prices not known", *agreement.use(gpus), *memory]
+    output.result({"model": settings.model, "rented": asdict(gpus)}, "\n".join(shown))
+    checking.check_planned(settings, asks=gpus.memory is not None)
+    fitting.refuse(settings.model, gpus)
 
 
 def _text(plan: Plan) -> str:

@@ -143,7 +143,7 @@ class LiveNameError(UsageError):
         super().__init__(
             f"a run named {record.name} is live ({record.id})",
             f"its state: {state}",
-            f"launch status {record.name}, or launch down {record.name}, or another --name",
+            f"launch status {record.name}  # to end it: launch down {record.name}; or take another --name",
         )
         self.record = record
 
@@ -156,7 +156,7 @@ class LiveRunError(UsageError):
         super().__init__(
             f"{label} is live: there is nothing to resume",
             f"its state: {record.state}",
-            f"launch status {label}, or end it: launch down {label}",
+            f"launch status {label}  # to end it: launch down {label}",
         )
         self.record = record
 

@@ -20,7 +20,7 @@ from runtime.fitness import Gpu, Needs, UnfitError
 _MOST_USED = 0.05
 # What CUDA orders GPUs by, where nobody says, is their speed; nvidia-smi has them by their place.
 _ORDER = "CUDA_DEVICE_ORDER"
-_RENT = "launch --gpus H100:{} …   (rents them; without --gpus a run stays on the CPU)"
+_RENT = "launch plan --gpus H100:{}  # what renting costs; without --gpus a run stays on the CPU"
 
 
 class _TooFewError(UnfitError):
@@ -39,7 +39,7 @@ def choose(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
         fitness.check_shared_memory(needs)
         fitness.check_compiler()
     except _TooFewError as few:
-        raise _refused(needs, few, f"launch --gpus {OWN_GPUS}:{few.enough_for} …") from None
+        raise _refused(needs, few, f"run the same command with --gpus {OWN_GPUS}:{few.enough_for}") from None
     except UnfitError as unfit:
         raise _refused(needs, unfit, _RENT.format(needs.count)) from None
     return found[: needs.count]

@@ -45,7 +45,7 @@ class StillThere:
             raise JobFailed(
                 "the machine is gone",
                 "its provider no longer lists it: it was reclaimed, shut itself down, or someone ended it",
-                f"launch --resume {self._run_id}   (from the newest step copied to this computer)",
+                f"launch --resume {self._run_id}  # from the newest step copied to this computer",
             )
 
     def _listed_later(self) -> list[str]:

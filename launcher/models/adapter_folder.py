@@ -97,7 +97,7 @@ def _keeps_its_own(folder: Path, what: str, asked: str) -> NoReturn:
     raise PreflightError(
         f"the adapter {folder} {what}",
         f"{asked}: an adapter keeps its own",
-        f"launch --model {folder}   (without these settings: the adapter's own)",
+        f"launch --model {folder}  # without these settings: the adapter's own",
     )
 
 

@@ -66,9 +66,7 @@ def check_config(config: dict[str, Any]) -> None:
     try:
         check_trainable(config)
     except PolicyError as error:
-        raise UnusableError(
-            str(error), "launch --model Qwen/Qwen3-1.7B   (a causal language model)"
-        ) from None
+        raise UnusableError(str(error), "launch --model Qwen/Qwen3-1.7B  # a causal language model") from None
 
 
 def _check_tokenizer(folder: Path) -> None:
@@ -80,7 +78,8 @@ def _check_tokenizer(folder: Path) -> None:
         _read_object(folder / found)
     if not _has_chat_template(folder):
         raise UnusableError(
-            "its tokenizer has no chat template", "launch --model MODEL, an instruct model that has one"
+            "its tokenizer has no chat template",
+            "take an instruct model, which has one: launch --model MODEL",
         )
 
 

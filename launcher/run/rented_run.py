@@ -32,7 +32,9 @@ def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
     if plan.rented is None or yes or consent.remembered(runs.parent, _SSH_LINE) is not None:
         return
     if not ssh_config.included(runs) and consent.can_ask(output):
-        output.note("launch ssh RUN always works. Plain ssh and scp need one Include line in ~/.ssh/config,")
+        output.note(
+            "`launch ssh RUN` always works. Plain ssh and scp need one Include line in ~/.ssh/config,"
+        )
         agreed = consent.agreed(output, "removed with the last run. Add it, now and for later runs?")
         consent.remember(runs.parent, _SSH_LINE, agreed)
 

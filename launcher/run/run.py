@@ -28,7 +28,7 @@ from launcher.base.errors import JobFailed, LaunchError, LimitReached, NotStarte
 from launcher.base.failpoints import passing
 from launcher.base.home import Home
 from launcher.ledger.endpoint import RESULTS, Endpoint, drop_token, keep_token
-from launcher.ledger.lease import Limits
+from launcher.ledger.lease import LONGER, Limits
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines.waiting_for_runtime import start_seconds
 from launcher.results import durable
@@ -98,7 +98,7 @@ class Run:
                 return self._store.reopen(resumed.record.id, command=command, details=details)
             return self._store.create(name=settings.name, command=command, details=details)
         except OSError as error:
-            hint = "LAUNCH_HOME=/a/folder/of/yours launch …"
+            hint = "set LAUNCH_HOME to a folder of yours"
             raise PreflightError(f"cannot write under {self._store.runs}", error.strerror, hint) from error
 
     # -------------------------------------------------------------- beginning
@@ -294,7 +294,7 @@ class Run:
     def _enter(self, state: str) -> None:
         now = clock.boot_seconds()
         if reached := self._limits.reached(now):
-            raise LimitReached(reached, f"before {state}", "launch --max TIME --budget DOLLARS …")
+            raise LimitReached(reached, f"before {state}", LONGER)
         self._signals.alarm(self._limits.left(now) if state in _ON_THE_WAY_UP else None)
         self._update(state=state)
 
@@ -307,11 +307,9 @@ class Run:
         reached = self._limits.reached(clock.boot_seconds())
         if isinstance(ended, Interrupted) and ended.number == signal.SIGALRM:
             why = f"the run was still at: {self._record.state}"
-            return LimitReached(
-                reached or "the deadline has passed", why, "launch --max TIME --budget DOLLARS …"
-            )
+            return LimitReached(reached or "the deadline has passed", why, LONGER)
         if isinstance(ended, JobFailed) and ended.job_exit_code is not None:
             return ended
         if reached and isinstance(ended, JobFailed | NotStarted):
-            return LimitReached(reached, ended.message, "launch --max TIME --budget DOLLARS …")
+            return LimitReached(reached, ended.message, LONGER)
         return ended

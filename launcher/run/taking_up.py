@@ -63,7 +63,7 @@ def take_up(
     raise UsageError(
         f"{record.name or record.id} has nothing to resume",
         "it never committed a step, or nothing of it is left",
-        f"launch{command}   (the same run from its beginning)",
+        f"launch{command}  # the same run from its beginning",
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from launcher.base import clock
 from launcher.base.errors import JobFailed, LimitReached
-from launcher.ledger.lease import Limits
+from launcher.ledger.lease import LONGER, Limits
 from launcher.run.pulse import Beat, Pulse
 from launcher.run.signals import Interrupted
 from launcher.safety.minder import GRACE_SECONDS, Command
@@ -112,9 +112,7 @@ class Work:
 
     def _check_limits(self, now: float) -> None:
         if reached := self._watched.limits.reached(now):
-            raise LimitReached(
-                reached, "the run ends here; its results are kept", "launch --max TIME --budget DOLLARS …"
-            )
+            raise LimitReached(reached, "the run ends here; its results are kept", LONGER)
 
     def _check_runtime(self, beat: Beat) -> None:
         label = self._watched.label

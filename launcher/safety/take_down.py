@@ -166,7 +166,7 @@ def _kept(record: RunRecord, why: str) -> NotPulled:
     return NotPulled(
         f"{label} is kept: its newest results could not be copied",
         f"{why}; its machine keeps running{cost}, until its own lease is over",
-        f"launch down {label} --give-up-results   (ends it without them)",
+        f"launch down {label} --give-up-results  # ends it without them",
     )
 
 
@@ -176,7 +176,7 @@ def _kept_by(at_it: Holder, record: RunRecord) -> NotPulled:
         f"{label} is kept: its newest results could not be copied",
         f"{record.unpulled or 'copying fails'}; {at_it.who} (pid {at_it.process.pid}) keeps trying while "
         "lease, deadline and budget allow, then ends it without them",
-        f"launch down {label} --give-up-results   (ends it now, without them)",
+        f"launch down {label} --give-up-results  # ends it now, without them",
     )
 
 

@@ -97,5 +97,5 @@ def no_account(cloud: str) -> PreflightError:
     return PreflightError(
         f"there are no credentials for {cloud}",
         f"neither {' nor '.join(f'~/{place}' for place in _ACCOUNTS[cloud].places)} exists",
-        f"sky check {cloud}   (SkyPilot says how to log in there)",
+        f"sky check {cloud}  # SkyPilot says how to log in there",
     )

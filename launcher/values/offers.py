@@ -7,16 +7,24 @@ Pure: no files, no network. Where nothing is left it says why, and what to ask f
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.base.errors import CapacityError, PreflightError, UsageError, suggestion
 from launcher.base.units import format_money
-from launcher.values.settings import Settings
+from launcher.values.settings import OWN_GPUS, Settings
+from runtime.shared import gpu_memory
 
 # By SkyPilot's names. What a machine really has is looked at again before the long install (fitness.py).
 _NOT_NVIDIA = ("tpu", "mi", "trainium", "inferentia", "gaudi", "radeon")
 _TOO_OLD = frozenset({"K80", "M60", "P4", "P40", "P100", "T4", "V100", "V100-32GB", "RTX6000", "RTX8000"})
 _ARM = frozenset({"GH200", "T4G"})
+_ALIKE = 0.5
+
+
+class NoPricesError(PreflightError):
+    """There is no catalog at hand that could have a price: what needs none can be said all the same."""
 
 
 @dataclass(frozen=True)
@@ -60,44 +68,65 @@ def gpus_of(text: str) -> tuple[str, int]:
 def available(settings: Settings, market: Market) -> tuple[Offer, ...]:
     """All there is of what was asked for. Raises where there is nothing, with why."""
     gpu, count = gpus_of(settings.gpus or "")
-    _refuse_unfit(gpu)
+    _refuse_unfit(settings, gpu)
     if market.offers:
         return market.offers
     types = market.types or {}
     infra = ",".join(settings.infra)
     if not types and market.without_prices:
-        raise PreflightError(
+        raise NoPricesError(
             f"there are no prices for {', '.join(market.without_prices)} on this computer",
             "prices come from SkyPilot's catalogs, which launch fetches only on request",
-            f"launch plan --gpus {gpu}:{count} --infra {','.join(market.without_prices)} --refresh",
+            f"{plan_again(settings, f'{gpu}:{count}', ','.join(market.without_prices))} --refresh",
         )
     known = next((name for name in types if name.lower() == gpu.lower()), None)
-    there = f" --infra {infra}" if infra else ""
     if known is not None and count in types[known]:
         raise CapacityError(
             f"no cloud offers {count}×{known}{_on(infra)}",
             "other regions have them",
-            f"launch plan --gpus {known}:{count} --infra {infra.partition('/')[0]}",
+            plan_again(settings, f"{known}:{count}", infra.partition("/")[0]),
         )
     if known is not None:
         best = max([one for one in types[known] if one < count], default=min(types[known]))
         raise CapacityError(
             f"no machine has {count} {known}{_on(infra)}",
             f"a machine there has {', '.join(map(str, types[known]))}",
-            f"launch plan --gpus {known}:{best}{there}",
+            plan_again(settings, f"{known}:{best}", infra),
         )
     if market.elsewhere:
         raise CapacityError(
             f"no cloud offers {gpu}{_on(infra)}",
             f"{', '.join(market.elsewhere)} may have them",
-            f"launch plan --gpus {gpu}:{count} --infra {market.elsewhere[0]}",
+            plan_again(settings, f"{gpu}:{count}", market.elsewhere[0]),
         )
-    meant = suggestion(gpu.upper(), types, 0.5)
+    refuse_unknown(settings, types)
+    raise CapacityError(
+        f"no cloud offers {gpu}{_on(infra)}",
+        f"there are {', '.join(sorted(types)) or 'none'}",
+        plan_again(settings, f"{next(iter(sorted(types)), 'H100')}:{count}", infra),
+    )
+
+
+def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
+    """A name that neither these catalogs' `types` nor the table of GPUs' memory have. Raises UsageError."""
+    gpu, count = gpus_of(settings.gpus or "")
+    named = {name.upper(): name for name in (*types, *gpu_memory.TABLE_MIB, OWN_GPUS)}
+    if gpu.upper() in named or gpu_memory.memory_bytes(gpu) is not None:
+        return
+    meant = named.get(suggestion(gpu.upper(), named, _ALIKE) or "")
+    infra = "" if meant == OWN_GPUS else ",".join(settings.infra)
     raise UsageError(
         f"--gpus {settings.gpus}: no GPU is called {gpu}",
-        f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(types)) or 'none'}",
-        f"launch plan --gpus {meant or next(iter(sorted(types)), 'H100')}:{count}{there}",
+        f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(named.values()))}",
+        plan_again(settings, f"{meant or 'H100'}:{count}", infra),
     )
+
+
+def plan_again(settings: Settings, gpus: str, infra: str = "") -> str:
+    """The command that asks for the plan of the same model on other GPUs or elsewhere."""
+    said = settings.values.get("model")
+    model = f" --model {shlex.quote(said.value)}" if said is not None and said.source != "default" else ""
+    return f"launch plan{model} --gpus {gpus}{f' --infra {infra}' if infra else ''}"
 
 
 def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
@@ -113,7 +142,7 @@ def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ..
         f"--max-price {format_money(cap or 0)}: nothing is that cheap",
         f"{cheapest.count}×{cheapest.gpu} cost {format_money(cheapest.price_per_hour)}/h or more, "
         f"on {cheapest.infra}",
-        f"launch plan --gpus {settings.gpus} --max-price {enough:.2f}   (or other GPUs)",
+        f"{plan_again(settings, settings.gpus or '')} --max-price {enough:.2f}  # or other GPUs",
     )
 
 
@@ -127,7 +156,7 @@ def places(candidates: tuple[Offer, ...], offers: tuple[Offer, ...]) -> tuple[st
     return tuple(dict.fromkeys(places))
 
 
-def _refuse_unfit(gpu: str) -> None:
+def _refuse_unfit(settings: Settings, gpu: str) -> None:
     """A GPU that the runtime's build cannot use. Raises UsageError, before anything is rented."""
     if gpu.lower().startswith(_NOT_NVIDIA):
         why = "the runtime is built for NVIDIA's CUDA"
@@ -137,9 +166,8 @@ def _refuse_unfit(gpu: str) -> None:
         why = "its machines have ARM processors; the runtime needs x86-64"
     else:
         return
-    raise UsageError(
-        f"--gpus {gpu}: this GPU cannot be used", why, "launch plan --gpus L4:1   (or H100, A100, …)"
-    )
+    other = f"{plan_again(settings, 'L4:1')}  # or A100:1, H100:1"
+    raise UsageError(f"--gpus {gpu}: this GPU cannot be used", why, other)
 
 
 def _on(infra: str) -> str:

@@ -40,6 +40,7 @@ _WITH_GPUS = ("train_gpus", "infer_gpus")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.
 _SYSTEM_GB = 60
 _NO_PRICE = "no price: a cluster of your own"
+_NO_MODEL = "not known for this model"
 _LEAST_DISK_GB = 100
 _DISK_STEP_GB = 50
 
@@ -47,7 +48,7 @@ _DISK_STEP_GB = 50
 class Shares:
     """GPUs and how they are shared out, rented or this computer's own. With one GPU, training and inference
     share it. `model_bytes`: the weights, None where their size is not known; `dtype`: what they are computed
-    in. `memory`: how it fits, None where that is not known."""
+    in. `memory`: how it fits, None where that is not known, and then `without_memory` says why."""
 
     gpus: str
     train_gpus: int
@@ -55,6 +56,7 @@ class Shares:
     model_bytes: int | None
     dtype: str
     memory: MemoryPlan | None
+    without_memory: str
 
     @property
     def shared(self) -> bool:
@@ -84,6 +86,7 @@ class Own(Shares):
     model_bytes: int | None = None
     dtype: str = "bfloat16"
     memory: MemoryPlan | None = None
+    without_memory: str = _NO_MODEL
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class Rented(Shares):
     model_bytes: int | None = None
     dtype: str = "bfloat16"
     memory: MemoryPlan | None = None
+    without_memory: str = _NO_MODEL
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,7 @@ class Plan:
 def make_plan(settings: Settings, market: Market | None = None, model_bytes: int | None = None) -> Plan:
     """The plan for these settings; `market` where GPUs are to be rented.
 
-    Raises UsageError, CapacityError, and PreflightError where there are no prices at hand.
+    Raises UsageError, CapacityError, and NoPricesError where there are no prices at hand.
     """
     refuse_what_is_rented_only(settings)
     if settings.gpus is None:
@@ -250,6 +254,14 @@ def _free(settings: Settings, where: str, own: Own | None = None) -> Plan:
     )
 
 
+def unpriced_shares(settings: Settings) -> Rented:
+    """How GPUs would be shared out for which there are no prices. Raises UsageError."""
+    assert settings.gpus is not None
+    train, infer = split(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
+    idle = round(settings.idle_seconds / 60)
+    return Rented(settings.gpus, settings.infra, idle, settings.disk_gb, train, infer, dtype=_dtype(settings))
+
+
 def _adapter(settings: Settings) -> Continued | None:
     found = settings.adapter
     return Continued(str(found.folder), found.rank) if found else None
@@ -288,7 +300,7 @@ def split(count: int, train: int | None = None, infer: int | None = None) -> tup
     )
     train, infer = split(count)
     why = "a single GPU does both" if count == 1 else f"they must add up to {count}, at least 1 each"
-    hint = f"launch --train-gpus {train} --infer-gpus {infer} …   (the default)"
+    hint = f"say --train-gpus {train} --infer-gpus {infer}, or neither of them: that is the default"
     raise UsageError(f"{given}: not a valid split of {count} GPU{'s' if count > 1 else ''}", why, hint)
 
 
@@ -311,5 +323,7 @@ def refuse_what_is_rented_only(settings: Settings) -> None:
             raise UsageError(
                 f"{option} needs {'rented GPUs' if settings.own_gpus else '--gpus'}",
                 f"{without} the run stays on this computer",
-                f"launch --gpus H100:4 {option} …",
+                f"say --gpus as well, such as --gpus H100:4, or leave out {option}"
+                if not settings.own_gpus
+                else f"leave out {option}, or rent GPUs: --gpus H100:4",
             )

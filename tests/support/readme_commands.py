@@ -105,7 +105,7 @@ def launch_fault(words: list[str], folder: Path = ROOT) -> str | None:
 
     own, program = split(words)
     try:
-        invocation = _parsed(own, program)
+        invocation = parsed(own, program)
         if invocation is not None:
             _read(invocation)
     except typer.Exit:
@@ -117,7 +117,7 @@ def launch_fault(words: list[str], folder: Path = ROOT) -> str | None:
     return None if program[0] in _PLACEHOLDERS or "…" in program[0] else _fault(program, folder)
 
 
-def _parsed(own: list[str], program: list[str] | None) -> Any:
+def parsed(own: list[str], program: list[str] | None) -> Any:
     """As `commands.invoke` parses, without doing anything; None for another verb than `plan`."""
     from launcher.cli.commands import app
     from launcher.cli.invocation import Invocation

@@ -136,7 +136,7 @@ def test_without_a_gpu_it_is_3_before_anything_is_there(typed: Typed) -> None:
     assert done.stderr.splitlines() == [
         "Error: --gpus local:1: not with this computer's GPUs",
         "  no NVIDIA driver is there: nvidia-smi is not installed",
-        "Hint: launch --gpus H100:1 …   (rents them; without --gpus a run stays on the CPU)",
+        "Hint: launch plan --gpus H100:1  # what renting costs; without --gpus a run stays on the CPU",
     ]
 
 
@@ -144,7 +144,7 @@ def test_fewer_than_asked_for_are_offered(typed: Typed, driver: Driver) -> None:
     driver.lists(RTX)
     done = typed("--gpus", "local:2", "--", "true")
     assert done.returncode == 3
-    assert done.stderr.splitlines()[2] == "Hint: launch --gpus local:1 …"
+    assert done.stderr.splitlines()[2] == "Hint: run the same command with --gpus local:1"
 
 
 def test_a_plan_costs_nothing_and_says_what_a_run_would_lack(typed: Typed, driver: Driver) -> None:

@@ -233,7 +233,7 @@ def test_what_only_a_rented_run_has_is_refused_with_this_computers_gpus(
     name = "--" + key.replace("_", "-")
     assert refused.value.message == f"{name} needs rented GPUs"
     assert refused.value.why == "with --gpus local:2 the run stays on this computer"
-    assert refused.value.hint == f"launch --gpus H100:4 {name} …"
+    assert refused.value.hint == f"leave out {name}, or rent GPUs: --gpus H100:4"
     (tmp_path / "launch.toml").write_text("budget = 5\nmax_price = 3\n")
     assert make_plan(wish(gpus="local:2")).cost_at_most == 0.0
 

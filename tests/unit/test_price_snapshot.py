@@ -72,7 +72,7 @@ def test_g26_on_a_fresh_computer_the_plan_is_a_table_with_the_date_of_its_prices
     assert any(line.split()[:2] == ["lambda", "gpu_4x_h100_sxm5"] for line in table)
     assert done.stderr.splitlines() == [
         "there are no price catalogs on this computer, and a run needs one: "
-        "launch plan … --infra lambda --refresh"
+        "launch plan --gpus H100:4 --infra lambda --refresh"
     ]
     assert json.loads(typed("plan", "--gpus", "H100:4", "--json").stdout)["prices_of"] == read
     assert not typed.home.exists()

@@ -118,7 +118,7 @@ def check_train_kwargs(train_kwargs: Any) -> None:
         elif name not in NEUTRAL:
             raise ValueError(
                 f"train_kwargs: {name} is set when the run starts, not here: "
-                f"launch --set train.{name}=… (`launch config` lists the keys)"
+                f"launch --set train.{name}={value} (`launch config` lists the keys)"
             )
         elif not is_neutral(name, value):
             raise ValueError(

@@ -276,7 +276,7 @@ def _failure(host: Host, said: str) -> LaunchError:
         return PreflightError(
             f"{host.address} may be a different machine: its host key has changed",
             "another machine answers at its address, or someone intercepts the connection",
-            f"launch down RUN; if you replaced the machine yourself: rm {host.known_hosts}",
+            f"launch down RUN  # if you replaced the machine yourself: rm {host.known_hosts}",
         )
     return _lost(host, said)
 

@@ -90,7 +90,9 @@ def _attempt(models: RemoteFolder, folder: Path, copy: Copy) -> str | None:
 
 
 def _failed(how: str, why: str) -> JobFailed:
-    return JobFailed(f"the model {how}", why, "launch --disk GB …, or use a model from the hub")
+    return JobFailed(
+        f"the model {how}", why, "run it again with a larger --disk, or with a model from the hub"
+    )
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ def places(
         raise PreflightError(
             "no cloud account is set up on this computer",
             f"there are no credentials for any of {', '.join(sorted(KNOWN - OWN))}",
-            "sky check   (says how to log in; prices need no account: launch plan --gpus H100:4 --infra aws)",
+            "sky check  # says how to log in; prices need no account: launch plan --gpus H100:4 --infra aws",
         )
     return found
 

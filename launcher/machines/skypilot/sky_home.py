@@ -257,7 +257,7 @@ def _without_blanks(folder: Path) -> Path:
             link.symlink_to(folder)
     except OSError as error:
         why = f"{error.strerror}: SkyPilot cannot use a folder whose path has a space"
-        hint = "LAUNCH_HOME=/a/folder/without/spaces launch …"
+        hint = "set LAUNCH_HOME to a folder without a space in its path"
         raise PreflightError(f"cannot create {link}", why, hint) from error
     return link
 

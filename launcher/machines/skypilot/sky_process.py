@@ -230,7 +230,9 @@ def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchErro
         return PreflightError("SkyPilot is not installed here", text, "pip install 'slipway-rl[cloud]'")
     if found & _NO_CAPACITY:
         return CapacityError(
-            "no cloud has these GPUs available now", why, "launch plan --gpus …   (other clouds, other GPUs)"
+            "no cloud has these GPUs available now",
+            why,
+            "run the same command with other places in --infra, or other --gpus",
         )
     if _NOBODY in found:
         return NoAccessError("none of the clouds you asked for accepts your credentials", why, "sky check")
@@ -240,7 +242,9 @@ def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchErro
         return PreflightError("SkyPilot's API server is in trouble", why, f"less {log}")
     if any(word in text for word in _NO_CATALOG):
         return PreflightError(
-            "SkyPilot has no price catalog", why, "launch plan --gpus … --refresh   (fetches it)"
+            "SkyPilot has no price catalog",
+            why,
+            "run `launch plan` with the same --gpus and --infra and with --refresh, which fetches it",
         )
     return SkyCallError(call, kinds, text, log)
 

@@ -160,12 +160,13 @@ def _weigh(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> 
     share = share if chosen.kv_cache_gib is None else inside + cache
     tokens = chosen.max_model_len * cache // one
     training, serving = total(train), total(serve) + one
+    serve = (*serve, _cache(cache, one, chosen.max_model_len))
     return MemoryPlan(
         gpu=machine.gpu,
         shared=machine.shared,
         listed_bytes=listed,
         trainer=train,
-        engine=(*serve, _cache(cache, tokens, one, chosen.max_model_len)),
+        engine=serve,
         activation_checkpointing=bool(chosen.checkpointing),
         pack_tokens=chosen.pack_tokens,
         max_model_len=chosen.max_model_len,
@@ -175,7 +176,12 @@ def _weigh(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> 
         cache_tokens=tokens,
         gpu_bytes=training + serving if machine.shared else max(training, serving),
         short=_short(
-            machine, training, serving, room, share + assumptions.GRAPHS_BYTES, cache_short=cache < one
+            machine,
+            training,
+            max(serving, total(serve)),
+            room,
+            share + assumptions.GRAPHS_BYTES,
+            cache_short=cache < one,
         ),
     )
 
@@ -221,22 +227,22 @@ def _fraction(machine: Machine, chosen: Wishes, listed: int, left: int) -> float
     return max(1, min(math.floor(share * _CENT), round(assumptions.ENGINE_FRACTION * _CENT))) / _CENT
 
 
-def _cache(size: int, tokens: int, one: int, longest: int) -> Line:
+def _cache(size: int, one: int, longest: int) -> Line:
+    """Where there is less room than for one longest sequence, what that needs: it is no engine without."""
+    tokens = longest * max(size, one) // one
     each = round(one / longest / 1000)
-    return Line(
-        "cache", size, f"keys and values of {tokens:,} tokens, {each:,} KB each, for {longest:,} or less"
-    )
+    least = ": the least" if size < one else ""
+    why = f"keys and values of {tokens:,} tokens, {each:,} KB each, for {longest:,} or less{least}"
+    return Line("cache", max(size, one), why)
 
 
 def _short(
     machine: Machine, training: int, serving: int, room: int, share: int, *, cache_short: bool
 ) -> str | None:
-    """Why it does not fit, in bytes; None where it does. `serving`: the least that an engine needs of its
-    `share`."""
+    """Why it does not fit, by the table's sums; None where it does. `share`: what the engine may take."""
     has = f"{machine.gpu} has {gib(room)} to give"
     if machine.shared and training + max(serving, 0 if cache_short else share) > room:
-        taken = serving if cache_short else max(serving, share)
-        return f"on one GPU training takes {gib(training)} and serving {gib(taken)}, {has}"
+        return f"on one GPU training takes {gib(training)} and serving {gib(serving)}, {has}"
     if not machine.shared and training > room:
         return f"each GPU that trains needs {gib(training)}, {has}"
     if cache_short or share > room:

@@ -1,0 +1,133 @@
+"""Hints: what looks like a command can be pasted whole, remark and all; what cannot does not look so."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from launcher.cli.main import split
+from launcher.cli.misuse import VERBS
+from tests.support import readme_commands
+from tests.support.readmes import ROOT
+
+_COMMANDS = {
+    "launch", "sky", "apt-get", "brew", "pip", "uv", "wsl", "rm", "mv", "cp", "ls", "less", "head", "sed",
+    "df", "cd", "chmod", "kill", "ps", "which", "file", "export", "unset", "env", "ssh", "docker", "eval",
+}  # fmt: skip
+_STAND_INS = {"verb": "status", "meant": "status", "option": "--name"}
+_ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
+# A remark in brackets behind a gap, which no shell takes.
+_BRACKETS = re.compile(r"\S {2,}\(")
+_OURS = sorted(path for half in ("launcher", "runtime") for path in (ROOT / half).rglob("*.py"))
+
+
+def strings(path: Path) -> Iterator[tuple[str, str, bool]]:
+    """Each string of a file that is no docstring: where it is, its text with x for what is filled in, and
+    whether it is an error's hint."""
+    tree = ast.parse(path.read_text())
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    hints = {id(part) for node in ast.walk(tree) for hint in _hints(node) for part in _choices(hint)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr | ast.Constant) and not {id(node)} & (docs | inside):
+            text = _text(node)
+            if text is not None:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", text, id(node) in hints
+
+
+def _hints(node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "hint" for name in node.targets):
+        yield node.value
+    if isinstance(node, ast.Call):
+        called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        yield from (word.value for word in node.keywords if word.arg == "hint")
+        if (called[:1].isupper() or called == "__init__") and called != "Check" and len(node.args) >= 3:
+            yield node.args[2]
+
+
+def _choices(hint: ast.expr) -> list[ast.expr]:
+    if isinstance(hint, ast.IfExp):
+        return [*_choices(hint.body), *_choices(hint.orelse)]
+    if isinstance(hint, ast.BoolOp):
+        return [one for value in hint.values for one in _choices(value)]
+    return [hint]
+
+
+def _text(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    assert isinstance(node, ast.JoinedStr)
+    parts = [part.value if isinstance(part, ast.Constant) else _stand_in(part) for part in node.values]
+    return "".join(str(part) for part in parts)
+
+
+def _stand_in(part: ast.expr) -> str:
+    filled = ast.unparse(part.value if isinstance(part, ast.FormattedValue) else part)
+    return "launch plan --gpus x" if "plan_again(" in filled else _STAND_INS.get(filled, "x")
+
+
+def is_command(text: str, *, hint: bool) -> bool:
+    """Whether somebody would paste it. A message may begin with `launch`, and no verb follows."""
+    words = text.split()
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        words = words[1:]
+    if not words or words[0] not in _COMMANDS:
+        return False
+    if hint:
+        return True
+    return words[0] == "launch" and len(words) > 1 and (words[1] in VERBS or words[1].startswith("--"))
+
+
+def fault(text: str) -> str | None:
+    """Why it could not be pasted."""
+    if "…" in text.partition("  # ")[0]:
+        return "something is left out"
+    checked = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True)
+    if checked.returncode != 0:
+        return checked.stderr
+    words = shlex.split(text, comments=True)
+    if words[0] != "launch":
+        return None
+    own, program = split(words[1:])
+    try:
+        readme_commands.parsed(own, program)
+    except typer.Exit:
+        return None
+    except typer.TyperException as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("launch plan --gpus H100:2  # or H200:1", True),
+        ("launch plan --gpus H100:2   (or H200:1)", False),
+        ("launch --gpus H100:4 --yes …", False),
+        ("launch plan --gpuz H100:4", False),
+        ("launch down RUN; if that fails: rm x", False),
+    ],
+)
+def test_a_remark_behind_a_command_is_a_comment(text: str, right: bool) -> None:
+    assert is_command(text, hint=True)
+    assert (fault(text) is None) == right
+
+
+def test_every_hint_that_looks_like_a_command_can_be_pasted_whole() -> None:
+    found = [
+        (where, text) for path in _OURS for where, text, hint in strings(path) if is_command(text, hint=hint)
+    ]
+    assert len(found) > 100
+    assert [(where, text, wrong) for where, text in found if (wrong := fault(text))] == []
+
+
+def test_no_remark_in_brackets_stands_behind_a_command() -> None:
+    found = [(where, text) for path in _OURS for where, text, _ in strings(path)]
+    assert [one for one in found if _BRACKETS.search(one[1]) and is_command(one[1], hint=True)] == []
