@@ -23,6 +23,8 @@ _FIXED = (
 )  # fmt: skip
 # Where nobody says, the machine decides: GPUs have other defaults than a CPU, and memory is planned.
 _BY_MACHINE = ("dtype", "engines", "train_processes", *PLANNED)
+# What a run of the first versions has in its record though nobody said so: the defaults of then.
+_OLD_DEFAULTS = {"engine.kv_cache_gib": 1.0, "engine.max_num_seqs": 64, "train.pack_tokens": 4096}
 _RENTED, _OWN_GPUS, _CPU = "rented GPUs", "this computer's own GPUs", "this computer"
 # Settings of ours that a resumed run keeps, and the field of Settings each one is.
 _KEPT = {
@@ -95,7 +97,11 @@ def settings(given: Settings, record: RunRecord) -> Settings:
     Raises UsageError for what would make another policy of it than its checkpoints hold.
     """
     kept: Mapping[str, Any] = record.details.get("settings", {})
-    runtime: Mapping[str, Any] = record.details.get("runtime", {})
+    runtime: Mapping[str, Any] = {
+        key: value
+        for key, value in record.details.get("runtime", {}).items()
+        if not (kept.get("gpus") and key in PLANNED and _OLD_DEFAULTS.get(key) == value)
+    }
     label = record.name or record.id
     if given.name is not None and given.name != record.name:
         raise UsageError(

@@ -231,7 +231,7 @@ def _experts(config: Mapping[str, Any]) -> Experts | None:
     return Experts(count, int(config.get("num_experts_per_tok") or 2), width, shared)
 
 
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def _dense(config: Mapping[str, Any], layers: int) -> frozenset[int]:

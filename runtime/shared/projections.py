@@ -22,9 +22,13 @@ _FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 _FUSED_TYPES = {"phi3"}
 # Families whose blocks have only some of the seven, or others beside them.
 _OWN = {
+    "apertus": (*ATTENTION, "up_proj", "down_proj"),
+    "arcee": (*ATTENTION, "up_proj", "down_proj"),
     "glm": (*ATTENTION, "gate_up_proj", "down_proj"),
     "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
     "granitemoehybrid": ATTENTION,
+    "phi": (*QKV, "dense", "fc1", "fc2"),
+    "starcoder2": (*ATTENTION, "c_fc", "c_proj"),
 }
 # Families whose blocks have the layers that `lora_targets` lists and no other; of others it is not known.
 LISTED = {
@@ -34,7 +38,7 @@ LISTED = {
     "seed_oss", "smollm3", "stablelm", "vaultgemma",
 }  # fmt: skip
 # How a config.json says that a block has experts; LoRA is on attention then.
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:

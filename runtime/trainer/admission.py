@@ -24,6 +24,7 @@ from runtime.shared import admission as on_disk
 from runtime.shared.architectures import positions
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.trainer.forward import next_logits, sequence_logprobs
+from runtime.trainer.packed_trial import check_packing
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -51,8 +52,13 @@ def leave_trial(policy: Policy, state_dir: Path, subject: str, model: Path, base
 
 
 def write_trial(policy: Policy, folder: Path, model: Path, base_model: str) -> None:
-    """Fill a folder with the adapter and its probe. `model`: the folder of the base."""
+    """Fill a folder with the adapter and its probe. `model`: the folder of the base.
+
+    Raises PolicyError for a model that cannot be trained in packed rows.
+    """
     sequences = _sequences(policy, json.loads((model / "config.json").read_text()))
+    with policy.reference():
+        check_packing(policy, sequences, _SPOKEN)
     with policy.reference():
         base = _scored(policy, sequences)
     with torch.no_grad(), _random_masters(policy) as directions:

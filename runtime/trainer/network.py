@@ -111,8 +111,11 @@ def put_lora_on(model: nn.Module, targets: Sequence[str], rank: int, seed: int) 
     }
     missing = sorted(set(targets) - {name.rpartition(".")[2] for name in chosen})
     if missing:
-        own = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _linear(module)})
-        raise PolicyError(f"no layer of the model is called {missing[0]}; its linear layers are {own}")
+        linear = {name: module for name, module in model.named_modules() if _linear(module)}
+        own = sorted({name.rpartition(".")[2] for name in linear if ".layers." in f".{name}"})
+        raise PolicyError(
+            f"no layer of the model is called {', '.join(missing)}; its linear layers are {own}"
+        )
     for name, module in chosen.items():
         if not _linear(module):
             raise PolicyError(f"{name} is a {type(module).__name__}, which cannot have LoRA")

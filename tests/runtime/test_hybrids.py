@@ -8,12 +8,21 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.trainer.admission import write_trial
 from runtime.trainer.forward import sequences
+from runtime.trainer.packed_trial import check_packing
 from runtime.trainer.packing import pack
 from runtime.trainer.policy import Lora, PolicyError
 from tests.runtime.families import HYBRIDS, family_folder
 from tests.runtime.test_families import plain, with_peft
-from tests.runtime.trainer_fixtures import fresh_policy, make_batch, measure, random_samples, trained_policy
+from tests.runtime.trainer_fixtures import (
+    fresh_policy,
+    make_batch,
+    measure,
+    random_samples,
+    tiny_model,
+    trained_policy,
+)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -72,3 +81,19 @@ def test_a_linear_layer_that_a_hybrid_does_not_have_is_refused_by_name() -> None
         fresh_policy(
             model=family_folder("granite-hybrid"), lora=Lora(4, 4.0, target_modules=("q_proj", "gate_proj"))
         )
+
+
+def test_c58_a_model_that_counts_positions_by_itself_gets_no_trial_for_its_rows_are_wrong(
+    tmp_path: Path,
+) -> None:
+    """Right alone, so no engine could tell; a hybrid passes, for its sequences stand alone."""
+    spoken = [torch.arange(3, 40), torch.arange(50, 90)]
+    for model in (family_folder("qwen3"), family_folder("falcon-h1")):
+        check_packing(trained_policy(model=model), spoken, 12)
+    policy = trained_policy()
+    hidden = policy.hidden
+    policy.hidden = lambda tokens, positions, seen: hidden(
+        tokens, torch.arange(tokens.shape[1]).expand_as(tokens), seen
+    )
+    with pytest.raises(PolicyError, match="a packed row is not computed as its sequences are alone"):
+        write_trial(policy, tmp_path, tiny_model(), "tiny")

@@ -87,7 +87,6 @@ def test_the_objects_of_a_run_have_the_promised_keys(live) -> None:
         "lease_seconds": 900.0,
         "budget": None,
         "rented": None,
-        "own": None,
         "candidates": [],
         "prices_of": None,
         "own": None,
