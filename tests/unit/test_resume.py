@@ -262,6 +262,20 @@ def test_a_run_that_another_launch_has_taken_up_meanwhile_is_left_alone(store: R
     assert store.load(record.id).live
 
 
+def test_what_a_run_of_the_first_versions_recorded_of_memory_unasked_is_planned_anew(
+    store: RecordStore, settings: Callable[..., Settings]
+) -> None:
+    was = {"engine.kv_cache_gib": 1.0, "engine.max_num_seqs": 64, "train.pack_tokens": 8192}
+    record = ended(store, settings(gpus="H100:1"))
+    record = store.update(record.id, details={**record.details, "runtime": was})
+    kept = earlier_run.settings(settings(), record).runtime
+    assert "engine.kv_cache_gib" not in kept and "engine.max_num_seqs" not in kept
+    assert kept["train.pack_tokens"] == 8192, "that was said"
+    here = ended(store, settings())
+    here = store.update(here.id, details={**here.details, "runtime": was})
+    assert earlier_run.settings(settings(), here).runtime["engine.kv_cache_gib"] == 1.0
+
+
 def test_a_run_that_had_no_machine_yet_may_be_taken_up_anywhere(
     store: RecordStore, settings: Callable[..., Settings]
 ) -> None:
