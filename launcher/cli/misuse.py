@@ -26,7 +26,7 @@ def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
     if verb == "plan":
         return
     if invocation.command is not None and verb not in _WITH_PROGRAM:
-        raise UsageError(f"launch {verb} runs no program", "this verb takes no program", "launch -- PROGRAM")
+        raise UsageError(f"{verb} runs no program", "this verb takes no program", "launch -- PROGRAM")
     given = [key for key, value in invocation.flags.items() if value is not None]
     if verb in ("gc", "ssh"):
         given = [key for key in given if key != "yes"]

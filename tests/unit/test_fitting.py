@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from launcher.values.plan import PLANNED, Plan, Rented
 from launcher.values.settings import Settings
 from tests.support.typed import Typed
 
+_POPEN = subprocess.Popen
 ONE = Rented("H100:1", ("aws",), 10, None, train_gpus=1, infer_gpus=1)
 FOUR = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
 PLACES = {"run_id": "r", "model_path": "m", "device": "cuda", "state_dir": "s", "socket_dir": "d"}
@@ -96,6 +98,72 @@ def test_a_model_that_nobody_knows_has_prices_and_no_memory(typed: Typed) -> Non
     assert done.returncode == 0, done.stderr
     assert "  memory  not known for this model" in done.stdout.splitlines()
     assert "whether some/Model-7B fits is not known" in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("gpus", ["L4:1", "L40S:1", "H200:1", "RTX4090:1", "H100:3"])
+def test_gpus_without_a_price_at_hand_have_their_memory_all_the_same(typed: Typed, gpus: str) -> None:
+    done = typed("plan", "--model", "Qwen/Qwen3-1.7B", "--gpus", gpus)
+    assert done.returncode == 3
+    table = done.stdout.splitlines()
+    assert table[0] == f"Qwen/Qwen3-1.7B on {gpus}, prices not known"
+    assert any(line.startswith("  memory  training takes ") for line in table)
+    assert table[-2].startswith(f"  {gpus.partition(':')[0]} has ")
+    assert done.stderr.splitlines()[-3:] == [
+        "Error: there are no prices for aws, lambda on this computer",
+        "  prices come from SkyPilot's catalogs, which launch fetches only on request",
+        f"Hint: launch plan --model Qwen/Qwen3-1.7B --gpus {gpus} --infra aws,lambda --refresh",
+    ]
+    (first, _) = typed("plan", "--model", "Qwen/Qwen3-1.7B", "--gpus", gpus, "--json").stdout.splitlines()
+    assert json.loads(first)["rented"]["memory"]["short"] is None
+
+
+@pytest.mark.process
+def test_what_does_not_fit_is_said_before_the_prices_that_are_missing(typed: Typed) -> None:
+    done = typed("plan", "--model", "Qwen/Qwen3-8B", "--gpus", "L4:1")
+    assert done.returncode == 3 and "DOES NOT FIT" in done.stdout
+    assert done.stderr.splitlines()[-3] == "Error: Qwen/Qwen3-8B does not fit L4:1"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("gpus", "meant"), [("locl", "local"), ("H1000:1", "H100"), ("H10", "H100")])
+def test_a_misspelt_gpu_is_asked_back_where_there_are_no_catalogs(
+    typed: Typed, gpus: str, meant: str
+) -> None:
+    done = typed("plan", "--model", "Qwen/Qwen3-1.7B", "--gpus", gpus)
+    name = gpus.partition(":")[0]
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"Error: --gpus {name}:1: no GPU is called {name}",
+        f"  did you mean {meant}?",
+        f"Hint: launch plan --model Qwen/Qwen3-1.7B --gpus {meant}:1",
+    ]
+
+
+@pytest.mark.process
+def test_where_this_computer_has_no_gpu_it_is_not_the_model_that_is_unknown(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("subprocess.Popen", _POPEN)
+    done = typed("plan", "--model", "Qwen/Qwen2.5-1.5B-Instruct", "--gpus", "local")
+    assert done.returncode == 0, done.stderr
+    assert "  memory  not known: no GPU of this computer will do" in done.stdout.splitlines()
+
+
+@pytest.mark.process
+def test_a_name_that_is_nearly_a_known_one_is_asked_back_in_a_plan_too(typed: Typed) -> None:
+    done = typed("plan", "--model", "Qwen/Qwen3-1.7", "--gpus", "H100:1")
+    assert done.returncode == 0 and "did you mean Qwen/Qwen3-1.7B?" in done.stderr
+    for words in (["plan", "--gpus", "H100:1"], []):
+        done = typed(*words, "--model", "qwen3-8b")
+        assert done.returncode == 3
+        assert done.stderr.splitlines()[-3:] == [
+            "Error: no model qwen3-8b",
+            "  no such folder, and not a hub name (owner/name); did you mean Qwen/Qwen3-8B?",
+            "Hint: launch --model Qwen/Qwen3-8B",
+        ]
 
 
 def test_a_folder_says_its_own_shape(tmp_path: Path) -> None:

@@ -198,6 +198,26 @@ def test_32b_on_one_h100_is_refused_with_what_would_do() -> None:
         assert planned("Qwen/Qwen3-32B", Machine(gpu, int(count), 1, max(1, int(count) - 1))).fits
 
 
+@pytest.mark.parametrize(
+    ("model", "machine", "wishes"),
+    [
+        ("Qwen/Qwen3-32B", ONE, {}),
+        ("Qwen/Qwen3-8B", ONE, {"memory_fraction": 0.9}),
+        ("Qwen/Qwen3-8B", ONE, {"kv_cache_gib": 60.0}),
+        ("Qwen/Qwen3-8B", FOUR, {"memory_fraction": 0.1}),
+        ("Qwen/Qwen3-32B", Machine("A100", 4, 1, 3), {}),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_sums_of_its_table(
+    model: str, machine: Machine, wishes: dict[str, float]
+) -> None:
+    found = planned(model, machine, **wishes)
+    assert found.short is not None
+    sums = [planning.gib(total(part)) for part in (found.trainer, found.engine)]
+    of_which = [part for part, size in zip(("training", "serving"), sums, strict=True) if size in found.short]
+    assert of_which == (["training", "serving"] if machine.shared else [of_which[0]])
+
+
 def test_whatever_an_engine_can_sample_can_be_trained() -> None:
     found = planned("Qwen/Qwen3-8B", FOUR)
     assert found.max_model_len == 32768 and found.activation_checkpointing

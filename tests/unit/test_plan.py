@@ -189,6 +189,8 @@ def test_what_is_said_of_disk_and_idle_time_holds(wish) -> None:
     ("gpus", "found", "error", "what", "hint"),
     [
         ("H10O:4", {}, UsageError, "no GPU is called H10O", "--gpus H100:4 --infra aws"),
+        ("RTX4090:1", {}, CapacityError, "no cloud offers RTX4090 on aws", "--gpus A100:1 --infra aws"),
+        ("lcal:2", {}, UsageError, "no GPU is called lcal", "launch plan --gpus local:2"),
         ("h100:64", {}, CapacityError, "no machine has 64 H100 on aws", "--gpus H100:8 --infra aws"),
         ("A100:4", {}, CapacityError, "no machine has 4 A100", "--gpus A100:8"),
         ("H100:8", {}, CapacityError, "no cloud offers 8×H100 on aws", "--gpus H100:8 --infra aws"),

@@ -16,6 +16,7 @@ import pytest
 from launcher.base.errors import PreflightError
 from launcher.machines.skypilot import price_snapshot, prices
 from launcher.values.clouds import KNOWN, OWN
+from runtime.shared import gpu_memory
 from tests.support.environment import PROGRAMS
 from tests.support.typed import Typed
 
@@ -53,6 +54,7 @@ def test_each_price_has_its_day_and_its_source() -> None:
         assert price.price_per_hour > 0 and price.count > 0 and price.instance_type
         assert _PINNED.fullmatch(price.source), "one version of SkyPilot's catalog, for anybody to look up"
         assert f"/v8/{price.cloud}/" in price.source
+        assert gpu_memory.memory_bytes(price.gpu) is not None, "else it would be no GPU's name"
         assert date(2026, 1, 1) <= date.fromisoformat(price.read) <= date.today()
 
 
@@ -107,7 +109,7 @@ def test_what_the_snapshot_does_not_have_is_not_said_to_be_nowhere(typed: Typed)
         done = typed("plan", "--gpus", words[0], "--infra", words[1])
         cloud = words[1].partition("/")[0]
         assert done.returncode == 3
-        assert done.stderr.splitlines()[0] == f"Error: there are no prices for {cloud} on this computer"
+        assert done.stderr.splitlines()[-3] == f"Error: there are no prices for {cloud} on this computer"
         assert f"--infra {cloud} --refresh" in done.stderr
 
 

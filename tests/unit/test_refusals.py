@@ -192,7 +192,7 @@ COMMAND_LINE = [
     Refused("--disk 1TB", 2, "--disk: '1TB' is not valid", "a number of GB from 50", "launch --help"),
     Refused("--disk 3", 2, "--disk: '3' is not valid", "a number of GB from 50", "launch --help"),
     Refused("--max 4h status", 2, "--max cannot be used with status", "an option of a run", "launch status --help"),
-    Refused("status -- x", 2, "launch status runs no program", "takes no program", "launch -- PROGRAM"),
+    Refused("status -- x", 2, "status runs no program", "takes no program", "launch -- PROGRAM"),
     Refused("logs", 2, "NAME", "could not be read", "launch logs --help"),
     Refused("gc --older-than 3", 2, "--older-than: '3' is not valid", "90s, 15m", "launch gc --older-than 7d"),
     Refused("down ../../x", 2, "there is no run '../../x'", "0 runs are recorded", "launch status"),
