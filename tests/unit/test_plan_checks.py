@@ -203,7 +203,7 @@ def test_g11_layers_that_the_model_does_not_have_are_all_named_before_anything_s
     what, why, hint = done.stderr.splitlines()[-3:]
     assert what == f"Error: --set {LAYERS}: tiny has no q_prj, nothing"
     assert why == f"  its linear layers are {', '.join(PROJECTIONS)}"
-    assert hint == f"Hint: launch --set {LAYERS}=q_proj,v_proj …"
+    assert hint == f"Hint: run it again with --set {LAYERS}=q_proj,v_proj"
 
 
 def test_g11_such_layers_in_a_file_are_3_and_a_hub_models_are_known_from_the_table(typed: Typed) -> None:
