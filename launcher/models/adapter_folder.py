@@ -110,7 +110,10 @@ def _check_weights(folder: Path) -> None:
 
 
 def _check_shapes(adapter: Adapter, base_config: Mapping[str, Any] | None) -> None:
-    found_shape = None if base_config is None else model_shape.shape(base_config)
+    """Of a family whose layers are known by its config.json; of others the trainer says what does not fit."""
+    if base_config is None or model_shape.linear_names(base_config) is None:
+        return
+    found_shape = model_shape.shape(base_config)
     if found_shape is None:
         return
     own = {linear.name for _, linear in found_shape.with_lora(adapter.target_modules)}
