@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _OPTIMIZER = "optimizer.safetensors"
 _RNG = "rng.safetensors"
 # What the first versions called a layer's parts: torchtune's names, without the model's own at the front.
-_OLD_PLACES = dict(
+_OLD_PLACES: dict[str, str] = dict(
     zip(
         ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "mlp.w1", "mlp.w3", "mlp.w2"),
         PLACES,
