@@ -139,7 +139,7 @@ def test_a_complete_environment_is_told_from_one_with_a_hole(
     shutil.rmtree(folder)
     build(home, leave_out="torch")
     check = answer("environment")
-    assert (check.state, check.fix) == ("fail", f"rm -r {folder}   (the next run builds it)")
+    assert (check.state, check.fix) == ("fail", f"rm -r {folder}  # the next run builds it")
     assert "1 packages are missing: torch==" in check.detail
 
 
