@@ -18,6 +18,7 @@ from launcher.values.plan import Plan, Shares
 from launcher.values.settings import Settings
 
 _SHOWN_CANDIDATES = 8
+_NO_MODEL = "not known for this model"
 
 
 def refuse_unasked(settings: Settings) -> None:
@@ -75,7 +76,7 @@ def use(gpus: Shares) -> list[str]:
     apart = f"{gpus.infer_gpus} for inference, {gpus.train_gpus} for training"
     return [
         f"  GPUs    {'shared by inference and training' if gpus.shared else apart}",
-        f"  memory  {memory_table.line(gpus.memory) if gpus.memory else gpus.without_memory}",
+        f"  memory  {memory_table.line(gpus.memory) if gpus.memory else gpus.without_memory or _NO_MODEL}",
     ]
 
 

@@ -108,7 +108,10 @@ def available(settings: Settings, market: Market) -> tuple[Offer, ...]:
 
 
 def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
-    """A name that neither these catalogs' `types` nor the table of GPUs' memory have. Raises UsageError."""
+    """A name that neither these catalogs' `types` nor the table of GPUs' memory have. Raises UsageError.
+
+    Without catalogs there may be such a GPU all the same.
+    """
     gpu, count = gpus_of(settings.gpus or "")
     named = {name.upper(): name for name in (*types, *gpu_memory.TABLE_MIB, OWN_GPUS)}
     if gpu.upper() in named or gpu_memory.memory_bytes(gpu) is not None:
@@ -116,8 +119,9 @@ def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
     meant = named.get(suggestion(gpu.upper(), named, _ALIKE) or "")
     infra = "" if meant == OWN_GPUS else ",".join(settings.infra)
     raise UsageError(
-        f"--gpus {settings.gpus}: no GPU is called {gpu}",
-        f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(named.values()))}",
+        f"--gpus {settings.gpus}: {'no GPU is' if types else 'launch knows no GPU that is'} called {gpu}",
+        (f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(named.values()))}")
+        + ("" if types else " (others may be in SkyPilot's catalogs, which are not on this computer)"),
         plan_again(settings, f"{meant or 'H100'}:{count}", infra),
     )
 

@@ -40,7 +40,6 @@ _WITH_GPUS = ("train_gpus", "infer_gpus")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.
 _SYSTEM_GB = 60
 _NO_PRICE = "no price: a cluster of your own"
-_NO_MODEL = "not known for this model"
 _LEAST_DISK_GB = 100
 _DISK_STEP_GB = 50
 
@@ -48,7 +47,8 @@ _DISK_STEP_GB = 50
 class Shares:
     """GPUs and how they are shared out, rented or this computer's own. With one GPU, training and inference
     share it. `model_bytes`: the weights, None where their size is not known; `dtype`: what they are computed
-    in. `memory`: how it fits, None where that is not known, and then `without_memory` says why."""
+    in. `memory`: how it fits, None where that is not known: for the model, unless
+    `without_memory` says what else it is."""
 
     gpus: str
     train_gpus: int
@@ -56,7 +56,7 @@ class Shares:
     model_bytes: int | None
     dtype: str
     memory: MemoryPlan | None
-    without_memory: str
+    without_memory: str | None
 
     @property
     def shared(self) -> bool:
@@ -86,7 +86,7 @@ class Own(Shares):
     model_bytes: int | None = None
     dtype: str = "bfloat16"
     memory: MemoryPlan | None = None
-    without_memory: str = _NO_MODEL
+    without_memory: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Rented(Shares):
     model_bytes: int | None = None
     dtype: str = "bfloat16"
     memory: MemoryPlan | None = None
-    without_memory: str = _NO_MODEL
+    without_memory: str | None = None
 
 
 @dataclass(frozen=True)

@@ -230,6 +230,7 @@ def test_g26_a_rented_run_is_planned_and_priced_without_a_network(user_home: Pat
     assert plan["cost_at_most"] == pytest.approx(29.10 * (3600 + 900 + 600 + 90) / 3600)
     assert plan["rented"].pop("model_bytes") > 0
     assert plan["rented"].pop("memory")["short"] is None
+    assert plan["rented"].pop("without_memory") is None
     assert plan["rented"] == {
         "gpus": "H100:4", "infra": ["aws"], "idle_minutes": 10, "disk_gb": 100,
         "train_gpus": 1, "infer_gpus": 3, "max_price_per_hour": 29.10,
