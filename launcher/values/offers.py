@@ -118,8 +118,9 @@ def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
         return
     meant = named.get(suggestion(gpu.upper(), named, _ALIKE) or "")
     infra = "" if meant == OWN_GPUS else ",".join(settings.infra)
+    unknown = f"no GPU is called {gpu}" if types else f"launch knows no GPU that is called {gpu}"
     raise UsageError(
-        f"--gpus {settings.gpus}: {'no GPU is' if types else 'launch knows no GPU that is'} called {gpu}",
+        f"--gpus {settings.gpus}: {unknown}",
         (f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(named.values()))}")
         + ("" if types else " (others may be in SkyPilot's catalogs, which are not on this computer)"),
         plan_again(settings, f"{meant or 'H100'}:{count}", infra),
