@@ -38,7 +38,9 @@ from launcher.client.bodies import (
     RestoreRequest,
     RuntimeStatus,
     StepRequest,
+    StepSettings,
     StepStatus,
+    SupervisedExample,
 )
 from launcher.client.failures import EndpointLost, NotConnected, Refused, Rewound, StepFailed
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
@@ -162,13 +164,18 @@ class Session:
 
     def step(
         self,
-        groups: Iterable[Group],
+        groups: Iterable[Group] = (),
         key: str | None = None,
         client_state: dict[str, Any] | None = None,
         wait: bool = True,
         timeout_seconds: float | None = None,
+        *,
+        examples: Iterable[SupervisedExample] = (),
+        settings: StepSettings | None = None,
     ) -> StepStatus:
-        """Train one step on these groups; with `wait`, until its version is published.
+        """Train one step on these groups, or on these examples; with `wait`, until its version is published.
+
+        `settings`: what this step does otherwise than the run.
 
         The step happens once, whatever the connection does: each try has the same `key`. The same key with
         another body is refused (409). Raises StepFailed with the runtime's reason, ValueError for a
@@ -177,7 +184,13 @@ class Session:
         if client_state is not None:
             _check_size(client_state)
         sent = [Group.model_validate(it, from_attributes=True) for it in groups]
-        request = StepRequest(key=key or uuid.uuid4().hex, groups=sent, client_state=client_state)
+        request = StepRequest(
+            key=key or uuid.uuid4().hex,
+            groups=sent,
+            examples=list(examples),
+            settings=settings,
+            client_state=client_state,
+        )
         status = self._post("/slipway/steps", request, StepStatus)
         return self.wait(status.id, timeout_seconds) if wait else status
 

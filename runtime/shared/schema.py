@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from runtime.shared.train_config import TrainConfig
+from runtime.shared.train_config import Loss, Normaliser, Overlong, Schedule, TrainConfig
 
 SCHEMA = 1
 
@@ -40,6 +40,8 @@ BODY_BYTES = 32 * 2**20
 
 CLIENT_STATE_MAX_BYTES = 64 * 1024
 STATE_DEEPEST = 64
+# A supervised step has at most so many.
+MOST_EXAMPLES = 4096
 
 
 class Body(BaseModel):
@@ -160,12 +162,59 @@ def _children(node: Any) -> list[Any]:
 ClientState = Annotated[dict[str, Any] | None, AfterValidator(_plain_json)]
 
 
+class StepSettings(Body):
+    """What one step does otherwise than the run's own `train.` keys say; None: as the run says (C60).
+
+    The names are those of TrainConfig. `schedule` is what becomes of `learning_rate` after `warmup_steps`
+    steps in which it rises to its value: constant, or falling to 0 at step `schedule_steps` (linear, cosine).
+    `schedule_step` is where in it this step is, 0 is the first; None counts the run's steps.
+    """
+
+    learning_rate: float | None = Field(default=None, gt=0)
+    schedule: Schedule | None = None
+    warmup_steps: int | None = Field(default=None, ge=0)
+    schedule_steps: int | None = Field(default=None, ge=1)
+    schedule_step: int | None = Field(default=None, ge=0)
+    weight_decay: float | None = Field(default=None, ge=0)
+    max_grad_norm: float | None = Field(default=None, gt=0)
+    loss: Loss | None = None
+    normaliser: Normaliser | None = None
+    scale_rewards: bool | None = None
+    clip_low: float | None = Field(default=None, gt=0)
+    clip_high: float | None = Field(default=None, gt=0)
+    kl_beta: float | None = Field(default=None, ge=0)
+    overlong: Overlong | None = None
+    overlong_tokens: int | None = Field(default=None, ge=2)
+    overlong_buffer: int | None = Field(default=None, ge=1)
+
+
+class SupervisedExample(Body):
+    """A conversation to learn from, as OpenAI's fine-tuning files have it: each assistant's answer is learned.
+
+    An assistant's message with `"weight": 0` is not. `tools` are those that the conversation was held with.
+    """
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=2)]
+    tools: list[dict[str, Any]] | None = None
+
+
 class StepRequest(Body):
-    """`POST /slipway/steps`. The same key with the same body is the same step; another body is 409."""
+    """`POST /slipway/steps`. The same key with the same body is the same step; another body is 409.
+
+    A step learns from `groups`, by their rewards, or from `examples`, by imitation: one of the two.
+    """
 
     key: str = Field(min_length=1, max_length=128)
-    groups: Annotated[list[Group], Field(min_length=1)]
+    groups: list[Group] = []
+    examples: Annotated[list[SupervisedExample], Field(max_length=MOST_EXAMPLES)] = []
+    settings: StepSettings | None = None
     client_state: ClientState = None
+
+    @model_validator(mode="after")
+    def _learns_from_one_thing(self) -> Self:
+        if bool(self.groups) == bool(self.examples):
+            raise ValueError("a step must have groups, or examples, and not both")
+        return self
 
 
 StepState = Literal["queued", "training", "committed", "published", "failed"]

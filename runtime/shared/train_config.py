@@ -41,6 +41,9 @@ class LoraConfig(Keys):
 
 
 Normaliser = Literal["token", "sequence", "constant"]
+Loss = Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo"]
+Overlong = Literal["mask", "keep", "soft"]
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class TrainConfig(Keys):
     learning_rate: float = Field(default=2e-5, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    loss: Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo"] = "grpo"
+    loss: Loss = "grpo"
     normaliser: Normaliser | None = None
     constant_tokens: int | None = Field(default=None, ge=1)
     scale_rewards: bool | None = None
@@ -99,7 +102,7 @@ class TrainConfig(Keys):
     dual_clip: float | None = Field(default=None, gt=1)
     mismatch_cap: float = Field(default=2.0, ge=1)
     kl_beta: float = Field(default=0.0, ge=0)
-    overlong: Literal["mask", "keep", "soft"] = "mask"
+    overlong: Overlong = "mask"
     overlong_tokens: int | None = Field(default=None, ge=2)
     overlong_buffer: int | None = Field(default=None, ge=1)
     pack_tokens: int = Field(default=4096, ge=16)

@@ -17,7 +17,7 @@ from tests.support.environment import PROGRAMS
 from tests.support.small_run import SmallRun
 
 CONSTANTS = [name for name in vars(bodies) if name.isupper()]
-SENT = ["Member", "Group", "StepRequest", "RestoreRequest"]
+SENT = ["Member", "Group", "StepSettings", "SupervisedExample", "StepRequest", "RestoreRequest"]
 READ = ["StepCounts", "StepStatus", "CheckpointInfo", "ChildState", "RuntimeStatus"]
 
 
@@ -86,6 +86,17 @@ def test_what_the_runtime_refuses_is_refused_before_it_is_sent(fields: dict[str,
     for of in (bodies, schema):
         with pytest.raises(ValidationError):
             of.Member(**fields)
+
+
+@pytest.mark.parametrize("both", [True, False], ids=["both", "neither"])
+def test_a_step_learns_from_rewards_or_by_imitation(both: bool) -> None:
+    for of in (bodies, schema):
+        groups = [of.Group(id="g", members=[of.Member(rollout="r", reward=1.0)])] if both else []
+        said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+        with pytest.raises(ValidationError, match="not both"):
+            of.StepRequest(
+                key="k", groups=groups, examples=[of.SupervisedExample(messages=said)] if both else []
+            )
 
 
 def nested(depth: int) -> dict[str, Any]:

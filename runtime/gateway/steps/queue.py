@@ -30,7 +30,7 @@ from runtime.gateway.steps.claims import Claims
 from runtime.gateway.steps.handover import Handover, NotTrainedError
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Said
-from runtime.gateway.steps.step_records import Step, StepFolder, digest_of
+from runtime.gateway.steps.step_records import Step, StepFolder, digest_of, said_in
 from runtime.shared import failpoints
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.metrics import line_of
@@ -102,7 +102,7 @@ class StepQueue:
     async def submit(self, request: StepRequest) -> StepStatus:
         """Take a step in, once per key. Raises a StepError."""
         _check_size(request.client_state)
-        digest = digest_of(request.model_dump(mode="json", exclude={"key"}))
+        digest = digest_of(said_in(request))
         if known := self._known(request.key, digest):
             return known.status
         if self._rewind is not None:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from runtime.shared import files
 from runtime.shared.batch import META, Batch, step_folder, write_batch
-from runtime.shared.schema import Group, StepCounts, StepState, StepStatus
+from runtime.shared.schema import Group, StepCounts, StepRequest, StepState, StepStatus
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,13 @@ class Step:
             publication=self.publication,
             error=self.error,
         )
+
+
+def said_in(request: StepRequest) -> dict[str, Any]:
+    """What a request says beside its key. What it does not say is left out: a request that an older version
+    took in, and that comes again after a resume, is the same request."""
+    unsaid = {name for name in ("examples", "settings") if not getattr(request, name)}
+    return request.model_dump(mode="json", exclude={"key", *unsaid})
 
 
 def digest_of(request: Any) -> str:
