@@ -127,7 +127,7 @@ class StepSettings(Body):
 
 
 class SupervisedExample(Body):
-    """A conversation to learn from, as OpenAI's fine-tuning files have it: each assistant's answer is learned.
+    """A conversation to learn from, as OpenAI's fine-tuning files have it: each answer is learned.
 
     An assistant's message with `"weight": 0` is not. `tools` are those that the conversation was held with.
     """
