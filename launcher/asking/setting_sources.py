@@ -99,8 +99,11 @@ def load(
         _toml_layer(home.user_config, str(home.user_config), known),
     ]
     values = {key: _resolve(setting, layers) for key, setting in SETTINGS.items()}
+    from launcher.asking import starting_point
     from launcher.models import adapter_folder
 
+    if (flags or {}).get("from") is not None:
+        values["model"] = starting_point.of(flags or {}, home)
     model = values["model"].value
     adapter = adapter_folder.of(model)
     if adapter is not None:

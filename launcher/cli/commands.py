@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.base.errors import UsageError
-from launcher.cli import help_text, misuse, options
+from launcher.cli import help_text, misuse, options, results_commands
 from launcher.cli.invocation import OF_A_RUN, Invocation
 from launcher.cli.options import Debug, Json
 from launcher.screen.output import Output
@@ -95,6 +95,7 @@ def root(
     model: options.Model = None,
     name: options.Name = None,
     resume: options.Resume = None,
+    from_run: options.From = None,
     gpus: options.Gpus = None,
     infra: options.Infra = None,
     train_gpus: options.TrainGpus = None,
@@ -213,6 +214,9 @@ def pull(context: typer.Context, name: Name, as_json: Json = False, debug: Debug
     from launcher.cli import verbs
 
     return verbs.pull(context.obj.output, name)
+
+
+app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.export)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)

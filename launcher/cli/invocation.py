@@ -14,8 +14,8 @@ from launcher.screen.output import Output
 
 # The parameters of `launch` that are settings of a run; --max is named for what it is, max being Python's.
 OF_A_RUN = (
-    "model", "name", "resume", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb", "port",
-    "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace", "copy_rate",
+    "model", "name", "resume", "from_run", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb",
+    "port", "openai_env", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace", "copy_rate",
     "keep_output",
 )  # fmt: skip
 
@@ -34,6 +34,7 @@ class Invocation:
         """With what the parser read, by parameter, over what there is already."""
         flags = {name: given.get(name) for name in OF_A_RUN}
         flags["max"] = flags.pop("maximum")
+        flags["from"] = flags.pop("from_run")
         flags["infra"] = ",".join(flags["infra"]) if flags["infra"] else None
         env_file = given.get("env_file")
         return replace(

@@ -46,6 +46,16 @@ Resume = Annotated[
         autocompletion=run_names,
     ),
 ]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="RUN",
+        help="Begin with what an earlier run has learned: RUN, RUN@7 for its step 7, RUN@best.",
+        rich_help_panel=_WHAT,
+        autocompletion=run_names,
+    ),
+]
 Gpus = Annotated[
     str | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""What a program imports: `connect` for its run; for DSPy, `PolicyLM` and the optimizer `GRPO`.
+"""What a program imports: `connect` for its run, `start` to begin one; for DSPy, `PolicyLM` and `GRPO`.
 
 DSPy is imported when one of the names that need it is touched, never before.
 """
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from launcher.client.dspy.saved import load
     from launcher.client.dspy.tagging import rollout
     from launcher.client.dspy.validation import evaluate
+    from launcher.client.starting import start
 
 __all__ = [
     "GRPO",
@@ -42,18 +43,20 @@ __all__ = [
     "group",
     "load",
     "rollout",
+    "start",
 ]
 
-_NEED_DSPY = {
+_LATER = {
     "GRPO": "dspy.grpo",
     "PolicyLM": "dspy.lm",
     "evaluate": "dspy.validation",
     "load": "dspy.saved",
     "rollout": "dspy.tagging",
+    "start": "starting",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_DSPY:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_NEED_DSPY[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -15,7 +15,6 @@ the bodies. Knows nothing of DSPy: any program in any SDK can roll out against `
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -29,8 +28,9 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
+from launcher.client import attaching
+from launcher.client.answers import check_size, json_of, refusal
 from launcher.client.bodies import (
-    CLIENT_STATE_MAX_BYTES,
     REQUEST_HEADER,
     CheckpointInfo,
     Group,
@@ -42,7 +42,7 @@ from launcher.client.bodies import (
     StepStatus,
     SupervisedExample,
 )
-from launcher.client.failures import EndpointLost, NotConnected, Refused, Rewound, StepFailed
+from launcher.client.failures import EndpointLost, NotConnected, StepFailed
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
 
 _LONG_POLL_SECONDS = 30
@@ -58,9 +58,15 @@ def connect(
 ) -> Session:
     """The run this program was started in; `LAUNCH_BASE_URL` and `LAUNCH_API_KEY` say which.
 
+    From elsewhere on this computer, a notebook above all, its name: `connect("dev")`; or its address and key.
     Asks for the run's status, so it raises NotConnected, EndpointLost or Refused now rather than later.
     `patience`: instead of the run's own (`Patience.of_run`).
     """
+    if base_url and "://" not in base_url:
+        found = attaching.by_name(base_url)
+        session = Session(found.endpoint, patience or found.patience, found.run_dir)
+        session.status()
+        return session
     base_url = base_url or os.environ.get("LAUNCH_BASE_URL")
     api_key = api_key or os.environ.get("LAUNCH_API_KEY")
     if not base_url or not api_key:
@@ -96,6 +102,8 @@ class Session:
 
     endpoint: Endpoint
     patience: Patience = field(default_factory=Patience.of_run)
+    # Of a run that was found by its name; else the program's environment has it.
+    folder: Path | None = None
     wire: Wire = field(init=False, repr=False)
     _served_name: str | None = field(default=None, init=False, repr=False)
     _run_id: str | None = field(default=None, init=False, repr=False)
@@ -125,7 +133,7 @@ class Session:
     @property
     def run_dir(self) -> Path | None:
         """The folder that comes home with the run, if `launch` gave one."""
-        folder = os.environ.get("LAUNCH_RUN_DIR")
+        folder = self.folder or os.environ.get("LAUNCH_RUN_DIR")
         return Path(folder) if folder else None
 
     # ------------------------------------------------------------- its state
@@ -158,7 +166,7 @@ class Session:
 
     def metrics(self, after: int = 0) -> list[dict[str, Any]]:
         """The trainer's metrics of the steps after `after`, oldest first."""
-        return _json(self._ask("GET", f"/slipway/metrics?after={after}"))
+        return json_of(self._ask("GET", f"/slipway/metrics?after={after}"))
 
     # ------------------------------------------------------------- training
 
@@ -182,7 +190,7 @@ class Session:
         client_state over 64 KiB, EndpointLost, and Rewound when the machine and these rollouts were lost.
         """
         if client_state is not None:
-            _check_size(client_state)
+            check_size(client_state)
         sent = [Group.model_validate(it, from_attributes=True) for it in groups]
         request = StepRequest(
             key=key or uuid.uuid4().hex,
@@ -246,7 +254,9 @@ class Session:
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """The committed checkpoints that are kept, oldest first."""
-        found = [CheckpointInfo.model_validate(it) for it in _json(self._ask("GET", "/slipway/checkpoints"))]
+        found = [
+            CheckpointInfo.model_validate(it) for it in json_of(self._ask("GET", "/slipway/checkpoints"))
+        ]
         return sorted(found, key=lambda it: it.step)
 
     def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
@@ -257,7 +267,7 @@ class Session:
         """
         named = f"?best_of={quote(best_of, safe='')}" if best_of is not None else ""
         answer = self._ask("POST", f"/slipway/checkpoints/{name}/pin{named}")
-        pinned = CheckpointInfo.model_validate(_json(answer))
+        pinned = CheckpointInfo.model_validate(json_of(answer))
         if pinned.let_go:
             self._say_let_go(pinned.let_go)
         return pinned
@@ -283,7 +293,7 @@ class Session:
         Without a `client_state` the program's place goes back to the checkpoint's too.
         """
         if client_state is not None:
-            _check_size(client_state)
+            check_size(client_state)
         request = RestoreRequest(key=key or uuid.uuid4().hex, client_state=client_state)
         status = self._post(f"/slipway/checkpoints/{name}/restore", request, StepStatus)
         return self.wait(status.id, timeout_seconds) if wait else status
@@ -291,10 +301,10 @@ class Session:
     # ------------------------------------------------------------- requests
 
     def _get(self, path: str, answer: type[_Answer]) -> _Answer:
-        return answer.model_validate(_json(self._ask("GET", path)))
+        return answer.model_validate(json_of(self._ask("GET", path)))
 
     def _post(self, path: str, body: BaseModel, answer: type[_Answer]) -> _Answer:
-        return answer.model_validate(_json(self._ask("POST", path, body.model_dump_json().encode())))
+        return answer.model_validate(json_of(self._ask("POST", path, body.model_dump_json().encode())))
 
     def _ask(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
         headers = {REQUEST_HEADER: new_request_id()}
@@ -302,41 +312,5 @@ class Session:
             headers["content-type"] = "application/json"
         response = self.wire.send(method, path, content, headers)
         if response.is_error:
-            raise _refusal(method, path, response)
+            raise refusal(method, path, response)
         return response
-
-
-def _json(response: httpx.Response) -> Any:
-    try:
-        return response.json()
-    except ValueError:
-        raise Refused(
-            "The endpoint's answer is not JSON",
-            response.status_code,
-            why=response.text[:300],
-            hint="is LAUNCH_BASE_URL the address `launch` gave?",
-        ) from None
-
-
-def _refusal(method: str, path: str, response: httpx.Response) -> Refused:
-    """The error the runtime answered with, as an exception."""
-    try:
-        error = dict(response.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        error = {}
-    kind = Rewound if error.get("code") == "rewound" else Refused
-    return kind(
-        f"{method} {path.partition('?')[0]} failed with HTTP {response.status_code}",
-        response.status_code,
-        error,
-        why=str(error.get("message") or response.text[:300]),
-        hint="LAUNCH_API_KEY is not this run's token" if response.status_code == 401 else None,
-    )
-
-
-def _check_size(client_state: dict[str, Any]) -> None:
-    size = len(json.dumps(client_state).encode())
-    if size > CLIENT_STATE_MAX_BYTES:
-        raise ValueError(
-            f"client_state is {size} bytes of JSON; a step carries at most {CLIENT_STATE_MAX_BYTES}"
-        )

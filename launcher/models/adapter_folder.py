@@ -33,6 +33,8 @@ from runtime.shared.peft_form import (
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LONGEST_CONFIG = 1_000_000
 _RECORD = "record.json"
+# `machine/checkpoints/step-000007/adapter` below a run's folder.
+_DEEPEST = 4
 
 
 def of(model: str) -> Adapter | None:
@@ -157,9 +159,10 @@ def _base(folder: Path, said: Mapping[str, Any]) -> str:
 
 
 def _base_of_its_run(folder: Path, name: str) -> str | None:
-    """The model of the run whose results the folder is among, if that is the base it names."""
+    """The model of the run in whose folder it is, among its results or its checkpoints, if it names that."""
+    above = next((place for place in list(folder.parents)[:_DEEPEST] if (place / _RECORD).is_file()), folder)
     try:
-        record = json.loads((folder.parent.parent / _RECORD).read_text(encoding="utf-8"))
+        record = json.loads((above / _RECORD).read_text(encoding="utf-8"))
         model = record["details"]["model_path"]
     except (OSError, ValueError, KeyError, TypeError):
         return None

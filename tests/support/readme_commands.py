@@ -138,8 +138,8 @@ def _read(invocation: Any) -> None:
     from launcher.asking import setting_sources
     from launcher.base.home import Home
 
-    # Names in capitals stand for what the reader has.
-    flags = {key: value for key, value in invocation.flags.items() if not _stands_for(value)}
+    # Names in capitals stand for what the reader has, and so does the name of an earlier run.
+    flags = {key: it for key, it in invocation.flags.items() if key != "from" and not _stands_for(it)}
     sets = tuple(one for one in invocation.sets if not _stands_for(one.partition("=")[2]))
     with tempfile.TemporaryDirectory() as empty:
         folder = Path(empty)

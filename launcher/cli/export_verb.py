@@ -1,0 +1,179 @@
+"""`launch export`: an adapter of a run as a folder of its own, alone or merged into its base model.
+
+Neighbours: `results/run_weights.py` finds the adapter; `runtime/trainer/merging.py`, run in the runtime's own
+environment, merges. Knows nothing of tensors. What is written is whole, or the folder is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from launcher.base import credentials
+from launcher.base.errors import EXIT_OK, LaunchError, PreflightError, UsageError
+from launcher.base.home import Home
+from launcher.base.log import REDACTOR
+from launcher.ledger.records import RecordStore
+from launcher.models import model_folder
+from launcher.results import run_weights
+from launcher.results.run_weights import RunWeights
+from launcher.screen.output import Output
+from launcher.values.settings import TINY_MODEL
+
+_CONFIG = "adapter_config.json"
+_FILES = (_CONFIG, "adapter_model.safetensors")
+DTYPES = ("float32", "bfloat16", "float16")
+# A merge that a rounding takes more of the adapter's change from than this is said.
+_MUCH_LOST = 0.05
+
+
+def export(output: Output, text: str, to: str, merge: bool, dtype: str | None, env_file: Path | None) -> int:
+    """Write it into `to`, which must not hold anything yet. Raises LaunchError."""
+    if dtype is not None and (not merge or dtype not in DTYPES):
+        raise UsageError(
+            f"--dtype {dtype}: " + ("only a merged model has one" if not merge else "no such type"),
+            "an adapter is always float32" if not merge else f"the types are {', '.join(DTYPES)}",
+            f"launch export {text} --to {to} --merge --dtype float32",
+        )
+    home = Home.find()
+    weights = run_weights.find(RecordStore(home), text)
+    base = base_of(weights)
+    target = Path(to).expanduser().absolute()
+    with _whole(target) as folder:
+        if merge:
+            found = _merge(output, home, weights, base, folder, dtype or dtype_of(weights), env_file)
+        else:
+            found = _copy(weights, base, folder)
+        (folder / "README.md").write_text(_card(weights, base, merged=merge, folder=target))
+    data = {"into": str(target), "run": weights.record.id, "step": weights.step, "base": base, **found}
+    kind = "model" if merge else "adapter"
+    output.result(data, f"{target}: the {kind} of {weights.label}, base {base}")
+    return EXIT_OK
+
+
+def base_of(weights: RunWeights) -> str:
+    """Its base as this computer finds it: a hub name or an absolute folder."""
+    said = weights.record.details.get("settings", {}).get("model")
+    if said == TINY_MODEL:
+        return str(model_folder.tiny_folder())
+    return str(weights.record.details.get("model_path") or said)
+
+
+def dtype_of(weights: RunWeights) -> str:
+    """The type that its run computed in: what was served is met again in that one."""
+    details = weights.record.details
+    default = "bfloat16" if details.get("settings", {}).get("gpus") else "float32"
+    return str(details.get("runtime", {}).get("dtype") or default)
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A folder beside the target, which takes its place once everything is in it."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} holds something already", "nothing is written over", f"ls -l {target}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
+            folder = Path(beside) / target.name
+            folder.mkdir()
+            yield folder
+            if target.exists():
+                target.rmdir()
+            folder.rename(target)
+    except OSError as error:
+        raise PreflightError(
+            f"cannot write {target}", error.strerror or str(error), f"df -h {target.parent}"
+        ) from error
+
+
+def _copy(weights: RunWeights, base: str, folder: Path) -> dict[str, Any]:
+    """The adapter, which names its base so that peft finds it from here."""
+    for name in _FILES:
+        shutil.copyfile(weights.folder / name, folder / name)
+    said = json.loads((folder / _CONFIG).read_text())
+    (folder / _CONFIG).write_text(json.dumps(said | {"base_model_name_or_path": base}, indent=2) + "\n")
+    return {"merged": False}
+
+
+def _merge(
+    output: Output,
+    home: Home,
+    weights: RunWeights,
+    base: str,
+    folder: Path,
+    dtype: str,
+    env_file: Path | None,
+) -> dict[str, Any]:
+    """Run the merge where torch is: in the runtime's environment, built first where it is missing."""
+    from runtime import bootstrap
+
+    with output.busy(f"merging {weights.label} into {base}") as progress:
+        try:
+            python = bootstrap.ensure_environment(home.environments, "cpu", progress=progress)
+        except bootstrap.BootstrapError as error:
+            raise PreflightError(
+                "the runtime's environment could not be built", str(error), "launch doctor"
+            ) from error
+        words = ["--base", base, "--adapter", str(weights.folder), "--to", str(folder), "--dtype", dtype]
+        done = subprocess.run(
+            [str(python), "-m", "runtime.trainer.merging", *words],
+            env=_environ(env_file),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise _not_merged(weights, base, done.stderr)
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["lost_share"] > _MUCH_LOST:
+        kept = max(0.0, 1 - found["lost_share"])
+        output.note(
+            f"rounded to {dtype}, the merged weights keep about {kept:.0%} of what the adapter changes; "
+            "--dtype float32 keeps all of it, and so does the adapter alone"
+        )
+    return {"merged": True, "dtype": dtype, **found}
+
+
+def _environ(env_file: Path | None) -> dict[str, str]:
+    """A runtime's environment, with the hub's token for a base that must be downloaded."""
+    import runtime
+
+    read = credentials.read_dotenv(env_file, Path.cwd()).variables
+    token = os.environ.get("HF_TOKEN") or read.get("HF_TOKEN")
+    environ = credentials.runtime_environ(os.environ, {"HF_TOKEN": token} if token else {})
+    return environ | {"PYTHONPATH": str(Path(runtime.__file__).parent.parent)}
+
+
+def _not_merged(weights: RunWeights, base: str, said: str) -> LaunchError:
+    last = REDACTOR.clean((said.strip() or "it ended without a word").splitlines()[-1])
+    return PreflightError(
+        f"{weights.label} cannot be merged into {base}", last, f"launch export {weights.label} --to DIR"
+    )
+
+
+def _card(weights: RunWeights, base: str, *, merged: bool, folder: Path) -> str:
+    """What is in the folder, and how it is served: for whoever finds it later."""
+    what = "A model" if merged else "A LoRA adapter"
+    how = f"vllm serve {folder}"
+    if not merged:
+        rank = json.loads((weights.folder / _CONFIG).read_text()).get("r")
+        how = f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules policy={folder}"
+    run, step = weights.record.id, weights.step
+    run, step = weights.record.id, weights.step
+    return f"""---
+base_model: {base}
+library_name: {"transformers" if merged else "peft"}
+---
+{what} trained by reinforcement learning with Slipway: run {run}, step {step}, on {base}.
+
+```bash
+{how}
+```
+"""

@@ -1,0 +1,41 @@
+"""The verbs about what a run has learned: their options and help; `commands.py` makes them verbs of `launch`.
+
+Knows nothing of how anything is done: it imports what does the work when asked.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.cli import options
+
+
+def export(
+    context: typer.Context,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="The run's name or id; RUN@7 for its step 7, RUN@best for the best one.",
+            autocompletion=options.run_names,
+            show_default=False,
+        ),
+    ],
+    to: Annotated[str, typer.Option(metavar="DIR", help="A new folder for it.", show_default=False)],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="A whole model: the adapter merged into its base.")
+    ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="With --merge: float32, bfloat16 or float16. Default: the run's."),
+    ] = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> int:
+    """Write what a run has learned into a folder: its adapter in PEFT form, or a merged model."""
+    from launcher.cli import export_verb
+
+    invocation = context.obj
+    return export_verb.export(invocation.output, run, to, merge, dtype, invocation.env_file)

@@ -1,0 +1,69 @@
+"""Finds a run by its name from a program that `launch` did not start: a notebook, another terminal's script.
+
+Neighbours: `session.py` asks when `connect` is given a name; `launch env` knows where the run answers, and is
+asked as a command, because the client imports nothing of what runs a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.client.failures import NotConnected
+from launcher.client.wire import PATIENCE_VARIABLE, Endpoint, Patience
+
+# -P: a file in the user's folder must not stand in for a module.
+LAUNCH = (sys.executable, "-P", "-m", "launcher.cli.main")
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Where a named run answers, how patiently, and the folder that stays when it is over."""
+
+    endpoint: Endpoint
+    patience: Patience
+    run_dir: Path
+
+
+def by_name(run: str) -> Attached:
+    """The run with this name or id, as soon as it has its endpoint. Raises NotConnected."""
+    done = subprocess.run(
+        [*LAUNCH, "env", run, "--wait", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={name: value for name, value in os.environ.items() if name != "LAUNCH_FAILPOINT"},
+    )
+    said = _object(done.stdout)
+    if done.returncode or "base_url" not in said:
+        error = said.get("error") or {}
+        raise NotConnected(
+            f"There is no run {run!r} to connect to",
+            why=error.get("why") or error.get("message") or done.stderr.strip() or None,
+            hint=error.get("hint") or "launch status",
+        )
+    try:
+        key = Path(said["api_key_file"]).read_text().strip()
+    except OSError as ended:
+        raise NotConnected(f"The run {run!r} has ended", why=str(ended), hint="launch status") from None
+    root = str(said["base_url"]).removesuffix("/v1")
+    patience = Patience.of_run({PATIENCE_VARIABLE: str(said["patience_seconds"])})
+    return Attached(Endpoint(root, key), patience, Path(said["run_dir"]))
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The last object that was printed."""
+    for line in reversed(text.splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}

@@ -1,0 +1,63 @@
+"""Holds a run for a Python process that started it, and ends it when that process is gone, however it went.
+
+    python -P -m launcher.client.holder --pipe FD -- LAUNCH'S COMMAND LINE
+
+It stands between the process and `launch`, in a session of its own, so that a Ctrl-C in a notebook ends
+nothing. At the pipe's end, which a kill -9 brings as well, it tells `launch` to end the run in order. The
+run's program is `python -m launcher.client.holder` without arguments: it waits for the end of its input,
+which is the end of the holder, so that the run ends also where the holder itself is killed.
+Neighbours: `starting.py` starts it and reads what `launch` says. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+# The byte that says: all is well, end in order. The pipe's end without it is a process that is gone.
+DONE = b"."
+_LOOK_SECONDS = 0.25
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Without arguments the run's program; else the holder, which exits as `launch` does."""
+    if not arguments:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        return 0
+    pipe, command = int(arguments[1]), list(arguments[3:])
+    # Of the group that we began: a notebook's signals are not for us.
+    launch = subprocess.Popen(command, stdin=subprocess.PIPE)
+    try:
+        return _hold(launch, pipe)
+    finally:
+        if launch.poll() is None:
+            launch.terminate()
+
+
+def _hold(launch: subprocess.Popen[bytes], pipe: int) -> int:
+    """Until `launch` has ended by itself, or the pipe says that it should."""
+    while launch.poll() is None:
+        if not select.select([pipe], [], [], _LOOK_SECONDS)[0]:
+            continue
+        assert launch.stdin is not None  # a pipe, as asked for
+        if os.read(pipe, 1) == DONE:
+            with contextlib.suppress(OSError):
+                launch.stdin.close()  # the run's program ends with it, and the run in order
+        else:
+            launch.send_signal(signal.SIGTERM)
+        return _code(launch.wait())
+    return _code(launch.returncode)
+
+
+def _code(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

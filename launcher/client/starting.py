@@ -1,0 +1,207 @@
+"""Starts a run from Python: `with start(model="tiny") as run:`, in a notebook or a script.
+
+Neighbours: `holder.py` holds it and ends it with this process; `session.py` is what a program does with it.
+The run is one of `launch`, started as a command; this only asks for it and waits until it is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.client import attaching
+from launcher.client.failures import ClientError, NotConnected
+from launcher.client.holder import DONE
+from launcher.client.session import Session
+
+_LAST_LINES = 20
+
+
+class StartRefused(ClientError):  # noqa: N818 - as the client's other errors
+    """What was asked for may not be started from Python."""
+
+    exit_code = 2
+
+
+@dataclass
+class StartedRun(Session):
+    """A run that this process started: a Session that can end it. It ends with the process in any case."""
+
+    _launch: _Launch | None = field(default=None, repr=False)
+
+    def down(self) -> int:
+        """End the run: results home, everything taken down, proven. Its exit code, by `launch`'s table."""
+        assert self._launch is not None  # `start` gives it
+        return self._launch.end()
+
+    def __enter__(self) -> StartedRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+
+def start(
+    model: str | None = None,
+    *,
+    from_run: str | None = None,
+    gpus: str | None = None,
+    name: str | None = None,
+    max: str | None = None,  # noqa: A002 - as the option is called
+    budget: float | None = None,
+    yes: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    options: Sequence[str] = (),
+    quiet: bool = False,
+) -> StartedRun:
+    """Start a run and wait until it is ready. `settings` are those of `--set`, `options` launch's others.
+
+    `from_run`: in the place of a model an earlier run to begin with, as `--from` names it. For rented GPUs
+    there is nobody to ask about the price: `yes=True` agrees to it, and `max` ("2h") or `budget` (dollars)
+    bounds it. Raises StartRefused, and NotConnected with launch's own words where the run does not come up.
+    What launch says goes to stderr, unless `quiet`.
+    """
+    _refuse_unbounded(gpus, options, max=max, budget=budget, yes=yes)
+    words = [*_options(model=model, gpus=gpus, name=name, max=max, budget=budget)]
+    words += [f"--from={from_run}"] if from_run else []
+    words += [f"--set={key}={_text(value)}" for key, value in (settings or {}).items()]
+    words += ["--yes"] if yes else []
+    launch = _Launch([*words, *options], quiet)
+    found = attaching.by_name(launch.wait_until_ready())
+    return StartedRun(found.endpoint, found.patience, found.run_dir, launch)
+
+
+def _refuse_unbounded(gpus: str | None, options: Sequence[str], **given: Any) -> None:
+    """Money is agreed to with its maximum, here as on the command line."""
+    rented = any(word.split("=")[0] in ("--gpus", "--infra", "--yes", "-y") for word in options)
+    if rented:
+        raise StartRefused(
+            "GPUs are rented by start's own arguments", why="options has one of --gpus, --infra, --yes",
+            hint='start(gpus="H100:1", yes=True, max="2h")',
+        )  # fmt: skip
+    if gpus is None or gpus.split(":")[0].lower() == "local":
+        return
+    if not given["yes"] or (given["max"] is None and given["budget"] is None):
+        missing = "yes=True" if not given["yes"] else 'max="2h" or budget=40'
+        raise StartRefused(
+            f"start(gpus={gpus!r}) needs {missing}",
+            why="it rents GPUs, and there is nobody to ask about the price",
+            hint=f"launch plan --gpus {gpus}",
+        )
+
+
+def _options(**given: Any) -> Iterator[str]:
+    for key, value in given.items():
+        if value is not None:
+            yield f"--{key}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class _Launch:
+    """The holder with `launch` in it, and what that says."""
+
+    def __init__(self, options: Sequence[str], quiet: bool) -> None:
+        theirs, self._pipe = os.pipe()
+        program = [sys.executable, "-P", "-m", "launcher.client.holder"]
+        launch = [*attaching.LAUNCH, "--json", *options, "--", *program]
+        self._process = subprocess.Popen(
+            [*program, "--pipe", str(theirs), "--", *launch],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            pass_fds=(theirs,),
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._quiet = quiet
+        self._run_id: str | None = None
+        self._error: Mapping[str, Any] = {}
+        self._last: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="launch", daemon=True)
+        self._reader.start()
+
+    def wait_until_ready(self) -> str:
+        """The run's id once it answers. Raises NotConnected when it ends before, in launch's own words."""
+        try:
+            self._ready.wait()
+        except BaseException:  # a Ctrl-C while it starts: nobody will end it otherwise
+            self.end()
+            raise
+        if self._run_id is None or self._process.poll() is not None or self._error:
+            self.end()
+            why = self._error.get("why") or "\n".join(self._last[-_LAST_LINES:]) or None
+            message = self._error.get("message") or "the run did not start"
+            raise NotConnected(str(message), why=why, hint=self._error.get("hint") or "launch doctor")
+        return self._run_id
+
+    def end(self) -> int:
+        """Have it end in order, and wait for that; the exit code. Harmless when repeated."""
+        pipe, self._pipe = self._pipe, -1
+        if pipe >= 0:
+            if self._ready.is_set():
+                with contextlib.suppress(OSError):
+                    os.write(pipe, DONE)
+            os.close(pipe)
+        code = self._process.wait()
+        self._reader.join()
+        return code
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None  # a pipe, as asked for
+        try:
+            for line in self._process.stdout:
+                self._take(line.rstrip("\n"))
+        finally:
+            self._ready.set()
+
+    def _take(self, line: str) -> None:
+        """One line: launch's objects are put in words, what others print is passed on."""
+        said = _parsed(line)
+        event = said.get("event")
+        if event == "run":
+            self._run_id = said.get("run_id")
+        elif event == "error":
+            self._error = said.get("error") or {}
+        elif event == "ready":
+            self._ready.set()
+        words = _words(said) if event else line
+        if words:
+            self._last = [*self._last[-_LAST_LINES:], words]
+            if not self._quiet:
+                sys.stderr.write(f"{words}\n")
+                sys.stderr.flush()
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and "schema" in found else {}
+
+
+def _words(said: Mapping[str, Any]) -> str:
+    """What is worth a line to whoever waits."""
+    match said.get("event"):
+        case "run":
+            return f"{said.get('run_id')}: starting"
+        case "phase" if said.get("state") == "end":
+            return f"  {said.get('phase'):<9} {said.get('seconds')} s"
+        case "ready":
+            return f"ready: {said.get('base_url')}"
+        case "warning":
+            return str(said.get("text"))
+    return ""
