@@ -25,7 +25,7 @@ from tests.support.readmes import ROOT, Fence, fences
 
 SHELLS = {"bash", "sh", "console"}
 # Programs of the reader's own, for whom the text stands.
-_PLACEHOLDERS = {"optimize.py", "my.py", "script.py", "PROGRAM", "nvidia-smi"}
+_PLACEHOLDERS = {"optimize.py", "evaluate.py", "my.py", "script.py", "PROGRAM", "nvidia-smi"}
 _SEPARATORS = {"&&", "||", ";", "|"}
 _SUBSHELL = re.compile(r"\$\((.*)\)")
 _ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
