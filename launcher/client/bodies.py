@@ -47,13 +47,15 @@ class Answer(BaseModel):
 class Member(Body):
     """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
 
-    What it sampled is named by `rollout`, by `messages` and `completion`, or by `sample`; `predictor` and
-    `call` narrow the reward to those samples. `reward` None excludes the member and counts `failure` (C22).
+    What it sampled is named by `rollout`, by `messages` and `completion` or `tool_calls`, or by `sample`;
+    `predictor` and `call` narrow the reward to those samples. `reward` None excludes the member and counts
+    `failure` (C22).
     """
 
     rollout: str = Field(default="", max_length=128)
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     completion: str | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     sample: str | None = Field(default=None, min_length=1, max_length=256)
     predictor: str | None = None
     call: int | None = Field(default=None, ge=0)
@@ -63,7 +65,8 @@ class Member(Body):
     @model_validator(mode="after")
     def _is_about_one_thing(self) -> Self:
         named = [bool(self.rollout), self.messages is not None, self.sample is not None]
-        if sum(named) != 1 or (self.messages is None) != (self.completion is None):
+        answered = self.completion is not None or self.tool_calls is not None
+        if sum(named) != 1 or (self.messages is not None) != answered:
             raise ValueError("a member must have a rollout, or messages and a completion, or a sample")
         return self
 

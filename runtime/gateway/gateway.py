@@ -133,7 +133,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
     return Parts(
         clients=clients,
         fleet=fleet,
-        completions=Completions(fleet, versions, samples, check, unheeded),
+        completions=Completions(fleet, versions, samples, check, unheeded, config.name_samples),
         samples=samples,
         versions=versions,
         steps=steps,

@@ -102,6 +102,8 @@ class RuntimeConfig(Body):
     wandb_project: str = "slipway"
     # How many completions of a step come home as text, with their rewards; 0 keeps none.
     completions_per_step: int = Field(default=64, ge=0, le=4096)
+    # Whether each choice of an answer has `slipway: {sample, version}`, by which it can be rewarded.
+    name_samples: bool = True
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()
 
@@ -113,15 +115,16 @@ class Member(Body):
     """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
 
     What it sampled is named in one of three ways: by `rollout`, the tag of its requests; by `messages` and
-    `completion`, the question as it was asked and the text of the answer, for clients that cannot tag; by
-    `sample`, the id of one sample. `predictor` and `call` narrow the reward to those samples of the rollout;
-    without them it holds for every sample the rollout made. `reward` None excludes the member and counts
-    `failure` (C22): an excluded reward is not a zero.
+    `completion` or `tool_calls` or both, the question as it was asked and what the answer's message had, for
+    clients that cannot tag; by `sample`, the id of one sample, as its answer said it. `predictor` and `call`
+    narrow the reward to those samples of the rollout; without them it holds for every sample the rollout
+    made. `reward` None excludes the member and counts `failure` (C22): an excluded reward is not a zero.
     """
 
     rollout: str = Field(default="", max_length=128)
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     completion: str | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     sample: str | None = Field(default=None, min_length=1, max_length=256)
     predictor: str | None = None
     call: int | None = Field(default=None, ge=0)
@@ -131,7 +134,8 @@ class Member(Body):
     @model_validator(mode="after")
     def _is_about_one_thing(self) -> Self:
         named = [bool(self.rollout), self.messages is not None, self.sample is not None]
-        if sum(named) != 1 or (self.messages is None) != (self.completion is None):
+        answered = self.completion is not None or self.tool_calls is not None
+        if sum(named) != 1 or (self.messages is not None) != answered:
             raise ValueError("a member must have a rollout, or messages and a completion, or a sample")
         return self
 

@@ -38,7 +38,8 @@ class Choice:
     thought: str = ""
     said_anything: bool = False
     text: str = ""
-    called_tools: bool = False
+    # Place → the parts of a call's name and of its arguments that have come.
+    calls: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
 
     def take(self, asked: Asked, choice: dict[str, Any]) -> None:
         """Add what one (part of a) choice carries."""
@@ -51,7 +52,13 @@ class Choice:
         self._give_back_a_thought(message)
         if asked.tags.rollout is None:  # only what has no tag is ever asked for by its text
             self.text += message.get("content") or ""
-            self.called_tools |= bool(message.get("tool_calls"))
+            for place, call in enumerate(message.get("tool_calls") or ()):
+                self._take_call(call.get("index", place), call.get("function") or {})
+
+    def _take_call(self, place: int, part: dict[str, Any]) -> None:
+        name, arguments = self.calls.setdefault(place, ([], []))
+        name.append(part.get("name") or "")
+        arguments.append(part.get("arguments") or "")
 
     def _give_back_a_thought(self, message: dict[str, Any]) -> None:
         """An answer that ended by itself and was a thought as a whole is content, in place.
@@ -92,7 +99,7 @@ def samples(
             why_not = _unfit_prompt(choice.prompt_ids, engine)
         found.append(
             Sample(
-                id=f"{asked.id}:{index}",
+                id=_sample_id(asked, index),
                 prompt=len(prompts) - 1,
                 completion_ids=choice.completion_ids,
                 logprobs=choice.logprobs,
@@ -102,6 +109,10 @@ def samples(
             )
         )
     return prompts, found
+
+
+def _sample_id(asked: Asked, index: int) -> str:
+    return f"{asked.id}:{index}"
 
 
 def _unfit_prompt(prompt_ids: list[int], engine: EngineFacts) -> str | None:
@@ -129,10 +140,17 @@ def _finish_reason(asked: Asked, choice: Choice, engine: EngineFacts) -> str | N
 
 
 def _content(asked: Asked, choice: Choice) -> str | None:
-    """The name by content of what has no tag; calls of tools are more than the text a client could name."""
-    if asked.kind != "chat" or asked.tags.rollout is not None or choice.called_tools:
+    """The name by content of what has no tag."""
+    if asked.kind != "chat" or asked.tags.rollout is not None:
         return None
-    return content.key(asked.body["messages"], choice.text)
+    calls = [content.Call(*map("".join, parts)) for _, parts in sorted(choice.calls.items())]
+    return content.key(asked.body["messages"], choice.text, calls)
+
+
+def _name(asked: Asked, choice: dict[str, Any], version: int | None) -> None:
+    """Say of a whole choice which sample it is, and of which version: by that it can be rewarded."""
+    if version is not None:
+        choice["slipway"] = {"sample": _sample_id(asked, choice["index"]), "version": version}
 
 
 def _strip(asked: Asked, body: dict[str, Any], model: str) -> None:
@@ -167,9 +185,9 @@ def _copy(body: dict[str, Any], copies: int) -> None:
 
 
 class Whole:
-    """A whole (not streamed) answer."""
+    """A whole (not streamed) answer. `version`: of what is named; None: its choices say no names."""
 
-    def __init__(self, asked: Asked, model: str, answer: bytes) -> None:
+    def __init__(self, asked: Asked, model: str, answer: bytes, version: int | None = None) -> None:
         """Raises ApiError(502) when the engine's 200 holds no answer."""
         try:
             body = msgspec.json.decode(answer)
@@ -185,6 +203,7 @@ class Whole:
             collected.take(asked, choice)
             if asked.kind == "chat":
                 _never_null(choice["message"])
+            _name(asked, choice, version)
         _strip(asked, body, model)
         self.body = msgspec.json.encode(body)
 
@@ -196,11 +215,12 @@ def _never_null(message: dict[str, Any]) -> None:
 
 
 class Streamed:
-    """A streamed answer (server-sent events), event by event."""
+    """A streamed answer (server-sent events), event by event. A choice's last event says its name."""
 
-    def __init__(self, asked: Asked, model: str) -> None:
+    def __init__(self, asked: Asked, model: str, version: int | None = None) -> None:
         self._asked = asked
         self._model = model
+        self._version = version
         self._rest = b""
         self._prompt_ids: list[int] = []
         self.choices: dict[int, Choice] = {}
@@ -234,5 +254,7 @@ class Streamed:
             if collected is None:
                 collected = self.choices[choice["index"]] = Choice(list(self._prompt_ids))
             collected.take(self._asked, choice)
+            if choice.get("finish_reason"):
+                _name(self._asked, choice, self._version)
         _strip(self._asked, body, self._model)
         return b"data: " + msgspec.json.encode(body) + b"\n\n"

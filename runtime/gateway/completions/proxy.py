@@ -61,13 +61,18 @@ class Completions:
         store: SampleStore,
         check: FieldCheck,
         unheeded: Callable[[Kind, dict[str, Any]], tuple[str, ...]],
+        name_samples: bool = True,
     ) -> None:
-        """`unheeded`: the fields of a request that have no effect here; its answer names them."""
+        """`unheeded`: the fields of a request that have no effect here; its answer names them.
+
+        `name_samples`: whether each choice of an answer says which sample it is.
+        """
         self._fleet = fleet
         self._versions = versions
         self._store = store
         self._check = check
         self._unheeded = unheeded
+        self._name_samples = name_samples
         self.flights = Flights()
 
     def door(self, kind: Kind) -> Door:
@@ -166,7 +171,7 @@ class Completions:
                 if asked.streamed:
                     await self._stream(response, asked, served, flight, engine)
                 else:
-                    whole = Whole(asked, served.name, await response.read())
+                    whole = Whole(asked, served.name, await response.read(), self._named(served))
                     self._record(asked, served, whole.choices, flight, msgspec.Raw(whole.body), engine)
                     flight.begin(200, _headers(b"application/json", served, len(whole.body)))
                     flight.write(whole.body)
@@ -184,7 +189,7 @@ class Completions:
         """What ends the last choice is held back and sent with the end of the events, when it is recorded: a
         program that leaves at a finish reason has the whole answer, and is a sample.
         """
-        stream = Streamed(asked, served.name)
+        stream = Streamed(asked, served.name, self._named(served))
         text: list[bytes] = []
         held: list[bytes] = []
         head = _headers(b"text/event-stream; charset=utf-8", served)
@@ -203,6 +208,10 @@ class Completions:
         whole = msgspec.json.encode(b"".join(text).decode())
         self._record(asked, served, stream.choices, flight, msgspec.Raw(whole), engine)
         _hand_out(held, head, flight)
+
+    def _named(self, served: Served) -> int | None:
+        """The version that choices are named with; None where they are not."""
+        return served.version if self._name_samples else None
 
     def _record(
         self,

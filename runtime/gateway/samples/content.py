@@ -7,27 +7,63 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 _KEY_BYTES = 16
 
 
-def key(messages: Iterable[Any], answer: str) -> str:
-    """One name for a question as it was asked and the text of an answer to it.
+class Call(NamedTuple):
+    """A tool's call in an answer. `arguments`: as who wrote it has them, some clients parsed."""
+
+    name: str
+    arguments: Any
+
+
+def key(messages: Iterable[Any], answer: str, calls: Sequence[Call] = ()) -> str:
+    """One name for a question as it was asked and the text of an answer to it, and its calls of tools.
 
     White space around the answer does not count: clients that parse an answer and write it again strip it.
+    Nor does how a call's arguments are written.
     """
+    said = [[_plain(message) for message in messages], answer.strip()]
+    if calls:
+        said.append(_said_by(calls))
     # Escaped: half a surrogate pair, which a body may hold, is no text that can be encoded.
-    said = json.dumps([[_plain(message) for message in messages], answer.strip()], sort_keys=True)
-    return hashlib.blake2b(said.encode(), digest_size=_KEY_BYTES).hexdigest()
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=_KEY_BYTES).hexdigest()
+
+
+def calls_of(tool_calls: Iterable[Any] | None) -> list[Call]:
+    """The calls in an assistant's message of OpenAI's; their ids do not count, a client may make its own."""
+    functions = [_function(call) for call in tool_calls or ()]
+    return [Call(str(function.get("name")), function.get("arguments") or "") for function in functions]
+
+
+def _said_by(calls: Iterable[Call]) -> list[Any]:
+    return [[call.name, _parsed(call.arguments)] for call in calls]
+
+
+def _function(call: Any) -> Mapping[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
+
+
+def _parsed(arguments: Any) -> list[str]:
+    """What a call's arguments say, however they are written: as JSON where they are."""
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return ["json", json.dumps(parsed, sort_keys=True)]
+    except (ValueError, RecursionError):
+        return ["text", str(arguments).strip()]
 
 
 def _plain(message: Any) -> Any:
-    """A message without what is not there, its parts as the one text they are."""
+    """A message without what is not there, its parts as the one text they are, its calls as the answer's."""
     if not isinstance(message, Mapping):
         return message
     kept = {name: value for name, value in message.items() if value is not None}
+    if calls := kept.pop("tool_calls", None):
+        kept["tool_calls"] = _said_by(calls_of(calls)) if isinstance(calls, list) else calls
     content = kept.get("content")
     if isinstance(content, list):
         texts = [_text(part) for part in content]

@@ -20,7 +20,7 @@ from runtime.gateway.samples.journal import Claim, Doubt, Exchange, Head, Journa
 
 # Request ids remembered for a retry; beyond this the oldest are forgotten (the samples are not).
 REMEMBERED_REQUESTS = 1 << 16
-# Samples without a tag that a group may still name by their content: most programs never will.
+# Samples without a tag that a group may still name, by its id or its content: most programs never will.
 REMEMBERED_UNTAGGED = 1 << 16
 # What vLLM writes in place of -inf, and where it has no logprob at all.
 NO_LOGPROB = -9999.0
@@ -56,8 +56,9 @@ class SampleStore:
         self._journal = Journal(folder)
         self._by_rollout: defaultdict[str, list[SampleRef]] = defaultdict(list)
         self._by_content: defaultdict[str, list[SampleRef]] = defaultdict(list)
-        # Sample id → its name by content and itself; the samples of a rollout are found by that.
-        self._untagged: OrderedDict[str, tuple[str, SampleRef]] = OrderedDict()
+        self._by_id: dict[str, SampleRef] = {}
+        # Sample id → its name by content, if it has one, and itself: those without a tag are forgotten.
+        self._untagged: OrderedDict[str, tuple[str | None, SampleRef]] = OrderedDict()
         self._requests: OrderedDict[str, Stored] = OrderedDict()
         self._unreceived: set[str] = set()
         # Digest of a request → those with it whose connections broke after their answers.
@@ -87,9 +88,12 @@ class SampleStore:
         return self._received(self._by_content.get(content, []))
 
     def of_sample(self, sample: str) -> list[SampleRef]:
-        """The sample of an untagged request with this id, or none."""
-        found = self._untagged.get(sample)
-        return [] if found is None else self._received([found[1]])
+        """The sample with this id, or none."""
+        return self._received(self._of_id(sample))
+
+    def unreceived_of_sample(self, sample: str) -> list[SampleRef]:
+        """The same, of one that nobody is known to have received."""
+        return [ref for ref in self._of_id(sample) if ref.request in self._unreceived]
 
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
         """The tokens behind a name."""
@@ -162,19 +166,31 @@ class SampleStore:
                 position,
                 sample.retokenised,
             )
+            self._by_id[ref.id] = ref
             if line.tags.rollout is not None:
                 self._by_rollout[line.tags.rollout].append(ref)
-            elif sample.content is not None:
+            else:
                 self._index_untagged(sample.content, ref)
 
-    def _index_untagged(self, content: str, ref: SampleRef) -> None:
-        self._by_content[content].append(ref)
-        self._untagged[ref.id] = (content, ref)
+    def _index_untagged(self, content: str | None, ref: SampleRef) -> None:
+        if content is not None:
+            self._by_content[content].append(ref)
+        self._untagged[ref.id] = content, ref
         if len(self._untagged) > REMEMBERED_UNTAGGED:
             _, (oldest, forgotten) = self._untagged.popitem(last=False)
-            self._by_content[oldest].remove(forgotten)
-            if not self._by_content[oldest]:
-                del self._by_content[oldest]
+            self._forget(oldest, forgotten)
+
+    def _forget(self, content: str | None, ref: SampleRef) -> None:
+        if self._by_id.get(ref.id) is ref:
+            del self._by_id[ref.id]
+        if content is not None:
+            self._by_content[content].remove(ref)
+            if not self._by_content[content]:
+                del self._by_content[content]
+
+    def _of_id(self, sample: str) -> list[SampleRef]:
+        found = self._by_id.get(sample)
+        return [] if found is None else [found]
 
     def _received(self, refs: list[SampleRef]) -> list[SampleRef]:
         return [ref for ref in refs if ref.request not in self._unreceived]

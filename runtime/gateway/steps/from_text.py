@@ -31,6 +31,8 @@ _AT_ONCE = 8
 # Nobody said at which temperature a text was sampled.
 _TEMPERATURE = 1.0
 
+_NOT_TEXT = dict.fromkeys(("messages", "completion", "tool_calls"))
+
 Taken = Callable[[str], bool]
 
 
@@ -61,9 +63,9 @@ class TextMembers:
         ]
 
     def _match(self, member: Member, given: set[str], taken: Taken) -> SampleRef | None:
-        if member.messages is None or member.completion is None:
+        if member.messages is None:
             return None
-        served = self._store.of_content(content.key(member.messages, member.completion))
+        served = self._store.of_content(_key(member.messages, member))
         for ref in reversed(served):
             if ref.tags.purpose == "train" and ref.id not in given and not taken(ref.id):
                 given.add(ref.id)
@@ -72,17 +74,19 @@ class TextMembers:
         return served[-1] if served else None
 
     async def _resolved(self, member: Member, ref: SampleRef | None) -> Member:
-        if member.messages is None or member.completion is None:
+        if member.messages is None:
             return member
         if ref is None and member.reward is not None:
             try:
+                if member.tool_calls is not None:
+                    raise NotRenderedError("it calls tools, and no answer served here does so")
                 async with self._places:
-                    ref = await self._from_text(member.messages, member.completion)
+                    ref = await self._from_text(member.messages, member.completion or "")
             except (NotRenderedError, EngineError, ApiError) as error:
                 return member.model_copy(update={"reward": None, "failure": f"text not trainable: {error}"})
         if ref is None:
             return member
-        return member.model_copy(update={"messages": None, "completion": None, "sample": ref.id})
+        return member.model_copy(update=_NOT_TEXT | {"sample": ref.id})
 
     async def _from_text(self, messages: list[dict[str, object]], answer: str) -> SampleRef:
         served = self._versions.newest
@@ -123,6 +127,10 @@ class TextMembers:
             )
         )
         return self._store.of_sample(sample.id)[0]
+
+
+def _key(messages: list[dict[str, object]], member: Member) -> str:
+    return content.key(messages, member.completion or "", content.calls_of(member.tool_calls))
 
 
 async def render(

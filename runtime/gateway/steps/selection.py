@@ -63,6 +63,7 @@ class Source(Protocol):
     def of_rollout(self, rollout: str) -> list[SampleRef]: ...
     def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]: ...
     def of_sample(self, sample: str) -> list[SampleRef]: ...
+    def unreceived_of_sample(self, sample: str) -> list[SampleRef]: ...
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]: ...
 
 
@@ -74,16 +75,19 @@ class Snapshot:
     rollouts: dict[str, list[SampleRef]]
     unreceived: dict[str, list[SampleRef]]
     samples: dict[str, list[SampleRef]]
+    unreceived_samples: dict[str, list[SampleRef]]
 
     @classmethod
     def of(cls, groups: Iterable[Group], store: SampleStore) -> Snapshot:
         """Look up every name that the groups' members have."""
         members = [member for group in groups for member in group.members]
-        samples = {member.sample: store.of_sample(member.sample) for member in members if member.sample}
+        named = {member.sample for member in members if member.sample is not None}
+        samples = {sample: store.of_sample(sample) for sample in named}
+        unreceived_samples = {sample: store.unreceived_of_sample(sample) for sample in named}
         rollouts = {one.rollout for one in members}
         received = {rollout: store.of_rollout(rollout) for rollout in rollouts}
         unreceived = {rollout: store.unreceived_of_rollout(rollout) for rollout in rollouts}
-        return cls(store, received, unreceived, samples)
+        return cls(store, received, unreceived, samples, unreceived_samples)
 
     def of_rollout(self, rollout: str) -> list[SampleRef]:
         """As SampleStore's."""
@@ -96,6 +100,10 @@ class Snapshot:
     def of_sample(self, sample: str) -> list[SampleRef]:
         """As SampleStore's."""
         return self.samples[sample]
+
+    def unreceived_of_sample(self, sample: str) -> list[SampleRef]:
+        """As SampleStore's."""
+        return self.unreceived_samples[sample]
 
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
         """As SampleStore's."""
@@ -219,7 +227,7 @@ def _refs(group: Group, member: Member, store: Source) -> list[SampleRef]:
 def _unreceived(group: Group, member: Member, store: Source) -> int:
     """How many answers a member's reward would be about, had anyone received them (C52)."""
     if member.sample is not None:
-        return 0
+        return len(store.unreceived_of_sample(member.sample))
     refs = store.unreceived_of_rollout(member.rollout)
     return sum(_is_named(ref, group, member) for ref in refs)
 

@@ -72,7 +72,11 @@ def said_in(request: StepRequest) -> dict[str, Any]:
     """What a request says beside its key. What it does not say is left out: a request that an older version
     took in, and that comes again after a resume, is the same request."""
     unsaid = {name for name in ("examples", "settings") if not getattr(request, name)}
-    return request.model_dump(mode="json", exclude={"key", *unsaid})
+    said = request.model_dump(mode="json", exclude={"key", *unsaid})
+    for member in (one for group in said["groups"] for one in group["members"]):
+        if member["tool_calls"] is None:
+            del member["tool_calls"]
+    return said
 
 
 def digest_of(request: Any) -> str:
