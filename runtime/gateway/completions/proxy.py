@@ -17,7 +17,7 @@ import msgspec
 
 from runtime.gateway.completions import admission
 from runtime.gateway.completions.admission import Asked, Kind
-from runtime.gateway.completions.answers import Choice, Streamed, Whole, samples
+from runtime.gateway.completions.answers import Choice, Streamed, Whole, question, samples
 from runtime.gateway.completions.flights import GRACE_SECONDS, Flight, Flights, Headers
 from runtime.gateway.engines.fleet import Engine, Fleet
 from runtime.gateway.http import openai_errors
@@ -238,6 +238,7 @@ class Completions:
             streamed=asked.streamed,
             answer=answer,
             delivered=flight.awaited and not asked.receipt_follows,
+            messages=question(asked),
         )
         try:
             failpoints.passing("gateway.recording")
