@@ -233,12 +233,12 @@ class Completions:
             version=served.version,
             temperature=distribution.temperature(asked.body),
             settings=asked.settings,
+            messages=question(asked),
             prompts=prompts,
             samples=found,
             streamed=asked.streamed,
             answer=answer,
             delivered=flight.awaited and not asked.receipt_follows,
-            messages=question(asked),
         )
         try:
             failpoints.passing("gateway.recording")

@@ -24,8 +24,10 @@ Way = tuple[str, Callable[[], list[SampleRef]]]
 
 async def match(members: list[Member], store: SampleStore, taken: Taken) -> list[SampleRef | None]:
     """The sample of each member; None where no sample has its name. `taken`: whether a step has a sample."""
-    await store.name_by_fields()
-    named = await asyncio.to_thread(lambda: [*map(_names, members)])
+    named: list[Names | None] = [None] * len(members)
+    if any(parsed_fields.may_have(member.messages or ()) for member in members):
+        await store.name_by_fields()
+        named = await asyncio.to_thread(lambda: [*map(_names, members)])
     supply = _Supply(taken)
     sure = [
         [*_literal(member, store), *_surely(names, store)]
