@@ -10,7 +10,7 @@ import msgspec
 
 from runtime.gateway.completions import admission
 from runtime.gateway.completions.admission import Asked
-from runtime.gateway.completions.answers import Choice, Whole, samples
+from runtime.gateway.completions.answers import Choice, Whole, question, samples
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Exchange
@@ -81,9 +81,10 @@ def record_choices(
         settings=request.settings,
         prompts=prompts,
         samples=found,
-        streamed=False,
+        streamed=request.streamed,
         answer=body,
         delivered=delivered,
+        messages=question(request),
     )
     store.record(exchange)
     return [sample.id for sample in found]

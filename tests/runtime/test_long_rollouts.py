@@ -13,7 +13,8 @@ import pytest
 
 from runtime.gateway.gateway import build_app, build_parts
 from runtime.gateway.samples.journal import Exchange, Sample
-from runtime.gateway.samples.samples import SampleRef, SampleStore
+from runtime.gateway.samples.sample_ref import SampleRef
+from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps import handover
 from runtime.gateway.steps.rollout_log import Said
 from runtime.shared.schema import RuntimeConfig

@@ -16,7 +16,7 @@ import msgspec
 from runtime.gateway.completions.admission import Asked
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.gateway.samples import content
+from runtime.gateway.samples import content, parsed_fields
 from runtime.gateway.samples.journal import Sample
 from runtime.gateway.samples.samples import unscorable
 
@@ -145,6 +145,15 @@ def _content(asked: Asked, choice: Choice) -> str | None:
         return None
     calls = [content.Call(*map("".join, parts)) for _, parts in sorted(choice.calls.items())]
     return content.key(asked.body["messages"], choice.text, calls)
+
+
+def question(asked: Asked) -> list[Any] | None:
+    """What was asked, for the record, where a client may name it by its parsed fields."""
+    is_named_by_content = asked.kind == "chat" and asked.tags.rollout is None
+    if not is_named_by_content or asked.tags.purpose != "train":
+        return None
+    messages = asked.body["messages"]
+    return messages if parsed_fields.may_have(messages) else None
 
 
 def _name(asked: Asked, choice: dict[str, Any], version: int | None) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from runtime.gateway.completions import admission
 from runtime.gateway.completions.admission import Asked, Kind
-from runtime.gateway.completions.answers import Choice, Streamed, Whole, samples
+from runtime.gateway.completions.answers import Choice, Streamed, Whole, question, samples
 from runtime.gateway.completions.flights import GRACE_SECONDS, Flight, Flights, Headers
 from runtime.gateway.engines.fleet import Engine, Fleet
 from runtime.gateway.http import openai_errors
@@ -233,6 +233,7 @@ class Completions:
             version=served.version,
             temperature=distribution.temperature(asked.body),
             settings=asked.settings,
+            messages=question(asked),
             prompts=prompts,
             samples=found,
             streamed=asked.streamed,

@@ -1,6 +1,6 @@
 """The name of an exchange by what was said in it, for clients that cannot tag their requests.
 
-Neighbours: answers.py names what was answered, from_text.py what a member of a group claims was. Pure.
+Neighbours: answers.py names what was answered, matching.py what a member of a group claims was. Pure.
 """
 
 from __future__ import annotations

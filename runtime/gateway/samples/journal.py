@@ -68,6 +68,8 @@ class Exchange:
     answer: msgspec.Raw
     # False: nobody is known to have received it, and it is no sample. A later `Claim` makes it good.
     delivered: bool
+    # The question, where a client may name it by its parsed fields (parsed_fields.py).
+    messages: list[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,18 @@ class Head:
     delivered: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What was said in an exchange, without its tokens."""
+
+    streamed: bool
+    answer: msgspec.Raw
+    messages: list[Any] | None = None
+
+
 _ENCODER = msgspec.json.Encoder()
 _WHOLE = msgspec.json.Decoder(Exchange)
+_SAID = msgspec.json.Decoder(Said)
 _HEAD = msgspec.json.Decoder(Head)
 
 
@@ -163,11 +175,18 @@ class Journal:
 
     def read(self, place: Place) -> Exchange:
         """The exchange that stands there."""
+        return _WHOLE.decode(self._line(place))
+
+    def read_said(self, place: Place) -> Said:
+        """What was said in the exchange that stands there."""
+        return _SAID.decode(self._line(place))
+
+    def _line(self, place: Place) -> bytes:
         with self._opening:
             reader = self._readers.get(place.file)
             if reader is None:
                 reader = self._readers[place.file] = os.open(self._path(place.file), os.O_RDONLY)
-        return _WHOLE.decode(os.pread(reader, place.length, place.offset))
+        return os.pread(reader, place.length, place.offset)
 
     def heads(self) -> Iterator[tuple[Place, Head]]:
         """Every whole line of earlier processes, in the order written."""

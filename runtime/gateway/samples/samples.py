@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime.gateway.requests import distribution
-from runtime.gateway.samples.journal import Claim, Doubt, Exchange, Head, Journal, Loss, Place, Sample, Tags
+from runtime.gateway.samples.field_index import FieldIndex
+from runtime.gateway.samples.journal import Claim, Doubt, Exchange, Head, Journal, Loss, Place, Sample
+from runtime.gateway.samples.parsed_fields import Names
+from runtime.gateway.samples.sample_ref import SampleRef
 
 # Request ids remembered for a retry; beyond this the oldest are forgotten (the samples are not).
 REMEMBERED_REQUESTS = 1 << 16
@@ -24,21 +27,6 @@ REMEMBERED_REQUESTS = 1 << 16
 REMEMBERED_UNTAGGED = 1 << 16
 # What vLLM writes in place of -inf, and where it has no logprob at all.
 NO_LOGPROB = -9999.0
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRef:
-    """A sample's name and what decides whether it can be trained on; its tokens are read when needed."""
-
-    id: str
-    tags: Tags
-    version: int
-    unscorable: str | None
-    request: str
-    place: Place
-    position: int
-    # The client gave the text of it; see journal.Sample.
-    retokenised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +47,7 @@ class SampleStore:
         self._by_id: dict[str, SampleRef] = {}
         # Sample id → its name by content, if it has one, and itself: those without a tag are forgotten.
         self._untagged: OrderedDict[str, tuple[str | None, SampleRef]] = OrderedDict()
+        self._fields = FieldIndex(self._journal.read_said)
         self._requests: OrderedDict[str, Stored] = OrderedDict()
         self._unreceived: set[str] = set()
         # Digest of a request → those with it whose connections broke after their answers.
@@ -86,6 +75,22 @@ class SampleStore:
     def of_content(self, content: str) -> list[SampleRef]:
         """Every sample of an untagged request with this name by content, in the order of the answers."""
         return self._received(self._by_content.get(content, []))
+
+    async def name_by_fields(self) -> None:
+        """Make what has come since the last time known by its parsed fields too."""
+        await self._fields.catch_up()
+
+    def of_fields(self, name: str) -> list[SampleRef]:
+        """Every sample of an untagged request with this name by its fields, as far as they are named."""
+        return self._received(self._fields.of(name))
+
+    def may_be_written(self, exact: str, parsed: str) -> bool:
+        """Whether a text that is known by these names may be what a client wrote of what it had parsed."""
+        return self._fields.may_be_written(exact, parsed)
+
+    def of_part(self, names: Names) -> list[SampleRef]:
+        """Those with this very answer to a question of which only some inputs are given."""
+        return self._received(self._fields.of_part(names))
 
     def of_sample(self, sample: str) -> list[SampleRef]:
         """The sample with this id, or none."""
@@ -175,6 +180,7 @@ class SampleStore:
     def _index_untagged(self, content: str | None, ref: SampleRef) -> None:
         if content is not None:
             self._by_content[content].append(ref)
+            self._fields.note(ref)
         self._untagged[ref.id] = content, ref
         if len(self._untagged) > REMEMBERED_UNTAGGED:
             _, (oldest, forgotten) = self._untagged.popitem(last=False)
@@ -184,6 +190,7 @@ class SampleStore:
         if self._by_id.get(ref.id) is ref:
             del self._by_id[ref.id]
         if content is not None:
+            self._fields.forget(ref)
             self._by_content[content].remove(ref)
             if not self._by_content[content]:
                 del self._by_content[content]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runtime.gateway.samples.journal import Exchange, Sample
-from runtime.gateway.samples.samples import SampleRef
+from runtime.gateway.samples.sample_ref import SampleRef
 
 # How a completion ends when the policy itself ended it; "length" and the like cut it.
 _WHOLE = ("stop", "tool_calls")

@@ -1,11 +1,11 @@
 """Members of a group given as text, by clients that cannot tag: which sample each of them is about.
 
-A member's messages and completion are looked up among the answers that were served without a tag, the newest
-first, each sample for one member. What was never served here is trained from its text all the same, as far as
-that can be exact: the engine renders and tokenises it, and its logprobs under the served version stand in for
-those of whoever sampled it. Such a sample is marked `retokenised`, and counted.
-Neighbours: queue.py asks once, where a step is taken in; content.py names exchanges; the samples made here go
-into the journal like any other, so that the step finds them again.
+A member's messages and completion are looked up among the answers that were served without a tag. What was
+never served here is trained from its text all the same, as far as that can be exact: the engine renders and
+tokenises it, and its logprobs under the served version stand in for those of whoever sampled it. Such a
+sample is marked `retokenised`, and counted.
+Neighbours: queue.py asks once, where a step is taken in; matching.py finds what was served; the samples made
+here go into the journal like any other, so that the step finds them again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
 
 import msgspec
 
@@ -22,7 +21,9 @@ from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.samples import content
 from runtime.gateway.samples.journal import Exchange, Sample, Tags
-from runtime.gateway.samples.samples import SampleRef, SampleStore, unscorable
+from runtime.gateway.samples.sample_ref import SampleRef
+from runtime.gateway.samples.samples import SampleStore, unscorable
+from runtime.gateway.steps.matching import Taken, match
 from runtime.gateway.versions.versions import Versions
 from runtime.shared.schema import Group, Member
 
@@ -32,8 +33,6 @@ _AT_ONCE = 8
 _TEMPERATURE = 1.0
 
 _NOT_TEXT = dict.fromkeys(("messages", "completion", "tool_calls"))
-
-Taken = Callable[[str], bool]
 
 
 class NotRenderedError(Exception):
@@ -53,25 +52,13 @@ class TextMembers:
         """The same groups, their members naming rollouts or samples; a member that cannot has its failure."""
         if not any(member.messages is not None for group in groups for member in group.members):
             return groups
-        given: set[str] = set()
         members = [member for group in groups for member in group.members]
         # What was served is given out before anything is made of text.
-        matched = [self._match(member, given, taken) for member in members]
+        matched = await match(members, self._store, taken)
         resolved = iter(await asyncio.gather(*map(self._resolved, members, matched)))
         return [
             group.model_copy(update={"members": [next(resolved) for _ in group.members]}) for group in groups
         ]
-
-    def _match(self, member: Member, given: set[str], taken: Taken) -> SampleRef | None:
-        if member.messages is None:
-            return None
-        served = self._store.of_content(_key(member.messages, member))
-        for ref in reversed(served):
-            if ref.tags.purpose == "train" and ref.id not in given and not taken(ref.id):
-                given.add(ref.id)
-                return ref
-        # All spoken for, or for evaluation only: the selection says so. A copy is not another sample.
-        return served[-1] if served else None
 
     async def _resolved(self, member: Member, ref: SampleRef | None) -> Member:
         if member.messages is None:
@@ -127,10 +114,6 @@ class TextMembers:
             )
         )
         return self._store.of_sample(sample.id)[0]
-
-
-def _key(messages: list[dict[str, object]], member: Member) -> str:
-    return content.key(messages, member.completion or "", content.calls_of(member.tool_calls))
 
 
 async def render(

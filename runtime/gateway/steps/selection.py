@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from runtime.gateway.samples.journal import Exchange, Sample
-from runtime.gateway.samples.samples import SampleRef, SampleStore
+from runtime.gateway.samples.sample_ref import SampleRef
+from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.samples.turns import join
 from runtime.shared import redaction
 from runtime.shared.schema import Group, Member, StepCounts

@@ -1,0 +1,295 @@
+"""The names of an exchange by the fields of a DSPy task, for clients that train another text than sampled.
+
+DSPy's own GRPO and Arbor's sample with the chat adapter (`[[ ## answer ## ]]`) and train what they had
+parsed, written again by the XML adapter (`<answer>`): literally the two never match. Here both have one name:
+the task, the question, and the values of the outputs, by the field names that the system message says. What
+an answer or an input says of fields names none.
+Neighbours: signature.py reads the system message, field_values.py the values; field_index.py finds samples by
+these names. Pure, and bounded: what is too long, too deep or of no adapter has no name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.gateway.samples import field_values, signature
+from runtime.gateway.samples.signature import Signature
+
+# Longer exchanges have no name.
+MOST_CHARACTERS = 400_000
+# So many places of an answer are tried for a JSON object, and so many characters read at that.
+_MOST_TRIES = 2_000
+_MOST_READ = 4_000_000
+_KEY_BYTES = 16
+_HEADER = re.compile(r"\[\[ ## (\w+) ## \]\]")
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Names:
+    """What an exchange can be known by.
+
+    `parsed`: by the values of its outputs; None where it has not all of them. `exact`: by the answer's own
+    text, which is what is trained of one that could not be parsed. Both also without the turns before the
+    question, which a client leaves out that trains no demonstrations. `raw`: by the answer's text to
+    any question, the `inputs` of which are then to be compared.
+    """
+
+    parsed: str | None
+    parsed_of_any_turns: str | None
+    exact: str
+    exact_of_any_turns: str
+    has_turns: bool
+    raw: str
+    inputs: frozenset[str]
+
+    @property
+    def all(self) -> list[str]:
+        parsed = [name for name in (self.parsed, self.parsed_of_any_turns) if name is not None]
+        return [*parsed, self.exact, self.exact_of_any_turns, self.raw]
+
+
+def may_have(messages: Sequence[Any]) -> bool:
+    """Whether an exchange with these messages may have names: quick, for every request."""
+    first = messages[0] if messages else None
+    if not isinstance(first, Mapping) or first.get("role") != "system":
+        return False
+    content = first.get("content")
+    if isinstance(content, list):
+        content = content[0].get("text") if content and isinstance(content[0], Mapping) else None
+    return isinstance(content, str) and signature.is_one(content)
+
+
+def names(messages: Messages, answer: str) -> Names | None:
+    """The names of an exchange; None where no adapter of DSPy's can have written its question."""
+    texts = [text for message in messages if (text := _text(message)) is not None]
+    if len(texts) < max(2, len(messages)) or sum(map(len, texts)) + len(answer) > MOST_CHARACTERS:
+        return None
+    if messages[0].get("role") != "system" or messages[-1].get("role") != "user":
+        return None
+    task = signature.read(texts[0])
+    if task is None:
+        return None
+    try:
+        return _names(task, messages[1:-1], texts[1:], answer)
+    except RecursionError:
+        return None
+
+
+def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) -> Names:
+    question, outputs, said = _question(task, texts[-1]), _outputs(task, answer), answer.strip()
+    turns = [
+        [message.get("role"), _turn(task, message, text)]
+        for message, text in zip(earlier, texts[:-1], strict=True)
+    ]
+
+    def key(what: str, *said: Any) -> str:
+        return _key(what, task.task, *said)
+
+    return Names(
+        None if outputs is None else key("parsed", turns, question, outputs),
+        None if outputs is None else key("parsed of any turns", question, outputs),
+        key("exact", turns, question, said),
+        key("exact of any turns", question, said),
+        bool(turns),
+        key("raw", said),
+        frozenset(_key("input", *pair) for pair in _pairs(question)),
+    )
+
+
+def _key(*said: Any) -> str:
+    return hashlib.blake2b(json.dumps(said).encode(), digest_size=_KEY_BYTES).hexdigest()
+
+
+def _text(message: Mapping[str, Any]) -> str | None:
+    """A message's text; None where it has more than text."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        return None if None in parts else "".join(map(str, parts))
+    return content if isinstance(content, str) else None
+
+
+# ------------------------------------------------------------------ questions
+
+
+def _question(task: Signature, text: str) -> list[str]:
+    """A question without what is one adapter's own: names of inputs and the texts after them, in turn.
+
+    The adapters write inputs alike but for the marks between them. So all marks of inputs go, whoever wrote
+    them, the adapter or an input: both sides come to the same, and nobody need know which mark was whose.
+    """
+    reminder = text.rfind(signature.REMINDERS[task.adapter])
+    if reminder == 0 or (reminder > 0 and text[:reminder].endswith("\n\n")):
+        text = text[:reminder]
+    if not task.inputs:
+        return [field_values.plain(text)]
+    any_of = "|".join(map(re.escape, task.inputs))
+    marks = re.compile(rf"\[\[ ## ({any_of}) ## \]\]|<({any_of})>|</(?:{any_of})>")
+    # What stands before the first name; then a name, and what follows it.
+    said = [""]
+    place = 0
+    pieces: list[str] = []
+    for mark in marks.finditer(text):
+        pieces.append(text[place : mark.start()].strip())
+        place = mark.end()
+        if name := mark[1] or mark[2]:
+            said[-1] = "".join(pieces)
+            said += [name, ""]
+            pieces = []
+    said[-1] = "".join([*pieces, text[place:].strip()])
+    return said
+
+
+def _pairs(question: list[str]) -> Iterator[tuple[str, str]]:
+    """The inputs of a question, each with its name."""
+    yield from zip(question[1::2], question[2::2], strict=True)
+
+
+def _turn(task: Signature, message: Mapping[str, Any], text: str) -> Any:
+    """A turn before the question, of a conversation or of a demonstration."""
+    if message.get("role") != "assistant":
+        return _question(task, text)
+    outputs = _outputs(task, text)
+    return field_values.plain(text) if outputs is None else outputs
+
+
+# ------------------------------------------------------------------ answers
+
+
+def _outputs(task: Signature, answer: str) -> list[Any] | None:
+    """The values of an answer in the order of the task's outputs; None where it does not have them."""
+    read = {"chat": _of_chat, "json": _of_json, "xml": _of_xml}[task.adapter]
+    try:
+        values = read(task, answer)
+    except ValueError:
+        return None
+    if not values:
+        return None
+    # What may be left out is nothing where it is: a field that may be None.
+    return [values.get(name, "None") for name in task.outputs] if _has_needed(task, values) else None
+
+
+def _has_needed(task: Signature, values: Mapping[str, Any]) -> bool:
+    return all(name in values or "None" in kind for name, kind in task.outputs.items())
+
+
+def _of_chat(task: Signature, answer: str) -> dict[str, Any]:
+    """As ChatAdapter.parse: a line that begins with any field's mark ends the field before; firsts count."""
+    sections: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in answer.splitlines():
+        mark = _HEADER.match(line.strip())
+        if mark is None:
+            lines.append(line)
+            continue
+        rest = line[mark.end() :].strip()
+        lines = [rest] if rest else []
+        sections.setdefault(mark[1], lines)
+    return {
+        name: field_values.form(task.outputs[name], "\n".join(lines), task.schemas.get(name))
+        for name, lines in sections.items()
+        if name in task.outputs
+    }
+
+
+def _of_json(task: Signature, answer: str) -> dict[str, Any]:
+    found = _object(answer)
+    return {
+        name: _of_json_value(task.outputs[name], value, task.schemas.get(name))
+        for name, value in found.items()
+        if name in task.outputs
+    }
+
+
+def _of_json_value(kind: str, value: Any, schema: Any) -> Any:
+    if isinstance(value, str):
+        return field_values.form(kind, value, schema)
+    if kind in ("str", "bool", "int", "float") or kind.startswith("Literal["):
+        return field_values.form(kind, str(value))
+    return field_values.of_value(value, schema)
+
+
+def _object(answer: str) -> dict[str, Any]:
+    """The JSON object in an answer. Raises ValueError."""
+    decoder = json.JSONDecoder()
+    place = answer.find("{")
+    left = _MOST_READ
+    for _ in range(_MOST_TRIES):
+        left -= len(answer) - place
+        if place < 0 or left < 0:
+            break
+        try:
+            found, _ = decoder.raw_decode(answer, place)
+            return found
+        except ValueError:
+            place = answer.find("{", place + 1)
+    raise ValueError("no object")
+
+
+def _of_xml(task: Signature, answer: str) -> dict[str, Any]:
+    """Both what the XML adapter wrote of values, and what a model wrote after its example."""
+    try:
+        return dict(_written(task, answer.strip()))
+    except ValueError:
+        return dict(_imitated(task, answer))
+
+
+def _written(task: Signature, answer: str) -> Iterator[tuple[str, Any]]:
+    """As XMLAdapter.format_assistant_message_content wrote it: every output, in its order."""
+    order = [*task.outputs]
+    for name, after in zip(order, [*order[1:], None], strict=True):
+        is_flat = answer.startswith(f"<{name}>\n")
+        if not is_flat and not answer.startswith((f"<{name}>", f"<{name} />")):
+            raise ValueError(f"no {name}")
+        end = len(answer) if after is None else _end(answer, name, after)
+        element, answer = answer[:end], answer[end:].lstrip()
+        if not is_flat:
+            yield name, field_values.of_element(element)
+            continue
+        if not element.endswith(f"\n</{name}>"):
+            raise ValueError(f"{name} does not end")
+        # Between `<name>` and `</name>`, which an empty text has only one line between.
+        text = element[len(name) + 2 : -len(name) - 3]
+        kind = task.outputs[name]
+        yield name, field_values.form(kind, _unescaped(text) if kind == "str" else text)
+
+
+def _end(answer: str, name: str, after: str) -> int:
+    """Where an element ends that another follows. Raises ValueError."""
+    ends = [answer.find(f"{close}\n\n<{after}") for close in (f"</{name}>", f"<{name} />")]
+    found = [
+        place + len(close)
+        for place, close in zip(ends, (f"</{name}>", f"<{name} />"), strict=True)
+        if place >= 0
+    ]
+    if not found:
+        raise ValueError(f"no {after}")
+    return min(found)
+
+
+def _imitated(task: Signature, answer: str) -> Iterator[tuple[str, Any]]:
+    """As a model writes it, with more around and between."""
+    for name, kind in task.outputs.items():
+        opened, closed, empty = f"<{name}>", f"</{name}>", f"<{name} />"
+        begin = answer.find(opened)
+        end = answer.find(closed, begin)
+        if begin < 0 or end < 0:
+            if empty in answer:
+                yield name, field_values.of_element(empty)
+            continue
+        text = answer[begin + len(opened) : end]
+        if text.lstrip().startswith("<") and not field_values.is_text(kind):
+            yield name, field_values.of_element(f"{opened}{text}{closed}", stripped=True)
+        else:
+            yield name, field_values.form(kind, _unescaped(text))
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")

@@ -1,0 +1,30 @@
+"""The name of a sample and where it stands, which is all that is kept in memory of it.
+
+Neighbours: samples.py makes them of the journal's lines; steps are made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.gateway.samples.journal import Place, Tags
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRef:
+    """A sample's name and what decides whether it can be trained on; its tokens are read when needed."""
+
+    id: str
+    tags: Tags
+    version: int
+    unscorable: str | None
+    request: str
+    place: Place
+    position: int
+    # The client gave the text of it; see journal.Sample.
+    retokenised: bool = False
+
+    @property
+    def choice(self) -> int:
+        """Which of its answer's choices it is."""
+        return int(self.id.rpartition(":")[2])

@@ -1,0 +1,122 @@
+"""Which sample each member of a step is about, of those given as text: each sample for one member.
+
+What is sure is given out before what is likely, the newest first, and what can be trained on before what
+cannot. Where samples have one name they said the same to the same question, and any of them will do.
+Neighbours: from_text.py asks, once a step; the store has the samples by their names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from runtime.gateway.samples import content, parsed_fields
+from runtime.gateway.samples.parsed_fields import Names
+from runtime.gateway.samples.sample_ref import SampleRef
+from runtime.gateway.samples.samples import SampleStore
+from runtime.shared.schema import Member
+
+Taken = Callable[[str], bool]
+# A name, and what has it.
+Way = tuple[str, Callable[[], list[SampleRef]]]
+
+
+async def match(members: list[Member], store: SampleStore, taken: Taken) -> list[SampleRef | None]:
+    """The sample of each member; None where no sample has its name. `taken`: whether a step has a sample."""
+    named: list[Names | None] = [None] * len(members)
+    if any(parsed_fields.may_have(member.messages or ()) for member in members):
+        await store.name_by_fields()
+        named = await asyncio.to_thread(lambda: [*map(_names, members)])
+    supply = _Supply(taken)
+    sure = [
+        [*_literal(member, store), *_surely(names, store)]
+        for member, names in zip(members, named, strict=True)
+    ]
+    likely = [_probably(names, store) for names in named]
+    given = [supply.give(ways) for ways in sure]
+    given = [
+        ref or (None if supply.has(ways) else supply.give(others))
+        for ref, ways, others in zip(given, sure, likely, strict=True)
+    ]
+    # All spoken for, or for evaluation only: the selection says so. A copy is not another sample.
+    return [
+        ref or supply.has([*ways, *others]) for ref, ways, others in zip(given, sure, likely, strict=True)
+    ]
+
+
+@dataclass
+class _Supply:
+    """Samples by the ways they were looked for; those that are free are given out, each once."""
+
+    taken: Taken
+    given: set[str] = field(default_factory=set)
+    newest: dict[str, SampleRef | None] = field(default_factory=dict)
+    # The next to be given is the last.
+    free: dict[str, list[SampleRef]] = field(default_factory=dict)
+
+    def give(self, ways: Iterable[Way]) -> SampleRef | None:
+        for way in ways:
+            self._look(way)
+            free = self.free[way[0]]
+            while free:
+                ref = free.pop()
+                if ref.id not in self.given:
+                    self.given.add(ref.id)
+                    return ref
+        return None
+
+    def has(self, ways: Iterable[Way]) -> SampleRef | None:
+        """The newest there is, free or not."""
+        for way in ways:
+            self._look(way)
+            if ref := self.newest[way[0]]:
+                return ref
+        return None
+
+    def _look(self, way: Way) -> None:
+        name, look = way
+        if name in self.free:
+            return
+        refs = look()
+        usable = [ref for ref in refs if ref.tags.purpose == "train" and not self.taken(ref.id)]
+        self.newest[name] = refs[-1] if refs else None
+        self.free[name] = sorted(usable, key=lambda ref: ref.unscorable is None)
+
+
+def _names(member: Member) -> Names | None:
+    if member.messages is None or member.completion is None or member.tool_calls is not None:
+        return None
+    return parsed_fields.names(member.messages, member.completion)
+
+
+def _literal(member: Member, store: SampleStore) -> Iterator[Way]:
+    if member.messages is not None:
+        calls = content.calls_of(member.tool_calls)
+        name = content.key(member.messages, member.completion or "", calls)
+        yield name, lambda: store.of_content(name)
+
+
+def _surely(names: Names | None, store: SampleStore) -> list[Way]:
+    return [] if names is None else _by_text_or_values(names.exact, names.parsed, store)
+
+
+def _probably(names: Names | None, store: SampleStore) -> list[Way]:
+    """For clients that leave turns out of what they train, or inputs of an answer they could not parse."""
+    if names is None:
+        return []
+    ways: list[Way] = [(f"{names.exact} in part", lambda: store.of_part(names))]
+    if not names.has_turns:
+        ways += _by_text_or_values(names.exact_of_any_turns, names.parsed_of_any_turns, store)
+    return ways
+
+
+def _by_text_or_values(exact: str, parsed: str | None, store: SampleStore) -> list[Way]:
+    """This very answer, and then those with its values: unless it is one that has none itself.
+
+    A text that was sampled as it is and failed may look like what an adapter writes of a good one.
+    """
+    ways: list[Way] = [(exact, lambda: store.of_fields(exact))]
+    if parsed is not None and store.may_be_written(exact, parsed):
+        ways.append((parsed, lambda: store.of_fields(parsed)))
+    return ways
