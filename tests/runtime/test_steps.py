@@ -28,7 +28,8 @@ from runtime.gateway.http.step_errors import (
 )
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.claims import Claims
-from runtime.gateway.steps.queue import MOST_QUEUED, StepQueue
+from runtime.gateway.steps.known_steps import MOST_QUEUED
+from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared import failpoints
 from runtime.shared.batch import read_batch
