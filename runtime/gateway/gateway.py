@@ -123,6 +123,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         publish,
         trainer_failure=trainer_failure,
         max_lag=config.max_staleness,
+        train=config.train,
         resolve=TextMembers(samples, fleet, versions).resolve,
         said=Said(
             state_dir,

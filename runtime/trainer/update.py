@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,10 +39,11 @@ _AVERAGED = ("ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "ent
 
 @dataclass(frozen=True)
 class Trained:
-    """What a step measured, and what became of its samples beyond what the gateway had counted."""
+    """What a step measured, by which settings, and what became of its samples beyond the gateway's counts."""
 
     metrics: dict[str, float]
     counts: dict[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def added_to(self, before: Mapping[str, int]) -> dict[str, int]:
         """The run's sums with one step more."""
@@ -167,6 +168,7 @@ def update(
     metrics = {
         "updated": float(bool(selected.sequences)),
         "trained_tokens": float(selected.tokens),
+        "learning_rate": float(optimizer.param_groups[0]["lr"]),
         **_rewards(batch),
     }
     if settings.overlong == "soft":
@@ -182,7 +184,7 @@ def update(
         ranks.check_equal(masters)
         metrics["grad_norm"] = float(norm)
     metrics["train_seconds"] = time.monotonic() - began
-    return Trained(metrics, _counts(batch, selected))
+    return Trained(metrics, _counts(batch, selected), settings.recorded)
 
 
 def gradients(

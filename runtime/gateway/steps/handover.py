@@ -61,6 +61,7 @@ class Handover:
         meta = {
             "schema": SCHEMA, "kind": step.kind, "step": step.id, "key": step.key,
             "request_sha256": step.digest, "from": step.source, "client_state": step.client_state,
+            "settings": step.said_of_settings,
         }  # fmt: skip
         if step.kind == "restore":
             return empty_batch(meta)

@@ -20,6 +20,7 @@ from runtime.gateway.http.step_errors import (
     ClientStateTooLargeError,
     NothingToTrainError,
     NotPublishedError,
+    SettingsRefusedError,
     UnknownCheckpointError,
     UnknownStepError,
 )
@@ -39,9 +40,12 @@ from runtime.shared.schema import (
     Group,
     StepCounts,
     StepRequest,
+    StepSettings,
     StepStatus,
 )
 from runtime.shared.start_adapter import KEY, START, StartError
+from runtime.shared.step_settings import SettingsError, settle
+from runtime.shared.train_config import TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +69,7 @@ class StepQueue:
         *,
         trainer_failure: Callable[[], str | None],
         max_lag: int,
+        train: TrainConfig | None = None,
         resolve: Resolve | None = None,
         said: Said | None = None,
     ) -> None:
@@ -72,6 +77,7 @@ class StepQueue:
         self._samples = samples
         self._folder = StepFolder(state_dir / "steps")
         self._publish = publish
+        self._train = train or TrainConfig()
         self._resolve = resolve
         self._rewind = Rewind.read(state_dir)
         self._claims = Claims(samples, self._folder, max_lag)
@@ -102,6 +108,7 @@ class StepQueue:
         digest = digest_of(said_in(request))
         if known := self._steps.find(request.key, digest):
             return known.status
+        self._check_settings(request.settings)
         if self._rewind is not None:
             self._rewind.check(
                 request.groups,
@@ -121,7 +128,7 @@ class StepQueue:
                 raise NothingToTrainError(selection.counts)
             step = Step(
                 self._steps.next_id, request.key, digest, "train", groups, request.client_state,
-                counts=selection.counts, samples=selection.ids,
+                counts=selection.counts, samples=selection.ids, settings=request.settings,
             )  # fmt: skip
             return self._take_in(step)
 
@@ -274,6 +281,12 @@ class StepQueue:
         step.ended.set()
 
     # ------------------------------------------------------------------ taking in
+
+    def _check_settings(self, said: StepSettings | None) -> None:
+        try:
+            settle(self._train, said, step=1)
+        except SettingsError as error:
+            raise SettingsRefusedError(str(error), error.key) from None
 
     def _take_in(self, step: Step) -> StepStatus:
         self._steps.take_in(step)

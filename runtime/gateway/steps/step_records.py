@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from runtime.shared import files
 from runtime.shared.batch import META, Batch, step_folder, write_batch
-from runtime.shared.schema import Group, StepCounts, StepRequest, StepState, StepStatus
+from runtime.shared.schema import Group, StepCounts, StepRequest, StepSettings, StepState, StepStatus
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Step:
     groups: list[Group] = field(default_factory=list)
     client_state: dict[str, Any] | None = None
     source: str | None = None
+    settings: StepSettings | None = None
     state: StepState = "queued"
     counts: StepCounts = field(default_factory=StepCounts)
     samples: list[str] = field(default_factory=list)
@@ -53,6 +54,11 @@ class Step:
     # Also true of a failed step whose publication was what failed.
     committed: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def said_of_settings(self) -> dict[str, Any] | None:
+        """What it says of its own update, in plain values; None where it says nothing."""
+        return None if self.settings is None else self.settings.model_dump(exclude_none=True)
 
     @property
     def status(self) -> StepStatus:
@@ -97,8 +103,8 @@ class StepFolder:
         value = {
             "id": step.id, "key": step.key, "digest": step.digest, "kind": step.kind,
             "groups": [group.model_dump() for group in step.groups], "client_state": step.client_state,
-            "source": step.source, "counts": step.counts.model_dump(), "samples": step.samples,
-            "created": time.time(),
+            "source": step.source, "settings": step.said_of_settings, "counts": step.counts.model_dump(),
+            "samples": step.samples, "created": time.time(),
         }  # fmt: skip
         files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
 
@@ -155,7 +161,8 @@ class StepFolder:
             step = Step(
                 said["id"], said["key"], said["digest"], said["kind"],
                 [Group.model_validate(group) for group in said["groups"]], said["client_state"],
-                said["source"], counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
+                said["source"], _settings(said.get("settings")),
+                counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
             )  # fmt: skip
             outcome = files.read_json(path.with_suffix(".outcome.json"))
             if outcome is not None:
@@ -204,6 +211,10 @@ class StepFolder:
             return files.read_json(step_folder(self._root, number) / META) or {}
         except ValueError:
             return {}
+
+
+def _settings(said: dict[str, Any] | None) -> StepSettings | None:
+    return None if said is None else StepSettings.model_validate(said)
 
 
 def _take_outcome(step: Step, status: StepStatus) -> None:
