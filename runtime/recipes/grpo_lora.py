@@ -1,4 +1,4 @@
-"""GRPO with LoRA as a torchtune recipe: takes recorded batches in order, commits a checkpoint for each.
+"""GRPO, or plain imitation, with LoRA as a torchtune recipe: takes recorded batches in order, commits each.
 
 Neighbours: the gateway writes `steps/` (or did, long ago: then this is a replay) and reads `checkpoints/`.
 Knows nothing of HTTP, engines or what a reward means. Run it by itself as the YAML beside it says.
@@ -39,6 +39,7 @@ from runtime.trainer.probe import make_probe, spoken
 from runtime.trainer.ranks import RankLostError, Ranks, threads
 from runtime.trainer.settings import SettingsError, UpdateSettings
 from runtime.trainer.step_state import state_of
+from runtime.trainer.supervised import imitate
 from runtime.trainer.tries import TriedOutError, Tries
 from runtime.trainer.update import Trained, update
 
@@ -169,7 +170,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             raise
         if self.ranks.any(False):
             raise _RefusedElsewhereError(f"step {step}: another process of the trainer refused it")
-        if batch.kind == "train":
+        if batch.kind != "restore":
             self.tries.begin(step)
         return batch
 
@@ -197,10 +198,13 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _update(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
         if not self.ranks.first:
             failpoints.passing("rank.training")
-        past = Past(self.step, self._adapter_of)
         settings = UpdateSettings.of(self.cfg, batch.meta)
         optimizer_state.tell(self.optimizer, settings)
-        trained = update(self.policy, self.optimizer, batch, settings, self.ranks, past)
+        if batch.kind == "supervised":
+            trained = imitate(self.policy, self.optimizer, batch, settings, self.ranks)
+        else:
+            past = Past(self.step, self._adapter_of)
+            trained = update(self.policy, self.optimizer, batch, settings, self.ranks, past)
         return trained, make_probe(self.policy, batch) if self.ranks.first else {}
 
     def _adapter_of(self, version: int) -> Path | None:

@@ -24,6 +24,7 @@ def line_of(manifest: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "step": manifest["step"],
         "version": manifest["version"],
         "time": manifest["created"],
+        "kind": state.get("kind", "train"),
         "settings": state.get("settings", {}),
         "metrics": state.get("metrics", {}),
         "counts": state.get("counts", {}),

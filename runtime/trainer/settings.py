@@ -54,7 +54,12 @@ class UpdateSettings:
         `meta`: the batch's; None for what the run says of every step, as in its first.
         """
         meta = meta or {}
-        settled = settle(_run_says(keys), _step_says(meta), meta.get("step", 1))
+        settled = settle(
+            _run_says(keys),
+            _step_says(meta),
+            meta.get("step", 1),
+            supervised=meta.get("kind") == "supervised",
+        )
         names = cls.__dataclass_fields__.keys() - {"learning_rate", "recorded"}
         values = {name: getattr(settled.train, name) for name in names}
         return cls(**values, learning_rate=settled.learning_rate, recorded=settled.recorded())

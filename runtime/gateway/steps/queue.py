@@ -26,6 +26,7 @@ from runtime.gateway.http.step_errors import (
 )
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.claims import Claims
+from runtime.gateway.steps.examples import Learn, counted
 from runtime.gateway.steps.handover import Handover, NotTrainedError
 from runtime.gateway.steps.known_steps import KnownSteps
 from runtime.gateway.steps.rewind import Rewind
@@ -40,7 +41,6 @@ from runtime.shared.schema import (
     Group,
     StepCounts,
     StepRequest,
-    StepSettings,
     StepStatus,
 )
 from runtime.shared.start_adapter import KEY, START, StartError
@@ -71,6 +71,7 @@ class StepQueue:
         max_lag: int,
         train: TrainConfig | None = None,
         resolve: Resolve | None = None,
+        learn: Learn | None = None,
         said: Said | None = None,
     ) -> None:
         self.checkpoints = checkpoints
@@ -82,7 +83,9 @@ class StepQueue:
         self._rewind = Rewind.read(state_dir)
         self._claims = Claims(samples, self._folder, max_lag)
         self._steps = KnownSteps(self._folder, self._claims)
-        self._handover = Handover(self._folder, self._claims, samples, checkpoints, trainer_failure, said)
+        self._handover = Handover(
+            self._folder, self._claims, samples, checkpoints, trainer_failure, said, learn
+        )
         self._wake = asyncio.Event()
         self.client_state: dict[str, Any] | None = None
         self.last_metrics: dict[str, float] = {}
@@ -108,7 +111,9 @@ class StepQueue:
         digest = digest_of(said_in(request))
         if known := self._steps.find(request.key, digest):
             return known.status
-        self._check_settings(request.settings)
+        self._check_settings(request)
+        if request.examples:
+            return self._take_in(self._supervised(request, digest))
         if self._rewind is not None:
             self._rewind.check(
                 request.groups,
@@ -277,14 +282,24 @@ class StepQueue:
     def _end(self, step: Step) -> None:
         failpoints.passing("gateway.ending")
         self._folder.write_outcome(step)
-        step.groups = []
+        step.let_go()
         step.ended.set()
 
     # ------------------------------------------------------------------ taking in
 
-    def _check_settings(self, said: StepSettings | None) -> None:
+    def _supervised(self, request: StepRequest, digest: str) -> Step:
+        """The step that imitates; its examples become ids when its turn comes. Raises NothingToTrainError."""
+        counts = counted(request.examples)
+        if not counts.samples:
+            raise NothingToTrainError(counts)
+        return Step(
+            self._steps.next_id, request.key, digest, "supervised", client_state=request.client_state,
+            counts=counts, settings=request.settings, examples=request.examples,
+        )  # fmt: skip
+
+    def _check_settings(self, request: StepRequest) -> None:
         try:
-            settle(self._train, said, step=1)
+            settle(self._train, request.settings, step=1, supervised=bool(request.examples))
         except SettingsError as error:
             raise SettingsRefusedError(str(error), error.key) from None
 
