@@ -41,6 +41,7 @@ from runtime.gateway.requests.answer_limit import limit_answer
 from runtime.gateway.routes import slipway_routes
 from runtime.gateway.samples.receipts import receipt_routes
 from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.examples import Examples
 from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
@@ -123,7 +124,9 @@ def build_parts(config: RuntimeConfig) -> Parts:
         publish,
         trainer_failure=trainer_failure,
         max_lag=config.max_staleness,
+        train=config.train,
         resolve=TextMembers(samples, fleet, versions).resolve,
+        learn=Examples(fleet).learn,
         said=Said(
             state_dir,
             lambda: tokenizer_of(config.model_path),

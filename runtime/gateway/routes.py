@@ -21,6 +21,7 @@ from runtime.gateway.http.step_errors import (
     NothingToTrainError,
     QueueFullError,
     RewoundError,
+    SettingsRefusedError,
     UnknownCheckpointError,
     UnknownStepError,
 )
@@ -90,6 +91,8 @@ async def _answered(work: Awaitable[T]) -> T:
         return await work
     except KeyReusedError as error:
         raise ApiError(409, str(error), param="key", code="key_reused") from error
+    except SettingsRefusedError as error:
+        raise ApiError(400, str(error), param=f"settings.{error.key}", code="settings") from error
     except ClientStateTooLargeError as error:
         raise ApiError(413, str(error), param="client_state") from error
     except QueueFullError as error:

@@ -1,4 +1,4 @@
-"""GRPO with LoRA as a torchtune recipe: takes recorded batches in order, commits a checkpoint for each.
+"""GRPO, or plain imitation, with LoRA as a torchtune recipe: takes recorded batches in order, commits each.
 
 Neighbours: the gateway writes `steps/` (or did, long ago: then this is a replay) and reads `checkpoints/`.
 Knows nothing of HTTP, engines or what a reward means. Run it by itself as the YAML beside it says.
@@ -38,11 +38,13 @@ from runtime.trainer.old_logprobs import Past
 from runtime.trainer.probe import make_probe, spoken
 from runtime.trainer.ranks import RankLostError, Ranks, threads
 from runtime.trainer.settings import SettingsError, UpdateSettings
+from runtime.trainer.step_state import state_of
+from runtime.trainer.supervised import imitate
 from runtime.trainer.tries import TriedOutError, Tries
 from runtime.trainer.update import Trained, update
 
 # What a batch is refused with, before anything is computed.
-_REFUSALS = (BatchError, CheckpointError, policies.PolicyError, TriedOutError)
+_REFUSALS = (BatchError, CheckpointError, SettingsError, policies.PolicyError, TriedOutError)
 _log = logging.getLogger(__name__)
 
 
@@ -162,12 +164,13 @@ class GRPOLoRARecipe(FTRecipeInterface):
                 self.store.load(batch.meta["from"])
             else:
                 self.policy.check_tokens(int(batch.tokens.max()), int(np.diff(batch.offsets).max()))
+                UpdateSettings.of(self.cfg, batch.meta)
         except _REFUSALS:
             self.ranks.any(True)
             raise
         if self.ranks.any(False):
             raise _RefusedElsewhereError(f"step {step}: another process of the trainer refused it")
-        if batch.kind == "train":
+        if batch.kind != "restore":
             self.tries.begin(step)
         return batch
 
@@ -195,8 +198,13 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _update(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
         if not self.ranks.first:
             failpoints.passing("rank.training")
-        past = Past(self.step, self._adapter_of)
-        trained = update(self.policy, self.optimizer, batch, self.settings, self.ranks, past)
+        settings = UpdateSettings.of(self.cfg, batch.meta)
+        optimizer_state.tell(self.optimizer, settings)
+        if batch.kind == "supervised":
+            trained = imitate(self.policy, self.optimizer, batch, settings, self.ranks)
+        else:
+            past = Past(self.step, self._adapter_of)
+            trained = update(self.policy, self.optimizer, batch, settings, self.ranks, past)
         return trained, make_probe(self.policy, batch) if self.ranks.first else {}
 
     def _adapter_of(self, version: int) -> Path | None:
@@ -249,19 +257,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             failpoints.passing("checkpoint.writing")
 
         counters = trained.added_to(self.counters)
-        state = {
-            "schema": 1,
-            "step": batch.step,
-            "version": batch.step,
-            "kind": batch.kind,
-            "batch": step_folder(self.steps, batch.step).name,
-            "key": batch.meta.get("key"),
-            "request_sha256": batch.meta.get("request_sha256"),
-            "client_state": batch.meta.get("client_state"),
-            "metrics": trained.metrics,
-            "counts": trained.counts,
-            "counters": counters,
-        }
+        state = state_of(batch, step_folder(self.steps, batch.step).name, trained, counters)
         checkpoint = when_there_is_room(
             lambda: self.store.commit(batch.step, batch.step, state, write),
             lambda: self.stopping,

@@ -51,6 +51,9 @@ class BatchError(Exception):
 class Batch:
     """One step's sequences. A "restore" step has `meta` and empty arrays.
 
+    In a "supervised" step nothing was sampled or rewarded: `sampled` marks the tokens of its answers, which
+    are what is learned; its members are examples, in one group with reward 0; `version` is -1.
+
     `sampled` is 1 where the engine sampled the token (loss goes there and nowhere else) and `logprobs`
     holds the engine's own logprob of it, at the temperature it sampled with; 0 elsewhere.
     """
@@ -79,7 +82,7 @@ class Batch:
 
     @property
     def kind(self) -> str:
-        """ "train" or "restore"."""
+        """ "train", "supervised" or "restore"."""
         return str(self.meta.get("kind", "train"))
 
     @functools.cached_property
@@ -140,7 +143,7 @@ def write_batch(folder: Path, batch: Batch) -> None:
     partial = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if batch.kind == "train":
+    if batch.kind != "restore":
         save_file(
             {name: np.ascontiguousarray(value) for name, value in batch.arrays().items()}, partial / _TENSORS
         )
@@ -187,7 +190,7 @@ def read_batch(folder: Path) -> Batch:
 def _check(batch: Batch, name: str) -> None:
     if batch.meta.get("schema") != SCHEMA:
         raise BatchError(f"{name}: schema {batch.meta.get('schema')}, not {SCHEMA}")
-    if batch.kind not in ("train", "restore") or not isinstance(batch.meta.get("step"), int):
+    if batch.kind not in ("train", "supervised", "restore") or not isinstance(batch.meta.get("step"), int):
         raise BatchError(f"{name}: step {batch.meta.get('step')} of kind {batch.kind}")
     if batch.kind == "restore" and not isinstance(batch.meta.get("from"), str):
         raise BatchError(f"{name}: a restore step that names no checkpoint")
@@ -198,8 +201,10 @@ def _check(batch: Batch, name: str) -> None:
             raise BatchError(
                 f"{name}: {tensor} is {value.dtype}{list(value.shape)}, not {dtype}[{sizes[size]}]"
             )
-    if batch.kind == "train":
+    if batch.kind != "restore":
         _check_sequences(batch, name)
+    if batch.kind == "supervised":
+        _check_learned(batch, name)
 
 
 def _check_sequences(batch: Batch, name: str) -> None:
@@ -225,6 +230,14 @@ def _check_sequences(batch: Batch, name: str) -> None:
     # Written so that NaN is refused too.
     if not ((batch.temperature > 0) & np.isfinite(batch.temperature)).all():
         raise BatchError(f"{name}: a sequence has no temperature above 0, so no behaviour distribution")
+
+
+def _check_learned(batch: Batch, name: str) -> None:
+    """Neither reward nor logprob: whoever took it for a step of rewards must find nothing to learn."""
+    if batch.reward.any() or batch.logprobs.any() or (batch.temperature != 1).any():
+        raise BatchError(f"{name}: examples have rewards, logprobs or a temperature")
+    if not np.add.reduceat(batch.sampled.astype(np.int64), batch.offsets[:-1]).all():
+        raise BatchError(f"{name}: a sequence has no answer to learn")
 
 
 def _groups(batch: Batch) -> int:

@@ -18,12 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 def line_of(manifest: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """A committed step's line, out of its checkpoint."""
+    """A committed step's line, out of its checkpoint. `settings` is what its update really used."""
     return {
         "schema": 1,
         "step": manifest["step"],
         "version": manifest["version"],
         "time": manifest["created"],
+        "kind": state.get("kind", "train"),
+        "settings": state.get("settings", {}),
         "metrics": state.get("metrics", {}),
         "counts": state.get("counts", {}),
     }

@@ -235,6 +235,8 @@ class StepCounts(Answer):
     samples: int = 0
     trained: int = 0
     sampled_tokens: int = 0
+    # Of a supervised step, whose `samples` are the answers that its examples have: tokens of those it learns.
+    learned_tokens: int = 0
     # Given as text that no answer matched: trained on the engine's ids of that text, not on what was sampled.
     retokenised: int = 0
     # Samples that go on from an earlier turn id for id, and are trained in one sequence with it.

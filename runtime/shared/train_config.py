@@ -86,12 +86,16 @@ class TrainConfig(Keys):
     charged up to 1 over its last `overlong_buffer` of `overlong_tokens` tokens (soft; DAPO, equation 13).
     `dual_clip`: a ratio above it teaches nothing where the advantage is negative, and counts for no more in
     the KL term; None is 3, or where a clip ends that is wider. `mismatch_cap`: a token weighs at most so many
-    times more for being likelier to the trainer than the engine said.
+    times more for being likelier to the trainer than the engine said. `schedule`: after `warmup_steps` steps
+    in which it rises to its value, `learning_rate` stays (constant) or falls to 0 at step `schedule_steps`.
     """
 
     lora: LoraConfig = LoraConfig()
-    learning_rate: float = Field(default=2e-5, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    learning_rate: float = Field(default=2e-5, gt=0, allow_inf_nan=False)
+    schedule: Schedule = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    schedule_steps: int | None = Field(default=None, ge=1)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(default=1.0, gt=0)
     loss: Loss = "grpo"
     normaliser: Normaliser | None = None
@@ -157,6 +161,15 @@ class TrainConfig(Keys):
                 yield key, f"it is not read with overlong={self.overlong}: train.overlong=soft"
         if self.overlong_tokens is not None and (self.overlong_buffer or 1) >= self.overlong_tokens:
             yield "overlong_buffer", "it is a part of overlong_tokens, so it must be less"
+        yield from self._contradictions_of_schedule()
+
+    def _contradictions_of_schedule(self) -> Iterator[tuple[str, str]]:
+        if self.schedule == "constant" and self.schedule_steps is not None:
+            yield "schedule_steps", "nothing ends there with schedule=constant: linear and cosine fall to 0"
+        if self.schedule != "constant" and self.schedule_steps is None:
+            yield "schedule", f"{self.schedule} falls to 0 at a step: say which with train.schedule_steps"
+        if self.schedule_steps is not None and self.warmup_steps >= self.schedule_steps:
+            yield "warmup_steps", "the rate falls to 0 at schedule_steps, so its rise must end before"
 
 
 def complaint(error: ValidationError) -> tuple[str, str, str]:

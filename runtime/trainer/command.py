@@ -26,7 +26,8 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
     By way of `recipes/tune.py`, which leaves out of torchtune's imports what no recipe here uses.
     """
     state = Path(config.state_dir)
-    train = config.train.resolved()
+    # As it was said: a step that says another loss must not take this loss's own values for the run's words.
+    train = config.train
     keys = {
         "model_path": config.model_path,
         "base_model_name": config.model_name or portable_name(config.model_path),

@@ -205,6 +205,24 @@ def policy_loss(
     )
 
 
+def imitation_loss(
+    logprob_T: Tensor, weight_T: Tensor, reference_T: Tensor | None = None, kl_beta: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of given tokens, -logprob, each with its weight; and the sum of k3 to the reference.
+
+    `kl_beta` adds beta x k3 with the gradient (logprob - reference): the policy did not sample these tokens,
+    so no average of theirs is a KL divergence; each is held near its logprob without the adapter.
+    """
+    loss_T = -logprob_T
+    kl_reference = logprob_T.new_zeros(())
+    if reference_T is not None:
+        now_T = logprob_T.detach()
+        kl_T = _towards(reference_T.detach(), logprob_T, now_T, now_T, math.inf, math.inf)
+        loss_T = loss_T + kl_beta * kl_T
+        kl_reference = kl_T.detach().sum()
+    return (weight_T * loss_T).sum(), kl_reference
+
+
 def _ratio(apart_T: Tensor, answer_T: Tensor, loss: str) -> Tensor:
     """How many times as likely each token is [T]; for gspo its answer's geometric mean."""
     if loss == "gspo":

@@ -1,5 +1,6 @@
 """What besides the adapter a resume needs: the optimizer's moments and the random state, as safetensors.
 
+What a step tells the optimizer is no part of it: each step says all of it again.
 Neighbours: the recipe, inside `CheckpointStore.commit`. Knows nothing of steps or manifests.
 """
 
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.shared.projections import PLACES
+from runtime.trainer.settings import UpdateSettings
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -28,6 +30,12 @@ _OLD_PLACES: dict[str, str] = dict(
     )
 )
 _OLD_NAME = re.compile(r"(layers\.\d+)\.(\w+\.\w+)(\.lora_[ab]\.weight)")
+
+
+def tell(optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> None:
+    """Its next step is at this step's rate and decay, whatever an earlier one was told."""
+    for group in optimizer.param_groups:
+        group |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
 
 
 def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:

@@ -1,28 +1,36 @@
-"""What an update is told: the recipe's keys, checked and with the loss's own values filled in.
+"""What an update is told: the recipe's keys and what a step says over them, checked and resolved.
 
-Neighbours: shared/train_config.py has the names, the bounds and the defaults; update.py reads these. A key
-that no update reads (the optimizer's, the adapter's) is the recipe's own affair.
+Neighbours: shared/step_settings.py puts the two together; shared/train_config.py has the names, the bounds
+and the defaults; update.py reads these. A key that no update reads (the adapter's) is the recipe's affair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
+from runtime.shared.schema import StepSettings
+from runtime.shared.step_settings import SettingsError, settle
 from runtime.shared.train_config import TrainConfig, complaint
 
+__all__ = ["SettingsError", "UpdateSettings"]
 
-class SettingsError(Exception):
-    """The recipe's keys make no step; the text names the key, why, and the way out."""
+_KEYS = TrainConfig.model_fields.keys() - {"lora", "activation_checkpointing", "seed", "keep_checkpoints"}
 
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """`TrainConfig.resolved()`, in the types that it has then: nothing the loss decides is None any more."""
+    """`TrainConfig.resolved()`, in the types that it has then: nothing the loss decides is None any more.
 
+    `learning_rate` is that of the very step, by its schedule; `recorded` is all that was decided, for people
+    and for who would do the step again.
+    """
+
+    learning_rate: float
+    weight_decay: float
     loss: str
     normaliser: str
     constant_tokens: int | None
@@ -37,13 +45,37 @@ class UpdateSettings:
     overlong_buffer: int | None
     max_grad_norm: float
     pack_tokens: int
+    recorded: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, keys: Mapping[str, Any]) -> UpdateSettings:
-        """Read the fields out of the recipe's configuration. Raises SettingsError."""
-        try:
-            train = TrainConfig(**{name: keys[name] for name in cls.__dataclass_fields__}).resolved()
-        except ValidationError as error:
-            key, _, why = complaint(error)
-            raise SettingsError(f"{key}={keys[key]} does not fit: {why}") from None
-        return cls(**{name: getattr(train, name) for name in cls.__dataclass_fields__})
+    def of(cls, keys: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> UpdateSettings:
+        """Those of a step, out of the recipe's configuration and what its batch says. Raises SettingsError.
+
+        `meta`: the batch's; None for what the run says of every step, as in its first.
+        """
+        meta = meta or {}
+        settled = settle(
+            _run_says(keys),
+            _step_says(meta),
+            meta.get("step", 1),
+            supervised=meta.get("kind") == "supervised",
+        )
+        names = cls.__dataclass_fields__.keys() - {"learning_rate", "recorded"}
+        values = {name: getattr(settled.train, name) for name in names}
+        return cls(**values, learning_rate=settled.learning_rate, recorded=settled.recorded())
+
+
+def _run_says(keys: Mapping[str, Any]) -> TrainConfig:
+    try:
+        return TrainConfig(**{name: keys[name] for name in _KEYS})
+    except ValidationError as error:
+        key, _, why = complaint(error)
+        raise SettingsError(key, keys[key], why) from None
+
+
+def _step_says(meta: Mapping[str, Any]) -> StepSettings:
+    try:
+        return StepSettings.model_validate(meta.get("settings") or {})
+    except ValidationError as error:
+        key, _, why = complaint(error)
+        raise SettingsError(f"settings.{key}", meta["settings"], why) from None

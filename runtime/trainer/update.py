@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,10 +39,11 @@ _AVERAGED = ("ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "ent
 
 @dataclass(frozen=True)
 class Trained:
-    """What a step measured, and what became of its samples beyond what the gateway had counted."""
+    """What a step measured, by which settings, and what became of its samples beyond the gateway's counts."""
 
     metrics: dict[str, float]
     counts: dict[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def added_to(self, before: Mapping[str, int]) -> dict[str, int]:
         """The run's sums with one step more."""
@@ -82,7 +83,7 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
     member_S = torch.from_numpy(batch.member)
     reasons = [_unusable(batch, sequence, settings) for sequence in range(batch.sequences)]
     usable = {int(batch.member[sequence]) for sequence, reason in enumerate(reasons) if reason is None}
-    row_A, length_A = _answers(batch)
+    row_A, length_A = answers(batch)
     penalty_M = _overlong_penalties(batch, member_S[row_A], length_A, settings)
     reward_M = torch.from_numpy(batch.reward).double() + penalty_M
     reward_M[[member for member in range(len(reward_M)) if member not in usable]] = float("nan")
@@ -116,7 +117,7 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
     )
 
 
-def _answers(batch: Batch) -> tuple[Tensor, Tensor]:
+def answers(batch: Batch) -> tuple[Tensor, Tensor]:
     """The sequence of each answer, and how many of its tokens were sampled [A]."""
     answer_N = torch.from_numpy(batch.answers)
     row_A = torch.arange(batch.sequences).repeat_interleave(torch.from_numpy(batch.turns))
@@ -167,6 +168,7 @@ def update(
     metrics = {
         "updated": float(bool(selected.sequences)),
         "trained_tokens": float(selected.tokens),
+        "learning_rate": float(optimizer.param_groups[0]["lr"]),
         **_rewards(batch),
     }
     if settings.overlong == "soft":
@@ -174,15 +176,22 @@ def update(
     if selected.sequences:
         policy.zero_grad()  # of a step that failed half way (C49)
         metrics |= gradients(policy, batch, selected, settings, ranks, past)
-        masters = list(policy.masters.values())
-        norm = torch.nn.utils.clip_grad_norm_(masters, settings.max_grad_norm, error_if_nonfinite=True)
-        optimizer.step()
-        policy.zero_grad()
-        policy.refresh()
-        ranks.check_equal(masters)
-        metrics["grad_norm"] = float(norm)
+        metrics["grad_norm"] = take_step(policy, optimizer, settings, ranks)
     metrics["train_seconds"] = time.monotonic() - began
-    return Trained(metrics, _counts(batch, selected))
+    return Trained(metrics, _counts(batch, selected), settings.recorded)
+
+
+def take_step(
+    policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, ranks: Ranks
+) -> float:
+    """Clip the gradients and step on them; the norm they had. Raises RanksDifferError."""
+    masters = list(policy.masters.values())
+    norm = torch.nn.utils.clip_grad_norm_(masters, settings.max_grad_norm, error_if_nonfinite=True)
+    optimizer.step()
+    policy.zero_grad()
+    policy.refresh()
+    ranks.check_equal(masters)
+    return float(norm)
 
 
 def gradients(
@@ -200,15 +209,7 @@ def gradients(
     settled for the whole step, so ranks, packs and their order change nothing but rounding. `old` is found
     out from `past` where nobody gives it.
     """
-    fixed_rows = policy.device.type == "cuda"
-    packs = pack(
-        sequences(batch),
-        selected.sequences,
-        settings.pack_tokens,
-        fixed_rows=fixed_rows,
-        alone=policy.alone,
-    )
-    packs = packs[ranks.rank :: ranks.size]
+    packs = own_packs(policy, batch, selected.sequences, settings, ranks)
     old = old or old_logprobs(policy, batch, packs, past)
     sums = torch.zeros(len(_COUNTED + _AVERAGED), device=policy.device, dtype=torch.float64)
     ratio_max = torch.zeros((), device=policy.device)
@@ -220,14 +221,28 @@ def gradients(
         sums += _summed(terms, entropy)
         ratio_max = torch.maximum(ratio_max, terms.ratio_max.detach().float())
     sums[_COUNTED.index("unkept_tokens")] += old.unkept
-    for master in policy.masters.values():
-        if master.grad is None:  # this rank had no pack
-            master.grad = torch.zeros_like(master)
-    ranks.add_up([sums, *(master.grad for master in policy.masters.values() if master.grad is not None)])
+    add_up(policy, sums, ranks)
     ranks.keep_largest(ratio_max)
     sums[len(_COUNTED) :] /= selected.tokens
     found = dict(zip(_COUNTED + _AVERAGED, sums.tolist(), strict=True))
     return found | {"ratio_max": float(ratio_max)}
+
+
+def own_packs(
+    policy: Policy, batch: Batch, chosen: list[int], settings: UpdateSettings, ranks: Ranks
+) -> list[Pack]:
+    """This rank's packs of the chosen sequences."""
+    fixed_rows = policy.device.type == "cuda"
+    packs = pack(sequences(batch), chosen, settings.pack_tokens, fixed_rows=fixed_rows, alone=policy.alone)
+    return packs[ranks.rank :: ranks.size]
+
+
+def add_up(policy: Policy, sums: Tensor, ranks: Ranks) -> None:
+    """Sums and gradients over all ranks, in place."""
+    for master in policy.masters.values():
+        if master.grad is None:  # this rank had no pack
+            master.grad = torch.zeros_like(master)
+    ranks.add_up([sums, *(master.grad for master in policy.masters.values() if master.grad is not None)])
 
 
 def _summed(terms: losses.LossTerms, entropy: Tensor) -> Tensor:

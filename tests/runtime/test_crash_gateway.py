@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.gateway.steps.queue import MOST_QUEUED
+from runtime.gateway.steps.known_steps import MOST_QUEUED
 from runtime.shared import failpoints
 from tests.runtime.failpoints import arm, instants
 from tests.runtime.gateway_process import Gateway

@@ -174,7 +174,7 @@ def test_a_model_nobody_serves_is_not_found(gateway: Gateway) -> None:
 
 def test_a_step_that_is_malformed_says_which_part_is(gateway: Gateway) -> None:
     for body, param in (
-        ({"key": "k", "groups": []}, "groups"),
+        ({"key": "k", "groups": []}, None),  # neither groups nor examples: it is about both
         (
             {"key": "k", "groups": [{"id": "g", "members": [{"rollout": "r"}], "reward": 1}]},
             "groups.0.reward",

@@ -211,6 +211,39 @@ def test_a_kept_checkpoint_is_served_again_as_a_new_version(runtime: Runtime) ->
     assert runtime.status()["client_state"] == {"key": kept["key"]}
 
 
+def test_c53_what_examples_say_is_answered_after_some_steps(runtime: Runtime) -> None:
+    told = {
+        "the black cat": "oui",
+        "a small dog": "non",
+        "the red house": "ni oui ni non",
+        "my friend": "qui",
+    }
+    asked = {phrase: [{"role": "user", "content": f"[[ ## english ## ]]\n{phrase}"}] for phrase in told}
+
+    def exact() -> int:
+        said = 0
+        for phrase, messages in asked.items():
+            body = {"model": "policy", "messages": messages, "max_tokens": 24, "temperature": 0}
+            answer = runtime.http.post("/v1/chat/completions", json=body).json()
+            said += answer["choices"][0]["message"]["content"] == told[phrase]
+        return said
+
+    before = exact()
+    examples = [
+        {"messages": [*messages, {"role": "assistant", "content": told[phrase]}]}
+        for phrase, messages in asked.items()
+    ]
+    for number in range(14):
+        said = {"learning_rate": 0.02, "schedule": "linear", "schedule_steps": 16, "schedule_step": number}
+        body = {"key": f"learn-{number}", "examples": examples, "settings": said}
+        done = runtime.finished(runtime.http.post("/slipway/steps", json=body).json()["id"])
+        assert done["state"] == "published", done
+        assert (done["counts"]["trained"], done["counts"]["dropped"]) == (4, {})
+        assert done["publication"]["max_error"] < 1e-3 and done["counts"]["learned_tokens"] > 8
+    after = exact()
+    assert before == 0 and after >= 3, runtime.http.get("/slipway/metrics").json()
+
+
 def test_g12_nothing_of_the_runtime_listens_beyond_loopback(runtime: Runtime) -> None:
     inodes: set[str] = set()
     for pid in runtime.alive():

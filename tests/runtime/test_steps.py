@@ -23,17 +23,20 @@ from runtime.gateway.http.step_errors import (
     NotPublishedError,
     QueueFullError,
     RewoundError,
+    SettingsRefusedError,
     UnknownCheckpointError,
     UnknownStepError,
 )
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.claims import Claims
-from runtime.gateway.steps.queue import MOST_QUEUED, StepQueue
+from runtime.gateway.steps.known_steps import MOST_QUEUED
+from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared import failpoints
 from runtime.shared.batch import read_batch
 from runtime.shared.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
-from runtime.shared.schema import Group, Member, StepRequest, StepStatus
+from runtime.shared.schema import Group, Member, StepRequest, StepSettings, StepStatus
+from runtime.shared.train_config import TrainConfig
 from tests.runtime.recorded import sampled
 from tests.support.waiting import wait_until_async
 
@@ -51,7 +54,7 @@ class Run:
         self.refuse: str | None = None
         self.trainer_failure: str | None = None
 
-    def queue(self, max_lag: int = 2) -> StepQueue:
+    def queue(self, max_lag: int = 2, train: TrainConfig | None = None) -> StepQueue:
         self.samples = SampleStore(self.folder / "samples")
         return StepQueue(
             self.folder,
@@ -60,6 +63,7 @@ class Run:
             self.publish,
             trainer_failure=lambda: self.trainer_failure,
             max_lag=max_lag,
+            train=train,
         )
 
     async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -254,6 +258,37 @@ def test_a_step_that_could_train_nothing_is_refused_and_says_why(tmp_path: Path)
             await queue.submit(StepRequest(key="k", groups=[Group(id="g", members=members)]))
         assert queue.list() == []
         assert (await queue.submit(run.request("k", "a"))).state == "queued"  # the key is still free
+
+    drive(work, tmp_path)
+
+
+def test_c60_a_steps_own_settings_reach_the_trainer_over_a_restart(tmp_path: Path) -> None:
+    said = {"learning_rate": 3e-4, "schedule": "linear", "schedule_steps": 9, "scale_rewards": False}
+
+    async def work(run: Run) -> None:
+        await run.queue().submit(run.request("k1", "a", "b", settings=StepSettings(**said)))
+        async with Running(run.queue()) as queue:
+            await queue.submit(run.request("k2", "c", "d"))
+            await run.commit(1)
+            await run.commit(2)
+            assert (await queue.wait(2, SOON_SECONDS)).state == "published"
+        told = [read_batch(run.batch_folder(step)).meta["settings"] for step in (1, 2)]
+        assert told == [said, None]
+
+    drive(work, tmp_path)
+
+
+def test_c60_settings_that_contradict_the_runs_are_refused_before_the_step_is_taken_in(
+    tmp_path: Path,
+) -> None:
+    async def work(run: Run) -> None:
+        queue = run.queue(train=TrainConfig(loss="gspo"))
+        refused = run.request("k", "a", "b", settings=StepSettings(normaliser="token"))
+        with pytest.raises(SettingsRefusedError, match="gspo clips whole answers") as error:
+            await queue.submit(refused)
+        assert error.value.key == "normaliser" and queue.list() == []
+        allowed = refused.model_copy(update={"settings": StepSettings(loss="grpo", normaliser="token")})
+        assert (await queue.submit(allowed)).id == 1, "the key and the samples are still free"
 
     drive(work, tmp_path)
 

@@ -178,13 +178,19 @@ class EngineClient:
         *,
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """The ids of a text, or of messages in the model's own chat template. Raises EngineError."""
+        """The ids of a text, or of messages in the model's own chat template. Raises EngineError.
+
+        `tools`: those the messages were exchanged with.
+        """
         body: dict[str, Any] = {"model": BASE_NAME, "add_special_tokens": add_special_tokens}
         if isinstance(text, str):
             body["prompt"] = text
         else:
             body |= {"messages": text, "add_generation_prompt": add_generation_prompt}
+        if tools:
+            body["tools"] = tools
         return (await self._json("POST", "/tokenize", body))["tokens"]
 
     async def score_next(self, model: str, token_ids: list[int], token: int) -> float:

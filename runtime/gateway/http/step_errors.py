@@ -3,6 +3,7 @@
     StepError
     ├── KeyReusedError            the key belongs to a step with another body
     ├── QueueFullError            as many steps wait as may wait
+    ├── SettingsRefusedError      what it says of its own update makes none; `key` is the first such key
     ├── ClientStateTooLargeError  the program's own state is more than is kept with a step
     ├── NothingToTrainError       not one sample of the step can be trained; `counts` says why
     ├── RewoundError              it names what a lost machine knew; the program goes back to `client_state`
@@ -30,6 +31,14 @@ class KeyReusedError(StepError):
 
 class QueueFullError(StepError):
     """As many steps wait as may wait."""
+
+
+class SettingsRefusedError(StepError):
+    """What the step says of its own update makes none; `key` is the first such key."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class ClientStateTooLargeError(StepError):

@@ -16,7 +16,7 @@ import uuid
 
 import msgspec
 
-from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.gateway.engines.engine_client import EngineError
 from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.samples import content
@@ -24,6 +24,7 @@ from runtime.gateway.samples.journal import Exchange, Sample, Tags
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore, unscorable
 from runtime.gateway.steps.matching import Taken, match
+from runtime.gateway.steps.rendering import NotRenderedError, render
 from runtime.gateway.versions.versions import Versions
 from runtime.shared.schema import Group, Member
 
@@ -33,10 +34,6 @@ _AT_ONCE = 8
 _TEMPERATURE = 1.0
 
 _NOT_TEXT = dict.fromkeys(("messages", "completion", "tool_calls"))
-
-
-class NotRenderedError(Exception):
-    """A text that has no exact ids as an answer in the model's chat template; the message is the reason."""
 
 
 class TextMembers:
@@ -114,23 +111,3 @@ class TextMembers:
             )
         )
         return self._store.of_sample(sample.id)[0]
-
-
-async def render(
-    client: EngineClient, messages: list[dict[str, object]], answer: str
-) -> tuple[list[int], list[int]]:
-    """The ids of a question in the engine's own rendering, and of its answer with what ends an answer there.
-
-    Raises EngineError, and NotRenderedError where the template would show the answer otherwise than as its
-    own text, right after the prompt it is an answer to.
-    """
-    prompt = await client.tokenize(messages)
-    said = {"role": "assistant", "content": answer}
-    whole = await client.tokenize([*messages, said], add_generation_prompt=False)
-    bare = await client.tokenize(answer)
-    end = len(prompt) + len(bare)
-    if not bare or whole[: len(prompt)] != prompt or whole[len(prompt) : end] != bare:
-        raise NotRenderedError("the chat template does not show it as it is")
-    if len(whole) == end:
-        raise NotRenderedError("the chat template does not end an answer")
-    return prompt, whole[len(prompt) : end + 1]

@@ -1,21 +1,25 @@
 """A step on the trainer's side: its batch is built and given, then its commit is waited for.
 
 Neighbours: queue.py has the step before and after; claims.py says what of it is trained, batch_building.py
-makes the batch and step_records.py writes it; the trainer takes `steps/NNNNNN/` and commits
-`checkpoints/step-NNNNNN/`. Knows nothing of keys, publications or what the queue says of the step.
+makes the batch, or examples.py and supervised_batch.py where it imitates, and step_records.py writes it; the
+trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`. Knows nothing of keys, publications or
+what the queue says of the step.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from runtime.gateway.http.step_errors import NothingToTrainError
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.batch_building import build
 from runtime.gateway.steps.claims import Claims
+from runtime.gateway.steps.examples import Learn, NotLearnedError
 from runtime.gateway.steps.rollout_log import Said
 from runtime.gateway.steps.step_records import Step, StepFolder
+from runtime.gateway.steps.supervised_batch import lay_down
 from runtime.shared import failpoints
 from runtime.shared.batch import SCHEMA, Batch, empty_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
@@ -39,6 +43,7 @@ class Handover:
         checkpoints: CheckpointStore,
         trainer_failure: Callable[[], str | None],
         said: Said | None,
+        learn: Learn | None = None,
     ) -> None:
         self._folder = folder
         self._claims = claims
@@ -46,6 +51,7 @@ class Handover:
         self._checkpoints = checkpoints
         self._trainer_failure = trainer_failure
         self._said = said
+        self._learn = learn
 
     async def give(self, step: Step) -> None:
         """Write the batch for the trainer; staleness is judged here, with what has been committed since.
@@ -61,9 +67,12 @@ class Handover:
         meta = {
             "schema": SCHEMA, "kind": step.kind, "step": step.id, "key": step.key,
             "request_sha256": step.digest, "from": step.source, "client_state": step.client_state,
+            "settings": step.said_of_settings,
         }  # fmt: skip
         if step.kind == "restore":
             return empty_batch(meta)
+        if step.kind == "supervised":
+            return await self._supervised_batch(step, meta)
         async with self._claims.sorting:
             selection = await self._claims.select(step.groups, step.id)
             self._claims.add(step, selection.ids)
@@ -75,6 +84,19 @@ class Handover:
         if self._said is not None:
             await asyncio.to_thread(self._said.write, step.id, selection, self._samples)
         return batch
+
+    async def _supervised_batch(self, step: Step, meta: dict[str, Any]) -> Batch:
+        if self._learn is None:
+            raise NotTrainedError("no engine here can render examples")
+        try:
+            learned = await self._learn(step.examples)
+        except NotLearnedError as error:
+            raise NotTrainedError(str(error)) from error
+        step.counts = learned.counts
+        if not learned.sequences:
+            raise NothingToTrainError(learned.counts)
+        counts = {"counts": learned.counts.model_dump()}
+        return await asyncio.to_thread(lay_down, learned.sequences, meta | counts)
 
     async def until_committed(self, step: Step) -> Checkpoint:
         """The step's checkpoint, once the trainer has committed it. Raises NotTrainedError."""

@@ -1,8 +1,8 @@
 """The queue of training steps: taken in once per key, given to the trainer one at a time, published.
 
-Neighbours: the gateway's routes submit and wait; claims.py says which samples a step has, step_records.py has
-each step on disk first; handover.py gives it to the trainer and waits for its commit; `publish`
-(publishing.py's) serves that. Knows nothing of HTTP, engines, batches or tensors.
+Neighbours: the gateway's routes submit and wait; known_steps.py has every step, step_records.py has each on
+disk first, claims.py says which samples it has; handover.py gives it to the trainer and waits for its commit;
+`publish` (publishing.py's) serves that. Knows nothing of HTTP, engines, batches or tensors.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from typing import Any
 
 from runtime.gateway.http.step_errors import (
     ClientStateTooLargeError,
-    KeyReusedError,
     NothingToTrainError,
     NotPublishedError,
-    QueueFullError,
+    SettingsRefusedError,
     UnknownCheckpointError,
     UnknownStepError,
 )
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.claims import Claims
+from runtime.gateway.steps.examples import Learn, counted
 from runtime.gateway.steps.handover import Handover, NotTrainedError
+from runtime.gateway.steps.known_steps import KnownSteps
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Said
 from runtime.gateway.steps.step_records import Step, StepFolder, digest_of, said_in
@@ -43,10 +44,11 @@ from runtime.shared.schema import (
     StepStatus,
 )
 from runtime.shared.start_adapter import KEY, START, StartError
+from runtime.shared.step_settings import SettingsError, settle
+from runtime.shared.train_config import TrainConfig
 
 log = logging.getLogger(__name__)
 
-MOST_QUEUED = 8
 RETRY_SECONDS = 30.0
 DISK_SECONDS = 2.0  # a disk that takes nothing is tried again this often
 
@@ -67,64 +69,71 @@ class StepQueue:
         *,
         trainer_failure: Callable[[], str | None],
         max_lag: int,
+        train: TrainConfig | None = None,
         resolve: Resolve | None = None,
+        learn: Learn | None = None,
         said: Said | None = None,
     ) -> None:
         self.checkpoints = checkpoints
         self._samples = samples
         self._folder = StepFolder(state_dir / "steps")
         self._publish = publish
+        self._train = train or TrainConfig()
         self._resolve = resolve
         self._rewind = Rewind.read(state_dir)
-        self._steps: dict[int, Step] = {}
-        self._by_key: dict[str, Step] = {}
         self._claims = Claims(samples, self._folder, max_lag)
-        self._handover = Handover(self._folder, self._claims, samples, checkpoints, trainer_failure, said)
+        self._steps = KnownSteps(self._folder, self._claims)
+        self._handover = Handover(
+            self._folder, self._claims, samples, checkpoints, trainer_failure, said, learn
+        )
         self._wake = asyncio.Event()
         self.client_state: dict[str, Any] | None = None
         self.last_metrics: dict[str, float] = {}
         # Of the newest committed step, as metrics.jsonl has it or is about to.
         self.last_line: dict[str, Any] | None = None
         self.trouble: str | None = None
-        self._recover()
+        self._steps.recover(checkpoints.readable())
         # Whether what the run begins with is still to be served; nothing is asked of the policy until then.
         self.starting = (state_dir / START).is_dir() and self._begin()
 
     @property
     def queued(self) -> int:
         """Steps not yet ended."""
-        return sum(not step.ended.is_set() for step in self._steps.values())
+        return self._steps.queued
 
     def list(self) -> list[StepStatus]:
         """Every step, oldest first."""
-        return [step.status for _, step in sorted(self._steps.items())]
+        return [step.status for step in self._steps.in_order()]
 
     async def submit(self, request: StepRequest) -> StepStatus:
         """Take a step in, once per key. Raises a StepError."""
         _check_size(request.client_state)
         digest = digest_of(said_in(request))
-        if known := self._known(request.key, digest):
+        if known := self._steps.find(request.key, digest):
             return known.status
+        self._check_settings(request)
+        if request.examples:
+            return self._take_in(self._supervised(request, digest))
         if self._rewind is not None:
             self._rewind.check(
                 request.groups,
                 self._samples.knows,
-                gone_on=self._next_id() > self._rewind.to_step + 1,
+                gone_on=self._steps.next_id > self._rewind.to_step + 1,
             )
         groups = list(request.groups)
         if self._resolve is not None:
             groups = await self._resolve(groups, self._claims.has)
-            if known := self._known(request.key, digest):  # taken in while texts were looked up
+            if known := self._steps.find(request.key, digest):  # taken in while texts were looked up
                 return known.status
         async with self._claims.sorting:
-            if known := self._known(request.key, digest):  # taken in while another step was sorted
+            if known := self._steps.find(request.key, digest):  # taken in while another step was sorted
                 return known.status
             selection = await self._claims.select(groups, None)
             if not selection.samples:
                 raise NothingToTrainError(selection.counts)
             step = Step(
-                self._next_id(), request.key, digest, "train", groups, request.client_state,
-                counts=selection.counts, samples=selection.ids,
+                self._steps.next_id, request.key, digest, "train", groups, request.client_state,
+                counts=selection.counts, samples=selection.ids, settings=request.settings,
             )  # fmt: skip
             return self._take_in(step)
 
@@ -135,13 +144,13 @@ class StepQueue:
         """
         _check_size(client_state)
         digest = digest_of({"restore": name, "client_state": client_state})
-        if known := self._known(key, digest):
+        if known := self._steps.find(key, digest):
             return known.status
         kept = await self._checkpoint(name)
-        if known := self._known(key, digest):  # taken in while we looked
+        if known := self._steps.find(key, digest):  # taken in while we looked
             return known.status
         state = kept.client_state if client_state is None else client_state
-        step = Step(self._next_id(), key, digest, "restore", source=name, client_state=state)
+        step = Step(self._steps.next_id, key, digest, "restore", source=name, client_state=state)
         return self._take_in(step)
 
     async def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
@@ -172,7 +181,7 @@ class StepQueue:
         while True:
             if why := self.start_failure:
                 raise StartError(why)
-            step = self._next()
+            step = self._steps.next()
             if step is None:
                 await self._idle()
                 continue
@@ -182,9 +191,6 @@ class StepQueue:
                 log.warning("step %d waits: %s", step.id, error)
                 self.trouble = f"step {step.id} waits: {error}"
                 await asyncio.sleep(DISK_SECONDS)
-
-    def _next(self) -> Step | None:
-        return next((step for _, step in sorted(self._steps.items()) if not step.ended.is_set()), None)
 
     async def _idle(self) -> None:
         """Until there is a step; meanwhile what is committed but not served is tried again."""
@@ -197,13 +203,13 @@ class StepQueue:
     @property
     def start_failure(self) -> str | None:
         """Why the trainer cannot take the adapter that the run begins with."""
-        first = self._by_key.get(KEY)
+        first = self._steps.by_key(KEY)
         return first.error if self.starting and first is not None and not first.committed else None
 
     def _begin(self) -> bool:
         """Take in the run's first step, once; whether anything is still to come before the run has begun."""
-        first = self._by_key.get(KEY)
-        if first is None and not (self._steps or self._claims.committed):
+        first = self._steps.by_key(KEY)
+        if first is None and self._steps.next_id == 1:
             first = Step(1, KEY, digest_of({"restore": START}), "restore", source=START)
             self._take_in(first)
         return (
@@ -276,23 +282,29 @@ class StepQueue:
     def _end(self, step: Step) -> None:
         failpoints.passing("gateway.ending")
         self._folder.write_outcome(step)
-        step.groups = []
+        step.let_go()
         step.ended.set()
 
     # ------------------------------------------------------------------ taking in
 
-    def _known(self, key: str, digest: str) -> Step | None:
-        step = self._by_key.get(key)
-        if step is not None and step.digest != digest:
-            raise KeyReusedError(f"key {key!r} belongs to step {step.id}, which had a different body")
-        if step is None and self.queued >= MOST_QUEUED:
-            raise QueueFullError(f"{MOST_QUEUED} steps are already waiting")
-        return step
+    def _supervised(self, request: StepRequest, digest: str) -> Step:
+        """The step that imitates; its examples become ids when its turn comes. Raises NothingToTrainError."""
+        counts = counted(request.examples)
+        if not counts.samples:
+            raise NothingToTrainError(counts)
+        return Step(
+            self._steps.next_id, request.key, digest, "supervised", client_state=request.client_state,
+            counts=counts, settings=request.settings, examples=request.examples,
+        )  # fmt: skip
+
+    def _check_settings(self, request: StepRequest) -> None:
+        try:
+            settle(self._train, request.settings, step=1, supervised=bool(request.examples))
+        except SettingsError as error:
+            raise SettingsRefusedError(str(error), error.key) from None
 
     def _take_in(self, step: Step) -> StepStatus:
-        self._folder.queue(step)
-        failpoints.passing("gateway.queued")
-        self._remember(step)
+        self._steps.take_in(step)
         self._wake.set()
         return step.status
 
@@ -305,25 +317,7 @@ class StepQueue:
             )
         return found
 
-    def _next_id(self) -> int:
-        return max((*self._steps, *self._claims.committed), default=0) + 1
-
-    def _remember(self, step: Step) -> None:
-        self._steps[step.id] = step
-        self._by_key[step.key] = step
-        self._claims.remember(step)
-
     # ------------------------------------------------------------------ after a restart
-
-    def _recover(self) -> None:
-        """Take up what is on disk. The queue's own files are an index: what they lack, the batches given to
-        the trainer and the checkpoints it committed still say."""
-        kept = {checkpoint.step: checkpoint.state for checkpoint in self.checkpoints.readable()}
-        for step in self._folder.read_all(kept):
-            self._remember(step)
-            if step.committed:
-                self._claims.committed.add(step.id)
-        self._claims.committed.update(number for number in kept if number > 0)
 
     async def _catch_up(self) -> None:
         """Serve the newest committed state: a crash may have come between commit and publication (C40)."""

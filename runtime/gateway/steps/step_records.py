@@ -26,7 +26,15 @@ from safetensors import SafetensorError
 
 from runtime.shared import files
 from runtime.shared.batch import META, Batch, step_folder, write_batch
-from runtime.shared.schema import Group, StepCounts, StepRequest, StepState, StepStatus
+from runtime.shared.schema import (
+    Group,
+    StepCounts,
+    StepRequest,
+    StepSettings,
+    StepState,
+    StepStatus,
+    SupervisedExample,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +48,12 @@ class Step:
     id: int
     key: str
     digest: str
-    kind: Literal["train", "restore"]
+    kind: Literal["train", "supervised", "restore"]
     groups: list[Group] = field(default_factory=list)
     client_state: dict[str, Any] | None = None
     source: str | None = None
+    settings: StepSettings | None = None
+    examples: list[SupervisedExample] = field(default_factory=list)
     state: StepState = "queued"
     counts: StepCounts = field(default_factory=StepCounts)
     samples: list[str] = field(default_factory=list)
@@ -53,6 +63,15 @@ class Step:
     # Also true of a failed step whose publication was what failed.
     committed: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def let_go(self) -> None:
+        """What only a step that has not ended is asked for."""
+        self.groups, self.examples = [], []
+
+    @property
+    def said_of_settings(self) -> dict[str, Any] | None:
+        """What it says of its own update, in plain values; None where it says nothing."""
+        return None if self.settings is None else self.settings.model_dump(exclude_none=True)
 
     @property
     def status(self) -> StepStatus:
@@ -97,7 +116,8 @@ class StepFolder:
         value = {
             "id": step.id, "key": step.key, "digest": step.digest, "kind": step.kind,
             "groups": [group.model_dump() for group in step.groups], "client_state": step.client_state,
-            "source": step.source, "counts": step.counts.model_dump(), "samples": step.samples,
+            "source": step.source, "settings": step.said_of_settings, "counts": step.counts.model_dump(),
+            "samples": step.samples, "examples": [one.model_dump() for one in step.examples],
             "created": time.time(),
         }  # fmt: skip
         files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
@@ -155,7 +175,9 @@ class StepFolder:
             step = Step(
                 said["id"], said["key"], said["digest"], said["kind"],
                 [Group.model_validate(group) for group in said["groups"]], said["client_state"],
-                said["source"], counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
+                said["source"], _settings(said.get("settings")),
+                [SupervisedExample.model_validate(one) for one in said.get("examples", ())],
+                counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
             )  # fmt: skip
             outcome = files.read_json(path.with_suffix(".outcome.json"))
             if outcome is not None:
@@ -182,7 +204,12 @@ class StepFolder:
             client_state=state.get("client_state", given.get("client_state")),
             source=given.get("from"),
             counts=StepCounts.model_validate(state.get("counts") or given.get("counts") or {}),
-            samples=[turn["id"] for one in given.get("samples", ()) for turn in one.get("turns") or [one]],
+            samples=[
+                turn["id"]
+                for one in given.get("samples", ())
+                for turn in one.get("turns") or [one]
+                if "id" in turn
+            ],
             metrics={name: value for name, value in state.get("metrics", {}).items() if math.isfinite(value)},
             error=error,
             committed=error is None and number <= newest,
@@ -206,9 +233,13 @@ class StepFolder:
             return {}
 
 
+def _settings(said: dict[str, Any] | None) -> StepSettings | None:
+    return None if said is None else StepSettings.model_validate(said)
+
+
 def _take_outcome(step: Step, status: StepStatus) -> None:
     step.state, step.counts, step.metrics = status.state, status.counts, status.metrics
     step.publication, step.error = status.publication, status.error
     step.committed = status.version is not None
-    step.groups = []
+    step.let_go()
     step.ended.set()

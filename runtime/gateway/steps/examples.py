@@ -1,0 +1,187 @@
+"""Examples made into ids: each answer of a conversation, right after its own prompt as it is served (C53).
+
+An answer is every assistant's message whose `weight` is not 0. Where the next answer's prompt goes on from
+the last answer id for id, they are one sequence; else each is a sequence of its own. An example that cannot
+be had exactly is dropped whole, and its answers are counted with the reason.
+Neighbours: handover.py asks when a supervised step's turn comes; rendering.py has one answer's ids,
+supervised_batch.py lays them down. Knows nothing of losses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.requests import tools
+from runtime.gateway.steps.rendering import Message, NotRenderedError, Tools, render
+from runtime.shared.schema import StepCounts, SupervisedExample
+
+T = TypeVar("T")
+
+MOST_ANSWERS = 256
+# Answers the engines render at a time, beside the rollouts.
+_AT_ONCE = 8
+# An engine that dies meanwhile is started again; how often an answer is asked for again, and for how long an
+# engine may be away, as while a runtime starts anew.
+_TRIES = 5
+_AWAY_SECONDS = 1800.0
+_LOOK_SECONDS = 1.0
+
+
+class NotLearnedError(Exception):
+    """No engine renders the examples; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Learnable:
+    """One sequence to learn from: its ids, and where the answers lie in it (start, end)."""
+
+    example: int
+    tokens: list[int]
+    answers: list[tuple[int, int]]
+
+
+@dataclass
+class Learned:
+    """What examples came to."""
+
+    sequences: list[Learnable] = field(default_factory=list)
+    counts: StepCounts = field(default_factory=StepCounts)
+
+
+Learn = Callable[[Sequence[SupervisedExample]], Awaitable[Learned]]
+
+
+def places_of(example: SupervisedExample) -> list[int]:
+    """Where the answers to learn stand among an example's messages."""
+    return [
+        place
+        for place, message in enumerate(example.messages)
+        if message.get("role") == "assistant" and message.get("weight", 1) != 0
+    ]
+
+
+def counted(examples: Sequence[SupervisedExample]) -> StepCounts:
+    """Of examples that nobody has rendered yet."""
+    without = sum(not places_of(example) for example in examples)
+    dropped = {"no answer to learn": without} if without else {}
+    return StepCounts(samples=sum(len(places_of(example)) for example in examples), dropped=dropped)
+
+
+class Examples:
+    """Renders examples by whichever engine has the least to do."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._places = asyncio.Semaphore(_AT_ONCE)
+
+    async def learn(self, examples: Sequence[SupervisedExample]) -> Learned:
+        """All of a step's examples, in their order. Raises NotLearnedError."""
+        rendered = await _all([self._sequences(number, one) for number, one in enumerate(examples)])
+        found, dropped = Learned(), Counter(counted(examples).dropped)
+        for example, sequences in zip(examples, rendered, strict=True):
+            if isinstance(sequences, str):
+                dropped[sequences] += len(places_of(example))
+            else:
+                found.sequences += sequences
+        answers = sum(len(one.answers) for one in found.sequences)
+        found.counts = counted(examples).model_copy(
+            update={
+                "trained": answers,
+                "turns_joined": answers - len(found.sequences),
+                "learned_tokens": sum(end - start for one in found.sequences for start, end in one.answers),
+                "dropped": dict(dropped),
+            }
+        )
+        return found
+
+    async def _sequences(self, number: int, example: SupervisedExample) -> list[Learnable] | str:
+        """An example's sequences, or why it has none."""
+        places = places_of(example)
+        if len(places) > MOST_ANSWERS:
+            return f"more than {MOST_ANSWERS} answers"
+        given = tools.freed({"tools": example.tools})[0]["tools"]
+        messages = [_shown(message) for message in example.messages]
+        try:
+            parts = await _all([self._answer(messages[:place], messages[place], given) for place in places])
+        except NotRenderedError as error:
+            return str(error)
+        return _joined(number, parts)
+
+    async def _answer(
+        self, before: list[Message], answer: Message, given: Tools
+    ) -> tuple[list[int], list[int]]:
+        """Raises NotRenderedError, NotLearnedError."""
+        said: EngineError | None = None
+        async with self._places:
+            for _ in range(_TRIES):
+                client = await self._client()
+                try:
+                    return await _fitting(client, before, answer, given)
+                except EngineError as error:
+                    said = error
+                    if 400 <= error.status < 500:
+                        raise NotRenderedError(_refusal(error)) from error
+                    await asyncio.sleep(_LOOK_SECONDS)
+        raise NotLearnedError(f"no engine renders the examples: {said}")
+
+    async def _client(self) -> EngineClient:
+        end = time.monotonic() + _AWAY_SECONDS
+        while True:
+            try:
+                return (await self._fleet.pick()).client
+            except ApiError as error:
+                if error.code == "engine_failed" or time.monotonic() > end:
+                    raise NotLearnedError(f"no engine renders the examples: {error}") from error
+                await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _fitting(
+    client: EngineClient, before: list[Message], answer: Message, given: Tools
+) -> tuple[list[int], list[int]]:
+    prompt, completion = await render(client, before, answer, given)
+    if len(prompt) + len(completion) > await client.context_length():
+        raise NotRenderedError("longer than the context")
+    if not prompt:
+        raise NotRenderedError("it has no prompt")
+    return prompt, completion
+
+
+async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
+    """As asyncio.gather, but where one fails nothing of the others goes on."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _shown(message: Message) -> Message:
+    """A message as the engine is to see it: the weight is ours."""
+    return {name: value for name, value in message.items() if name != "weight"}
+
+
+def _refusal(error: EngineError) -> str:
+    """One reason for all messages of a kind: it becomes a key in the counts."""
+    too_long = "maximum context length" in error.message or "maximum model length" in error.message
+    return "longer than the context" if too_long else "the engine does not take its messages"
+
+
+def _joined(number: int, parts: list[tuple[list[int], list[int]]]) -> list[Learnable]:
+    """Answers in their order, each that goes on from the last in one sequence with it."""
+    found: list[Learnable] = []
+    for prompt, completion in parts:
+        tokens, place = prompt + completion, (len(prompt), len(prompt) + len(completion))
+        if found and prompt[: len(found[-1].tokens)] == found[-1].tokens:
+            found[-1] = Learnable(number, tokens, [*found[-1].answers, place])
+        else:
+            found.append(Learnable(number, tokens, [place]))
+    return found

@@ -1,0 +1,83 @@
+"""Every step that the run has taken in: by its number, by its key, and after a restart from what is on disk.
+
+Neighbours: queue.py decides what is taken in and drives it; step_records.py has each step on disk;
+claims.py is told which samples they have. Knows nothing of what becomes of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.gateway.http.step_errors import KeyReusedError, QueueFullError
+from runtime.gateway.steps.claims import Claims
+from runtime.gateway.steps.step_records import Step, StepFolder
+from runtime.shared import failpoints
+from runtime.shared.checkpoint import Checkpoint
+
+MOST_QUEUED = 8
+
+
+class KnownSteps:
+    """The gateway's event loop is its only user."""
+
+    def __init__(self, folder: StepFolder, claims: Claims) -> None:
+        self._folder = folder
+        self._claims = claims
+        self._steps: dict[int, Step] = {}
+        self._by_key: dict[str, Step] = {}
+
+    def recover(self, readable: Iterable[Checkpoint]) -> None:
+        """Take up what is on disk. The queue's own files are an index: what they lack, the batches given to
+        the trainer and the checkpoints it committed still say."""
+        kept = {checkpoint.step: checkpoint.state for checkpoint in readable}
+        for step in self._folder.read_all(kept):
+            self._remember(step)
+            if step.committed:
+                self._claims.committed.add(step.id)
+        self._claims.committed.update(number for number in kept if number > 0)
+
+    def take_in(self, step: Step) -> None:
+        """The step survives from here on. Raises OSError."""
+        self._folder.queue(step)
+        failpoints.passing("gateway.queued")
+        self._remember(step)
+
+    def find(self, key: str, digest: str) -> Step | None:
+        """The step that has the key. Raises KeyReusedError, QueueFullError where a new one has no place."""
+        step = self._by_key.get(key)
+        if step is not None and step.digest != digest:
+            raise KeyReusedError(f"key {key!r} belongs to step {step.id}, which had a different body")
+        if step is None and self.queued >= MOST_QUEUED:
+            raise QueueFullError(f"{MOST_QUEUED} steps are already waiting")
+        return step
+
+    def by_key(self, key: str) -> Step | None:
+        """The step that has the key, whatever its body."""
+        return self._by_key.get(key)
+
+    def get(self, number: int) -> Step | None:
+        """The step of that number."""
+        return self._steps.get(number)
+
+    def in_order(self) -> list[Step]:
+        """Every step, oldest first."""
+        return [step for _, step in sorted(self._steps.items())]
+
+    def next(self) -> Step | None:
+        """The oldest that has not ended."""
+        return next((step for step in self.in_order() if not step.ended.is_set()), None)
+
+    @property
+    def queued(self) -> int:
+        """Steps not yet ended."""
+        return sum(not step.ended.is_set() for step in self._steps.values())
+
+    @property
+    def next_id(self) -> int:
+        """What the next one is called."""
+        return max((*self._steps, *self._claims.committed), default=0) + 1
+
+    def _remember(self, step: Step) -> None:
+        self._steps[step.id] = step
+        self._by_key[step.key] = step
+        self._claims.remember(step)

@@ -1,0 +1,77 @@
+"""A conversation's answer in exact ids: the prompt and what follows it, by the engine's own rendering.
+
+Neighbours: from_text.py asks for members given as text, examples.py for what is to be imitated; the engine
+has the chat template and the tokenizer. Knows nothing of rewards, steps or samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.gateway.engines.engine_client import EngineClient
+
+Message = dict[str, Any]
+Tools = list[dict[str, Any]] | None
+
+# What is rendered to see how an answer ends.
+_ANY_ANSWER = "a"
+
+
+class NotRenderedError(Exception):
+    """A text that has no exact ids as an answer in the model's chat template; the message is the reason."""
+
+
+async def render(
+    client: EngineClient, messages: list[Message], answer: str | Message, tools: Tools = None
+) -> tuple[list[int], list[int]]:
+    """The ids of a question in the engine's own rendering, and of its answer with what ends an answer there.
+
+    `answer`: a text, or an assistant's message, which may have tool calls. Raises EngineError, and
+    NotRenderedError where the template would show the answer otherwise than right after the prompt it is an
+    answer to: a text as its own ids, a message in another form with the end that a text has.
+    """
+    said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+    prompt = await client.tokenize(messages, tools=tools)
+    rest = await _after(client, prompt, [*messages, said], tools)
+    text = _only_text(said)
+    if text is not None:
+        body, end = await _split(client, rest, text)
+    else:
+        any_answer = {"role": "assistant", "content": _ANY_ANSWER}
+        plain = await _after(client, prompt, [*messages, any_answer], tools)
+        _, end = await _split(client, plain, _ANY_ANSWER)
+        if rest[-len(end) :] != end:
+            raise NotRenderedError("the chat template does not end it as an answer")
+        body = rest[: -len(end)]
+    if not body or end[0] in body:
+        raise NotRenderedError("what ends an answer stands inside it")
+    return prompt, [*body, end[0]]
+
+
+async def _after(client: EngineClient, prompt: list[int], messages: list[Message], tools: Tools) -> list[int]:
+    """What the template has after the prompt, of a conversation that goes on from it."""
+    whole = await client.tokenize(messages, add_generation_prompt=False, tools=tools)
+    if whole[: len(prompt)] != prompt:
+        raise NotRenderedError("the chat template does not show it as it is")
+    return whole[len(prompt) :]
+
+
+async def _split(client: EngineClient, rest: list[int], text: str) -> tuple[list[int], list[int]]:
+    """A text's own ids, and what the template puts after them."""
+    bare = await client.tokenize(text)
+    if not bare or rest[: len(bare)] != bare:
+        raise NotRenderedError("the chat template does not show it as it is")
+    if len(rest) == len(bare):
+        raise NotRenderedError("the chat template does not end an answer")
+    return bare, rest[len(bare) :]
+
+
+def _only_text(said: Message) -> str | None:
+    """The text that is all of a message; None where there is more to it, or no text."""
+    if any(value for name, value in said.items() if name not in ("role", "content", "name")):
+        return None
+    content = said.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        return None if any(not isinstance(text, str) for text in texts) else "".join(map(str, texts))
+    return content if isinstance(content, str) else None

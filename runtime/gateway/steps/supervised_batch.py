@@ -1,0 +1,49 @@
+"""The batch of a supervised step: examples' ids laid down sequence by sequence, their answers marked.
+
+Neighbours: examples.py has the ids, handover.py gives the batch to the trainer, shared/batch.py is its form
+on disk and says what stands where nothing was sampled or rewarded. Tokenises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from runtime.gateway.steps.examples import Learnable
+from runtime.shared.batch import Batch
+
+
+def lay_down(learned: Sequence[Learnable], meta: dict[str, Any]) -> Batch:
+    """At least one sequence. `meta` is added to the batch's JSON."""
+    tokens = [np.asarray(one.tokens, np.int32) for one in learned]
+    learnt = [np.zeros(len(ids), np.uint8) for ids in tokens]
+    for one, marks in zip(learned, learnt, strict=True):
+        for start, end in one.answers:
+            marks[start:end] = 1
+    examples = sorted({one.example for one in learned})
+    member = {example: index for index, example in enumerate(examples)}
+    count, size = len(learned), sum(map(len, tokens))
+    return Batch(
+        tokens=np.concatenate(tokens),
+        sampled=np.concatenate(learnt),
+        logprobs=np.zeros(size, np.float32),
+        offsets=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
+        temperature=np.ones(count, np.float32),
+        version=np.full(count, -1, np.int64),
+        truncated=np.zeros(count, np.uint8),
+        member=np.asarray([member[one.example] for one in learned], np.int64),
+        reward=np.zeros(len(examples), np.float32),
+        group=np.zeros(len(examples), np.int64),
+        meta=meta
+        | {
+            "groups": [{"id": "examples", "predictor": None}],
+            "members": [{"example": example, "group": 0} for example in examples],
+            "samples": [_described(one) for one in learned],
+        },
+    )
+
+
+def _described(one: Learnable) -> dict[str, Any]:
+    return {"example": one.example, "turns": [{"start": start, "end": end} for start, end in one.answers]}

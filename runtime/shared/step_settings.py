@@ -1,0 +1,126 @@
+"""What one step is told: the run's `train.` keys, with what the step itself says put over them (C60).
+
+Neighbours: the gateway checks a step with it before it takes one in, the trainer computes with what it gives:
+a command line and a program's own words end here. `train_config.py` has the names, bounds and contradictions.
+
+A key that the step does not say is as the run says. But a loss of the step's own that is not the run's brings
+its own values: the run's `normaliser`, `constant_tokens`, `scale_rewards` and clips were chosen for another
+loss. In the same way another `schedule` does not take the run's `schedule_steps`, another `overlong` not its
+tokens, and another normaliser not its `constant_tokens`. `warmup_steps` holds for every schedule.
+
+A supervised step has no rewards. What the run says of its loss is not said of it: its tokens count alike, or
+its answers with `normaliser=sequence`, and only its own `kl_beta` adds a KL term. A loss's keys are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from runtime.shared.schema import StepSettings
+from runtime.shared.train_config import LOSSES, TrainConfig, complaint
+
+# What the run says of them is said of its own choice alone: choice -> keys.
+_BELONG = {
+    "loss": ("normaliser", "constant_tokens", "scale_rewards", "clip_low", "clip_high", "dual_clip"),
+    "schedule": ("schedule_steps",),
+    "overlong": ("overlong_tokens", "overlong_buffer"),
+    "normaliser": ("constant_tokens",),
+}
+
+
+# What only a loss of rewards reads.
+_OF_REWARDS = (
+    "loss",
+    "scale_rewards",
+    "clip_low",
+    "clip_high",
+    "overlong",
+    "overlong_tokens",
+    "overlong_buffer",
+)
+# Of these a supervised step has what is said here, or what it says itself, never what the run says.
+_NOT_THE_RUNS = (*_OF_REWARDS, "normaliser", "constant_tokens", "dual_clip", "mismatch_cap", "kl_beta")
+
+
+class SettingsError(Exception):
+    """The keys make no step: `key`, its value, and `why`, with the way out."""
+
+    def __init__(self, key: str, value: Any, why: str) -> None:
+        super().__init__(f"{key}={value} does not fit: {why}")
+        self.key = key
+
+
+@dataclass(frozen=True)
+class Settled:
+    """One step's settings: `train` is resolved, `place` is where in the schedule the step is, from 0."""
+
+    train: TrainConfig
+    place: int
+    supervised: bool = False
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of this very step."""
+        return self.train.learning_rate * _share(self.train, self.place)
+
+    def recorded(self) -> dict[str, Any]:
+        """All of it in plain values, under the names that `StepSettings` and TrainConfig have."""
+        unread = {"lora", "activation_checkpointing", "seed", "keep_checkpoints", "pack_tokens"}
+        if self.supervised:
+            unread |= {*_OF_REWARDS, "constant_tokens", "dual_clip", "mismatch_cap"}
+        return self.train.model_dump(exclude=unread) | {"schedule_step": self.place}
+
+
+def settle(run: TrainConfig, said: StepSettings | None, step: int, *, supervised: bool = False) -> Settled:
+    """Put what a step says over what the run says. `step`: its number, from 1. Raises SettingsError."""
+    own = {} if said is None else said.model_dump(exclude_none=True)
+    if supervised:
+        _refuse_of_rewards(own)
+        run = run.model_copy(update={key: _default(key) for key in _NOT_THE_RUNS})
+    place = own.pop("schedule_step", step - 1)
+    values = run.model_dump()
+    for choice, keys in _BELONG.items():
+        if _is_changed(choice, run, own):
+            values |= {key: _default(key) for key in keys}
+    values |= own
+    try:
+        return Settled(TrainConfig.model_validate(values).resolved(), place, supervised)
+    except ValidationError as error:
+        key, _, why = complaint(error)
+        raise SettingsError(key, values.get(key), why) from None
+
+
+def _refuse_of_rewards(own: dict[str, Any]) -> None:
+    for key in _OF_REWARDS:
+        if key in own:
+            raise SettingsError(
+                key, own[key], "a step that learns from examples has no rewards: leave it out"
+            )
+    if own.get("normaliser") == "constant":
+        raise SettingsError("normaliser", "constant", "examples count by token or by sequence")
+
+
+def _default(key: str) -> Any:
+    return TrainConfig.model_fields[key].default
+
+
+def _is_changed(choice: str, run: TrainConfig, own: dict[str, Any]) -> bool:
+    before = getattr(run, choice)
+    if choice == "normaliser":
+        before = before or LOSSES[run.loss].normaliser
+    return own.get(choice, before) != before
+
+
+def _share(train: TrainConfig, place: int) -> float:
+    """The part of its learning rate that a schedule has at a step."""
+    if place < train.warmup_steps:
+        return (place + 1) / train.warmup_steps
+    if train.schedule == "constant":
+        return 1.0
+    assert train.schedule_steps is not None
+    gone = min(1.0, (place - train.warmup_steps) / (train.schedule_steps - train.warmup_steps))
+    return 1 - gone if train.schedule == "linear" else (1 + math.cos(math.pi * gone)) / 2

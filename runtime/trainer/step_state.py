@@ -1,0 +1,31 @@
+"""What a checkpoint says of its step: `state.json`, out of which its line in `metrics.jsonl` is made as well.
+
+Neighbours: the recipe commits it; the gateway reads it after a restart, and the program its `client_state`.
+Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.shared.batch import Batch
+from runtime.trainer.update import Trained
+
+
+def state_of(batch: Batch, folder: str, trained: Trained, counters: Mapping[str, int]) -> dict[str, Any]:
+    """`folder`: where the batch lies; `counters`: sums over the run, this step in them."""
+    return {
+        "schema": 1,
+        "step": batch.step,
+        "version": batch.step,
+        "kind": batch.kind,
+        "batch": folder,
+        "key": batch.meta.get("key"),
+        "request_sha256": batch.meta.get("request_sha256"),
+        "client_state": batch.meta.get("client_state"),
+        "settings": dict(trained.settings),
+        "metrics": trained.metrics,
+        "counts": trained.counts,
+        "counters": dict(counters),
+    }
