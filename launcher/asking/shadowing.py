@@ -85,7 +85,9 @@ def _is_ours(found: Path, package: str) -> bool:
     """Whether it is the one beside this very package: also that of a checkout one works in, and a copy."""
     home = _OURS
     if package == _ARBOR:
-        from launcher.ledger.endpoint import ARBORS_PLACE as home  # psutil, which help does without
+        from launcher.ledger import endpoint  # psutil, which help does without
+
+        home = endpoint.ARBORS_PLACE
     ours = home / package / "__init__.py"
     try:
         return found.resolve() == ours or found.read_bytes() == ours.read_bytes()

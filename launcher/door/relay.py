@@ -48,9 +48,7 @@ _PROBE_PERIOD_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 _PROBES_KEPT = 15
 _STOP_SECONDS = 2.0
-_WHO_NEEDS_NONE = (
-    "Without the run's own key it serves the programs of the user who started it, and no browser."
-)
+_WHO_NEEDS_NONE = "Without the run's key, only programs of the user who started it are served, no browser."
 # The last receipts, when the door closes.
 _LAST_RECEIPTS_SECONDS = 2.0
 
