@@ -16,6 +16,7 @@ from launcher.asking.reading import Asked
 from launcher.base import credentials
 from launcher.base.errors import ConfigError, PreflightError, UsageError, suggestion
 from launcher.base.home import Home
+from launcher.ledger.endpoint import wanted_port
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines import own_gpus
 from launcher.models import adapter_folder, hub, model_config
@@ -46,14 +47,14 @@ def check(asked: Asked, home: Home) -> str:
     else:
         earlier_run.check_same_kind(settings, earlier)
     preflight.check_command(_seen_from(asked.folder, asked.command), asked.folder)
-    preflight.check_names(asked.command, asked.folder)
+    preflight.check_names(asked.command, asked.folder, arbor=settings.arbor)
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets, here=not rented)
     _check_wishes(settings, secrets)
     if earlier is not None:
         _check_model(model_path, earlier, secrets)
-    if settings.port is not None:
-        preflight.check_port(settings.port, home)
+    if (port := wanted_port(settings)) is not None:
+        preflight.check_port(port, home, arbor=settings.arbor)
     preflight.check_wandb(settings, os.environ)
     preflight.check_folders(home)
     preflight.check_disk(settings, model_path, home)

@@ -34,6 +34,7 @@ _KEPT = {
     "budget": "budget",
     "port": "port",
     "openai_env": "openai_env",
+    "arbor": "arbor",
     "wandb": "wandb",
     "gpus": "gpus",
     "infra": "infra",

@@ -22,6 +22,7 @@ from launcher.asking import shadowing
 from launcher.base import disk
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
+from launcher.ledger.endpoint import another_port
 from launcher.models import known_models, model_folder
 from launcher.values.settings import TINY_MODEL, Settings
 from runtime.shared import model_shape
@@ -64,9 +65,9 @@ def check_command(command: Sequence[str], folder: Path | None = None) -> None:
         raise PreflightError(f"cannot run {script}", f"no such file in {place}", "ls *.py")
 
 
-def check_names(command: Sequence[str], folder: Path | None = None) -> None:
+def check_names(command: Sequence[str], folder: Path | None = None, *, arbor: bool = False) -> None:
     """Nothing beside the program is imported in the place of ours."""
-    shadowing.refuse(command, folder or Path.cwd(), os.environ)
+    shadowing.refuse(command, folder or Path.cwd(), os.environ, arbor=arbor)
 
 
 def check_tools(*tools: str) -> None:
@@ -161,11 +162,11 @@ def find_model(
 # ------------------------------------------------------------------ this computer
 
 
-def check_port(port: int, home: Home | None = None) -> None:
-    """Nobody listens on this port of 127.0.0.1."""
+def check_port(port: int, home: Home | None = None, *, arbor: bool = False) -> None:
+    """Nobody listens on this port of 127.0.0.1. `arbor`: no other port will do by itself."""
     if (trouble := port_trouble(port)) is None:
         return
-    hint = "launch  # without --port: 7453, or the next free one"
+    hint = another_port(port) if arbor else "launch  # without --port: 7453, or the next free one"
     raise PreflightError(f"port {port} is taken", holder_of(port, home) or trouble, hint)
 
 

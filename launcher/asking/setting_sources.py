@@ -129,6 +129,7 @@ def load(
         max_price=values["max_price"].value,
         port=values["port"].value,
         openai_env=values["openai_env"].value,
+        arbor=values["arbor"].value,
         keep_output=values["keep_output"].value,
         wandb=values["wandb"].value,
         yes=values["yes"].value,

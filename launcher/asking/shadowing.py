@@ -1,5 +1,6 @@
 """Names beside a program that Python would import in the place of ours: refused before anything starts.
 
+Under `--arbor` the name `arbor` is ours too, first on the PYTHONPATH: a file beside the program hides it.
 Neighbours: `preflight.py` asks for a program here, `remote_verbs.py` for one on a machine, `main.py` where
 launch itself has met one (a PYTHONPATH). A folder without an `__init__.py` hides nothing: Python goes on
 looking for a package.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 from launcher.base.errors import PreflightError
@@ -19,6 +20,7 @@ from launcher.base.errors import PreflightError
 PACKAGES = ("launcher", "runtime")
 # Where they are, side by side.
 _OURS = Path(__file__).resolve().parents[2]
+_ARBOR = "arbor"
 # `uv run --with x python my.py`: the program is among the first words, what follows is its own.
 _FIRST_WORDS = 6
 _PYTHON = re.compile(r"python[\d.]*")
@@ -29,10 +31,14 @@ def forms_of(package: str) -> tuple[str, str]:
     return f"{package}.py", f"{package}/__init__.py"
 
 
-def refuse(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+def refuse(command: Sequence[str], folder: Path, environ: Mapping[str, str], *, arbor: bool = False) -> None:
     """Raise PreflightError where `command`, begun in `folder`, would import another package than ours."""
-    for place in _searched(command, folder, environ):
-        for package in PACKAGES:
+    beside, on_path = _beside(command, folder), _on_path(folder, environ)
+    looked_in = [(place, PACKAGES) for place in (*beside, *on_path)]
+    if arbor:
+        looked_in += [(place, (_ARBOR,)) for place in beside]
+    for place, packages in looked_in:
+        for package in packages:
             for form in forms_of(package):
                 found = place / form
                 if found.is_file() and not _is_ours(found, package):
@@ -61,20 +67,28 @@ def script_of(command: Sequence[str]) -> str | None:
     return next((word for word in command[:_FIRST_WORDS] if word.endswith(".py")), None)
 
 
-def _searched(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where Python looks before it comes to what is installed: beside the script, or here; PYTHONPATH."""
+def _beside(command: Sequence[str], folder: Path) -> list[Path]:
+    """Where Python looks first: beside the script, or here."""
     script = script_of(command)
     if script is not None and (folder / script).is_file():
-        yield (folder / script).resolve().parent
-    elif any(_PYTHON.fullmatch(Path(word).name) for word in command[:_FIRST_WORDS]):
-        yield folder
-    for entry in filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)):
-        yield folder / entry
+        return [(folder / script).resolve().parent]
+    is_python = any(_PYTHON.fullmatch(Path(word).name) for word in command[:_FIRST_WORDS])
+    return [folder] if is_python else []
+
+
+def _on_path(folder: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Where it looks before it comes to what is installed."""
+    return [folder / entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def _is_ours(found: Path, package: str) -> bool:
     """Whether it is the one beside this very package: also that of a checkout one works in, and a copy."""
-    ours = _OURS / package / "__init__.py"
+    home = _OURS
+    if package == _ARBOR:
+        from launcher.ledger import endpoint  # psutil, which help does without
+
+        home = endpoint.ARBORS_PLACE
+    ours = home / package / "__init__.py"
     try:
         return found.resolve() == ours or found.read_bytes() == ours.read_bytes()
     except OSError:

@@ -105,6 +105,7 @@ def root(
     wandb: options.Wandb = None,
     port: options.Port = None,
     openai_env: options.OpenaiEnv = None,
+    arbor: options.Arbor = None,
     env_file: options.EnvFile = None,
     budget: options.Budget = None,
     max_price: options.MaxPrice = None,

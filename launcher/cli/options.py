@@ -125,6 +125,15 @@ OpenaiEnv = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
+Arbor = Annotated[
+    bool | None,
+    typer.Option(
+        "--arbor",
+        help="Serve programs written for Arbor as they are: `import arbor` is ours, and on Linux your own "
+        "programs need no key. Port 7453, or --port.",
+        rich_help_panel=_WHAT,
+    ),
+]
 EnvFile = Annotated[
     Path | None,
     typer.Option(

@@ -7,8 +7,9 @@ again with the same id: the gateway answers an id it has seen from its store, so
 neither an error nor a second sample. The waiting is bounded: then 503 with Retry-After.
 Neighbours: `run.py` starts and stops it; `relay_rules.py` says what may pass, `relay_connection.py` holds the
 connections, `relay_body.py` reads, `relay_forward.py` asks, `relay_receipts.py` says what arrived. A request
-shows the run's token before anything of its body is read (G30); what a program sends as Authorization goes
-through untouched. Knows nothing of models or steps.
+shows the run's token before anything of its body is read (G30). Under `--arbor` a program of this same user
+(`relay_peers.py`) needs none: the token is put in the place of whatever key it sent, which goes no further.
+Else what a program sends goes through untouched. Knows nothing of models or steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from launcher.door.relay_body import BodyError, read_body
 from launcher.door.relay_connection import Connection, DoorServer, log
 from launcher.door.relay_forward import REQUEST_HEADER, Call, Forwarder, Tally
 from launcher.door.relay_receipts import FOLLOWS, RECEIPT_HEADER, Receipts
-from launcher.ledger.endpoint import DEFAULT_PORT
+from launcher.ledger.endpoint import DEFAULT_PORT, another_port
 
 HOST = "127.0.0.1"
 # How many ports after the default are tried before the system chooses one.
@@ -47,6 +48,7 @@ _PROBE_PERIOD_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 _PROBES_KEPT = 15
 _STOP_SECONDS = 2.0
+_WHO_NEEDS_NONE = "Without the run's key, only programs of the user who started it are served, no browser."
 # The last receipts, when the door closes.
 _LAST_RECEIPTS_SECONDS = 2.0
 
@@ -69,7 +71,7 @@ class Relay:
     """The door of one run.
 
     `port` None: 7453, or the next free one; a number: that one or PreflightError. `token` None: whoever asks
-    is let in as far as the gateway, which asks for it itself.
+    is let in as far as the gateway, which asks for it itself. `keyless`: this user's programs need no token.
     """
 
     def __init__(
@@ -78,11 +80,13 @@ class Relay:
         port: int | None = None,
         replay_seconds: float = patience.LEAST_SECONDS,
         token: str | None = None,
+        keyless: bool = False,
     ) -> None:
         self._socket = socket
         self._wanted_port = port
         self._replay_seconds = replay_seconds
         self._token = token
+        self._keyless = keyless
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._tally = Tally()
@@ -158,11 +162,9 @@ class Relay:
                 continue
             return self._runner.addresses[0][1]
         await self._close_session()
-        raise PreflightError(
-            f"cannot use port {self._wanted_port} on {HOST}",
-            why,
-            "leave out --port to use the next free one",
-        )
+        next_free = "leave out --port to use the next free one"
+        hint = another_port(candidates[-1]) if self._keyless else next_free
+        raise PreflightError(f"cannot use port {self._wanted_port} on {HOST}", why, hint)
 
     async def _close(self) -> None:
         self._prober.cancel()
@@ -216,7 +218,21 @@ class Relay:
         if not reason:
             connection.prove()
         elif relay_rules.needs_token(request.raw_path):
+            return self._refused_without_token(request, connection, reason)
+        return None
+
+    def _refused_without_token(
+        self, request: web.BaseRequest, connection: Connection, reason: str
+    ) -> web.StreamResponse | None:
+        """The answer to who does not show the token; None to a program that needs none."""
+        if not self._keyless:
             return self._refuse(401, reason, "invalid_api_key")
+        if relay_rules.is_browsers(request.headers) or not connection.is_this_users:
+            return self._refuse(401, f"{reason} {_WHO_NEEDS_NONE}", "invalid_api_key")
+        head = request.method, request.raw_path, request.headers
+        if unfit := relay_rules.not_a_programs(*head, request.body_exists):
+            return self._refuse(415, unfit, "unsupported_media_type")
+        connection.prove()
         return None
 
     def _refuse(self, status: int, message: str, code: str) -> web.StreamResponse:
@@ -231,6 +247,8 @@ class Relay:
         # One, where a client sent two: the gateway and the receipt would not mean the same.
         headers[REQUEST_HEADER] = headers.get(REQUEST_HEADER) or uuid.uuid4().hex
         headers["Host"] = "localhost"
+        if self._keyless and self._token:
+            relay_rules.with_token(headers, self._token)
         headers[RECEIPT_HEADER] = FOLLOWS
         return await self._forwarder.answer(Call(request, headers, body))
 

@@ -2,13 +2,14 @@
 
 A connection that never shows the run's token lives for seconds, and there are only so many of them (G30).
 Neighbours: `relay.py` serves through a `DoorServer` and says when a request showed the token;
-`relay_forward.py` marks a connection with the answer it was handed last. Knows HTTP's framing, nothing of
-the gateway.
+`relay_peers.py` knows whose program is at the other end; `relay_forward.py` marks a connection with the
+answer it was handed last. Knows HTTP's framing, nothing of the gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import socket
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from launcher.base.log import LOGGER
-from launcher.door import relay_rules
+from launcher.door import relay_peers, relay_rules
 
 log = LOGGER.getChild("relay")
 
@@ -47,8 +48,16 @@ class Connection(web.RequestHandler):
         self._body: StreamReader = EMPTY_PAYLOAD
         self.answered: str | None = None
 
+    @functools.cached_property
+    def is_this_users(self) -> bool:
+        """Whether a program of our own user is at the other end; looked up once, when first asked."""
+        if self.transport is None:
+            return False
+        own, peer = (self.transport.get_extra_info(end) for end in ("sockname", "peername"))
+        return bool(own and peer) and relay_peers.is_this_users(own, peer)
+
     def prove(self) -> None:
-        """It showed the token, or has ended: its time is no longer counted."""
+        """It showed the token, or needs none, or has ended: its time is no longer counted."""
         self._door.unproven.pop(self, None)
         if self._clock is not None:
             self._clock.cancel()

@@ -26,6 +26,13 @@ _OWN = frozenset({"host", "content-length", "expect"})
 # What the gateway answers without a token.
 _OPEN_PATH = "/healthz"
 _STEPS = "/slipway/steps"
+# The one route that OpenAI's SDK posts a form to.
+_FILES = "/v1/files"
+_WRITING = frozenset({"POST", "PUT", "PATCH"})
+# What only a browser sends (Fetch metadata), beside Origin.
+_FROM_A_BROWSER = "sec-fetch-"
+# Where a client shows who it is: keys of somewhere else, when the run's own is put there for it.
+_KEYS = ("Authorization", "Cookie", "Api-Key", "X-Api-Key", "OpenAI-Organization", "OpenAI-Project")
 
 
 def refusal(headers: Mapping[str, str], target: str) -> str | None:
@@ -63,6 +70,31 @@ def without_token(headers: Mapping[str, str], token: str) -> str | None:
     said = key.strip().encode(errors="surrogateescape")
     shown = hmac.compare_digest(said, token.encode()) and scheme.lower() == "bearer"
     return None if shown else "Incorrect API key provided."
+
+
+def is_browsers(headers: Mapping[str, str]) -> bool:
+    """Whether a web page may be behind a request: its user did not start it, whoever owns the browser."""
+    return "Origin" in headers or any(name.lower().startswith(_FROM_A_BROWSER) for name in headers)
+
+
+def not_a_programs(method: str, target: str, headers: Mapping[str, str], has_body: bool) -> str | None:
+    """What to say to a body without the token that a web page could post without asking; None to others."""
+    said = headers.get("Content-Type")
+    if method not in _WRITING or (said is None and not has_body):
+        return None
+    kind = (said or "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        return None
+    if kind == "multipart/form-data" and unquote(target.partition("?")[0]) == _FILES:
+        return None
+    return "without the run's key this endpoint takes application/json only"
+
+
+def with_token(headers: CIMultiDict[str], token: str) -> None:
+    """Put the run's own token in the place of whatever keys came: those go no further."""
+    for name in _KEYS:
+        headers.popall(name, None)
+    headers["Authorization"] = f"Bearer {token}"
 
 
 def rewards(method: str, target: str) -> bool:

@@ -13,17 +13,24 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.base import patience
 from launcher.base.errors import UsageError
 from launcher.base.log import REDACTOR
 from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
 
+if TYPE_CHECKING:
+    from launcher.values.settings import Settings
+
 _TOKEN_FILE = "token"
 RESULTS = "results"
 # Arbor's; the relay takes the next free one when it is taken.
 DEFAULT_PORT = 7453
 SERVED_NAME = "policy"
+# Under `--arbor` first on the program's path; nothing but a package `arbor` is in it, and that is ours.
+ARBORS_PLACE = Path(__file__).resolve().parents[1] / "client" / "arbor" / "on_path"
+_PYTHONPATH = "PYTHONPATH"
 # Of the program that `launch` itself starts; `launch env` does not give it.
 PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
 _PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
@@ -40,6 +47,7 @@ class Endpoint:
     run_dir: Path
     patience_seconds: float
     openai_env: bool = False
+    arbor: bool = False
 
     @property
     def base_url(self) -> str:
@@ -69,6 +77,8 @@ class Endpoint:
         """
         mixed = {**environ, **self.variables(), RUN_VARIABLE: self.run_id}
         mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}"
+        if self.arbor:
+            mixed[_PYTHONPATH] = os.pathsep.join(filter(None, [str(ARBORS_PLACE), environ.get(_PYTHONPATH)]))
         if any(environ.get(name) for name in _PROXIES):
             for name in ("no_proxy", "NO_PROXY"):
                 mixed[name] = ",".join(filter(None, [environ.get(name), "127.0.0.1"]))
@@ -81,6 +91,9 @@ class Endpoint:
             secret = token_file is not None and value == self.token
             shown = f'"$(cat {shlex.quote(str(token_file))})"' if secret else shlex.quote(value)
             lines.append(f"export {name}={shown}")
+        if self.arbor:
+            kept = f'"${{{_PYTHONPATH}:+:${_PYTHONPATH}}}"'
+            lines.append(f"export {_PYTHONPATH}={shlex.quote(str(ARBORS_PLACE))}{kept}")
         return "\n".join(lines)
 
     @classmethod
@@ -92,12 +105,23 @@ class Endpoint:
             REDACTOR.hide([token])
             if record.url and is_open(record):
                 openai_env = bool(record.details.get("openai_env"))
+                arbor = bool(record.details.get("arbor"))
                 waits = patience.of_record(record.details.get("plan") or {})
-                return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env)
+                return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env, arbor)
         label = record.name or record.id
         raise UsageError(
             f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"
         )
+
+
+def wanted_port(settings: Settings) -> int | None:
+    """The one port that will do, None for any: a program written for Arbor has its port in its text."""
+    return DEFAULT_PORT if settings.port is None and settings.arbor else settings.port
+
+
+def another_port(port: int) -> str:
+    """What to type where Arbor's programs cannot have this one."""
+    return f"launch --arbor --port {port + 1}  # and {port + 1} in your program's addresses"
 
 
 def is_open(record: RunRecord) -> bool:

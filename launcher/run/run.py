@@ -16,6 +16,7 @@ import os
 import secrets
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,7 +28,7 @@ from launcher.base import clock, log, patience
 from launcher.base.errors import JobFailed, LaunchError, LimitReached, NotStarted, PreflightError, failure_of
 from launcher.base.failpoints import passing
 from launcher.base.home import Home
-from launcher.ledger.endpoint import RESULTS, Endpoint, drop_token, keep_token
+from launcher.ledger.endpoint import RESULTS, Endpoint, drop_token, keep_token, wanted_port
 from launcher.ledger.lease import LONGER, Limits
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines.waiting_for_runtime import start_seconds
@@ -90,7 +91,8 @@ class Run:
         """The record, on disk before anything it will have to answer for."""
         settings = self._request.settings
         resumed, command = self._request.resumed, self._request.command
-        details = {"plan": self._request.plan.to_dict(), "openai_env": settings.openai_env}
+        details: dict[str, Any] = {"plan": self._request.plan.to_dict()}
+        details |= {"openai_env": settings.openai_env, "arbor": settings.arbor}
         details |= earlier_run.details(settings, self._request.model_path, self._request.folder)
         try:
             if resumed is not None:
@@ -184,7 +186,8 @@ class Run:
         settings, patience_seconds = self._request.settings, self._patience_seconds
         hint = f"launch logs {self._label} --which supervisor"
         with self._phase("connect") as progress:
-            relay = self._parts.relay = Relay(socket, settings.port, patience_seconds, token)
+            port = wanted_port(settings)
+            relay = self._parts.relay = Relay(socket, port, patience_seconds, token, settings.arbor)
             root = f"http://127.0.0.1:{relay.start()}"
             pulse = self._parts.pulse = Pulse(root, token, settings.lease_seconds, hint)
             pulse.start(patience_seconds, machine.ended, progress)
@@ -194,7 +197,8 @@ class Run:
         results.mkdir(mode=0o700, exist_ok=True)
         background_copy = self._parts.background_copy = BackgroundCopy(machine, results)
         background_copy.start()
-        return Endpoint(root, token, self._record.id, results, patience_seconds, settings.openai_env)
+        run_id, told = self._record.id, (settings.openai_env, settings.arbor)
+        return Endpoint(root, token, run_id, results, patience_seconds, *told)
 
     # -------------------------------------------------------------- work
 
@@ -240,6 +244,9 @@ class Run:
 
     def _say_ready(self, endpoint: Endpoint) -> None:
         lines = [f"ready: {endpoint.base_url} · model {endpoint.variables()['LAUNCH_MODEL']}"]
+        if endpoint.arbor:
+            key = "" if sys.platform == "linux" else ", with the run's key"
+            lines.append(f"  your programs that were written for Arbor run as they are{key}")
         if not self._request.command:
             lines.append(f'  in another terminal: eval "$(launch env {self._label})"')
             lines.append("  Ctrl-C here copies the results and takes everything down")

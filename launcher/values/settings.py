@@ -182,6 +182,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("max_price", _money, show=lambda dollars: f"{format_money(dollars)}/h"),
         Setting("port", _port),
         Setting("openai_env", _switch, False),
+        Setting("arbor", _switch, False),
         Setting("keep_output", _switch, True),
         Setting("wandb", _wandb, "disabled"),
         Setting("yes", _switch, False),
@@ -224,6 +225,7 @@ class Settings:
     max_price: float | None
     port: int | None
     openai_env: bool
+    arbor: bool
     keep_output: bool
     wandb: str
     yes: bool

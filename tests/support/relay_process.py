@@ -23,8 +23,9 @@ class RelayProcess:
         said: Path,
         unproven_seconds: float = 10.0,
         silent_seconds: float = 60.0,
+        keyless: bool = False,
     ) -> None:
-        bounds = [str(unproven_seconds), str(silent_seconds)]
+        bounds = [str(unproven_seconds), str(silent_seconds), *(["keyless"] if keyless else [])]
         self.token = token
         self.said = said
         with said.open("wb") as stderr:

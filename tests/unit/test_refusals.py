@@ -688,7 +688,7 @@ def test_a_downloaded_model_is_looked_at_without_the_network(hub: Hub, place: Pl
 WORDS = st.one_of(
     st.sampled_from(
         ["--model", "--name", "--set", "--port", "--max", "--lease", "--budget", "--wandb", "--env-file", "--gpus", "--infra", "--idle", "--disk", "--dry-run", "plan",
-         "--openai-env", "-y", "--json", "--plain", "--debug", "--version", "--", "-h", "status", "logs", "pull", "down",
+         "--openai-env", "--arbor", "-y", "--json", "--plain", "--debug", "--version", "--", "-h", "status", "logs", "pull", "down",
          "env", "config", "gc", "--older-than", "--which", "dev", "4h", "7d", "1e9", "train.seed=1", "true", "tiny"]
     ),
     st.text(max_size=12),

@@ -1,6 +1,7 @@
-"""A relay until its stdin ends: `open_relay.py SOCKET TOKEN UNPROVEN_SECONDS SILENT_SECONDS`.
+"""A relay until its stdin ends: `open_relay.py SOCKET TOKEN UNPROVEN_SECONDS SILENT_SECONDS [keyless]`.
 
-The last: how long it waits for a body's next piece. It says its port first.
+SILENT_SECONDS: how long it waits for a body's next piece. `keyless`: as under `--arbor`. It says its port
+first.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from launcher.door import relay_body, relay_connection
 from launcher.door.relay import Relay
 
 
-def main(socket: str, token: str, unproven_seconds: str, silent_seconds: str) -> None:
+def main(socket: str, token: str, unproven_seconds: str, silent_seconds: str, keyless: str = "") -> None:
     relay_connection.UNPROVEN_SECONDS = float(unproven_seconds)
     relay_body._IDLE_SECONDS = float(silent_seconds)
-    relay = Relay(Path(socket), 0, token=token)
+    relay = Relay(Path(socket), 0, token=token, keyless=bool(keyless))
     print(relay.start(), flush=True)
     sys.stdin.read()
     relay.stop()
