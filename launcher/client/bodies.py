@@ -239,5 +239,7 @@ class RuntimeStatus(Answer):
     lease_left_seconds: float | None = None
     client_state: dict[str, Any] | None = None
     last_metrics: dict[str, float] = {}
+    # What the run's own `train.` keys say, of those that a step may change (StepSettings).
+    settings: dict[str, Any] = {}
     samples: int = 0
     detail: str | None = None

@@ -89,6 +89,8 @@ class SmallRun:
     # As the trainer does: samples of a group whose rewards are all the same teach nothing.
     drop_flat: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    # Of its `train.` keys, those that were said.
+    settings: dict[str, Any] = field(default_factory=dict)
     # Which version it claims to have answered with, whatever was asked; None: the one that was named.
     claims: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -276,6 +278,7 @@ class SmallRun:
             "step": self.version,
             "client_state": self.client_state,
             "last_metrics": self._last_metrics(),
+            "settings": self.settings,
         }
 
     def _last_metrics(self) -> dict[str, float]:
