@@ -15,6 +15,7 @@ _OLDEST_PYTHON = (3, 11)
 # A command line with one of these does not start a run.
 _NO_RUN = frozenset(
     {"plan", "status", "logs", "ssh", "exec", "push", "pull", "down", "gc", "doctor", "env", "config"}
+    | {"report"}
     | {"--help", "-h", "--version", "--dry-run", "--json", "--plain"}
     | {"--install-completion", "--show-completion"}
 )
