@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.results.journals import lines
-from runtime.shared.validations import FILE as _VALIDATIONS
 
-_METRICS, _JOURNAL = "metrics.jsonl", "grpo.jsonl"
+_METRICS, _JOURNAL, _VALIDATIONS = "metrics.jsonl", "grpo.jsonl", "validations.jsonl"
 _REWARD = "reward/"
 
 
