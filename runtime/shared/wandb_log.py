@@ -176,7 +176,11 @@ class _Fresh:
         if size == self._size:
             return []
         self._size = size
-        found = {_mark(line): line for line in validations.read(self._path)}
+        try:
+            found = {_mark(line): line for line in validations.read(self._path)}
+        except OSError as error:  # no step waits for what is shown
+            _log.warning("%s cannot be read: %s", self._path.name, error)
+            return []
         return [line for mark, line in found.items() if mark not in self._known]
 
     def logged(self, line: dict[str, Any]) -> None:

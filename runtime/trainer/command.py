@@ -37,6 +37,7 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "follow": follow,
         "admit": admission.subject(config) if follow else None,
         "run_id": config.run_id,
+        "wandb_completions": config.wandb_completions,
         "device": config.device,
         "dtype": config.dtype,
         "lora_rank": train.lora.rank,
@@ -48,7 +49,6 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "keep_checkpoints": max(train.keep_checkpoints, config.max_staleness + 1),
         "wandb_mode": config.wandb_mode,
         "wandb_project": config.wandb_project,
-        "wandb_completions": config.wandb_completions,
     }
     ranks = ["--nproc_per_node", str(config.train_processes)] if config.train_processes > 1 else []
     return [
