@@ -6,6 +6,7 @@ Knows nothing of how anything is done: it hands values on, and imports what does
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -53,6 +54,10 @@ Name = Annotated[
     typer.Argument(
         metavar="NAME", help="The run's name or id.", autocompletion=options.run_names, show_default=False
     ),
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME", help="The runs' names or ids.", autocompletion=options.run_names),
 ]
 OptionalName = Annotated[
     str | None,
@@ -218,6 +223,22 @@ def pull(context: typer.Context, name: Name, as_json: Json = False, debug: Debug
 
 
 app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.export)
+
+
+@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
+def report(
+    context: typer.Context,
+    names: Names,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it here: a .html page or an .svg picture.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Draw a run's progress, or compare several runs, from the files on this computer."""
+    from launcher.cli import report_verb
+
+    return report_verb.report(context.obj.output, names, to)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)

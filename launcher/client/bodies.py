@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 ROLLOUT_HEADER = "x-slipway-rollout"
 PREDICTOR_HEADER = "x-slipway-predictor"
@@ -158,6 +158,24 @@ class StepRequest(Body):
         return self
 
 
+class Validation(Body):
+    """`POST /slipway/validations`: a held-out score. The same compile, step and name is the same validation.
+
+    `step`: how many steps the compile had taken. `version`: the policy that was scored; None: what is served.
+    """
+
+    compile: str = Field(default="", max_length=64)
+    step: int = Field(ge=0)
+    name: str = Field(default="score", pattern=r"^[\w.-]{1,64}$")
+    score: float = Field(allow_inf_nan=False)
+    standard_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    examples: int | None = Field(default=None, ge=0)
+    parse_rate: float | None = Field(default=None, ge=0, le=1)
+    cut_off_rate: float | None = Field(default=None, ge=0, le=1)
+    predictors: Annotated[dict[str, FiniteFloat], Field(max_length=256)] = {}
+    version: int | None = Field(default=None, ge=0)
+
+
 class RestoreRequest(Body):
     """`POST /slipway/checkpoints/{name}/restore`: serve a kept checkpoint as a new version."""
 
@@ -244,5 +262,7 @@ class RuntimeStatus(Answer):
     lease_left_seconds: float | None = None
     client_state: dict[str, Any] | None = None
     last_metrics: dict[str, float] = {}
+    # What the run's own `train.` keys say, of those that a step may change (StepSettings).
+    settings: dict[str, Any] = {}
     samples: int = 0
     detail: str | None = None

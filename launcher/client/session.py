@@ -41,6 +41,7 @@ from launcher.client.bodies import (
     StepSettings,
     StepStatus,
     SupervisedExample,
+    Validation,
 )
 from launcher.client.failures import EndpointLost, NotConnected, StepFailed
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
@@ -167,6 +168,10 @@ class Session:
     def metrics(self, after: int = 0) -> list[dict[str, Any]]:
         """The trainer's metrics of the steps after `after`, oldest first."""
         return json_of(self._ask("GET", f"/slipway/metrics?after={after}"))
+
+    def validated(self, validation: Validation) -> None:
+        """Keep a held-out score beside what is trained: it comes home, and is in `launch report`."""
+        self._ask("POST", "/slipway/validations", validation.model_dump_json().encode())
 
     # ------------------------------------------------------------- training
 

@@ -6,13 +6,12 @@ in `launch status`. Reads only what is at home; a line that is cut short or dama
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.base.units import format_duration
+from launcher.results.journals import lines
 
 JOURNAL = "grpo.jsonl"
 
@@ -79,25 +78,10 @@ class Compile:
 def of_run(results: Path) -> list[Compile]:
     """Every compile that has written a line, in the order of their first."""
     found: dict[str, Compile] = {}
-    for line in _lines(results / JOURNAL):
+    for line in lines(results / JOURNAL):
         try:
             name = str(line["compile"])
             found.setdefault(name, Compile(name)).take(line)
         except (KeyError, TypeError, ValueError):
             continue
     return list(found.values())
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        file = path.open(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    with file:
-        for text in file:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict):
-                yield line

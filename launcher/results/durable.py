@@ -31,7 +31,7 @@ from runtime.shared.start_adapter import FILES, START
 FOLDER = "durable"
 REWOUND = "rewound.json"
 # What a runtime keeps of steps and samples; of a machine that is seeded anew none of it holds any more.
-JOURNALS = ("metrics.jsonl", "publications.jsonl")
+JOURNALS = ("metrics.jsonl", "publications.jsonl", "validations.jsonl")
 _SEEDING = ".seeding"
 _STATE_OF_STEPS = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from launcher.base import atomic
 
@@ -58,6 +60,22 @@ def bring(there: BinaryIO, home: Path) -> int:
     there.seek(count if same else 0)
     more = there.read()
     return extend(home, count if same else 0, more[: more.rfind(b"\n") + 1])
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Its objects, in their order; a line that is cut short or damaged is passed over."""
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    with file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict):
+                yield line
 
 
 def _replace(path: Path, lines: bytes) -> int:

@@ -1,7 +1,7 @@
 """Brings home what was said: `results/rollouts`, a file a step, and `results/wandb`, wandb's offline runs.
 
 Neighbours: `home_copy.py` calls, `runtime/gateway/steps/rollout_log.py` writes the files of steps and has
-their form, `runtime/shared/metrics.py` has wandb write its own. Whatever is known or looks like a secret is
+their form, `runtime/shared/wandb_log.py` has wandb write its own. Whatever is known or looks like a secret is
 hidden on the way. What is written down on a machine may be damaged, or anybody's: it is read by line, within
 bounds.
 """

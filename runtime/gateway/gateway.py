@@ -46,10 +46,11 @@ from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
+from runtime.gateway.validations import Validations, validation_routes
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
-from runtime.shared.checkpoint import Checkpoint, CheckpointStore
+from runtime.shared.checkpoint import Checkpoint, CheckpointStore, newest_step
 from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
 from runtime.shared.schema import RuntimeConfig
@@ -71,6 +72,7 @@ class Parts:
     steps: StepQueue
     admission: Admission
     readiness: Readiness
+    validations: Validations
     state_dir: Path
 
 
@@ -142,6 +144,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         steps=steps,
         admission=admission,
         readiness=Readiness(config, machine, fleet, versions, samples, admission),
+        validations=Validations(state_dir, newest_step(checkpoints)),
         state_dir=state_dir,
     )
 
@@ -165,6 +168,7 @@ def build_app(parts: Parts) -> FastAPI:
     metrics = parts.state_dir / "metrics.jsonl"
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
     app.include_router(receipt_routes(parts.samples))
+    app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
     app.add_middleware(WholeBodies)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)

@@ -13,7 +13,7 @@ from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.versions import Versions
 from runtime.shared.child_status import Machine
-from runtime.shared.schema import RuntimeConfig, RuntimeStatus
+from runtime.shared.schema import RuntimeConfig, RuntimeStatus, StepSettings
 
 Phase = Literal["starting", "ready", "degraded", "failed", "stopping"]
 
@@ -69,6 +69,7 @@ class Readiness:
             lease_left_seconds=self.machine.lease_left_seconds(),
             client_state=steps.client_state,
             last_metrics=steps.last_metrics,
+            settings=self._config.train.resolved().model_dump(include=set(StepSettings.model_fields)),
             samples=self._samples.count,
             admission=self._admission.record,
             detail="; ".join(word for word in words if word) or None,

@@ -26,10 +26,11 @@ from runtime.shared import failpoints
 from runtime.shared.batch import Batch, BatchError, read_batch, restored_from, step_folder
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.files import write_json
-from runtime.shared.metrics import MetricsLog, WandbLog, line_of
+from runtime.shared.metrics import MetricsLog, line_of
 from runtime.shared.peft_form import portable_name
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.shared.start_adapter import START
+from runtime.shared.wandb_log import WandbLog
 from runtime.trainer import admission, optimizer_state
 from runtime.trainer import policy as policies
 from runtime.trainer.disk_room import when_there_is_room
@@ -65,7 +66,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.tries = Tries(self.output / "tries.json", self.ranks)
         self.settings = UpdateSettings.of(cfg)
         self.stopping = False
-        self.next = NextStep(self.steps, self.ranks, cfg.follow, lambda: self.stopping)
+        self.next = NextStep(
+            self.steps, self.ranks, cfg.follow, lambda: self.stopping, lambda: self.wandb.catch_up()
+        )
         # A run has its pins; a replay has none, and knows what its steps will go back to.
         self.awaited = set[str]() if cfg.follow else restored_from(self.steps)
         self.step = 0
@@ -281,19 +284,18 @@ class GRPOLoRARecipe(FTRecipeInterface):
     # ------------------------------------------------------------------ what it says
 
     def _open_logs(self, last: Checkpoint | None) -> None:
-        logs = self.output / "logs"  # wandb goes elsewhere, unasked, where its folder is not there
-        logs.mkdir(parents=True, exist_ok=True)
         self.wandb = WandbLog(
             self.cfg.wandb_mode if self.ranks.first else "disabled",
             self.cfg.wandb_project,
             self.cfg.run_id,
-            logs,
+            self.output,
             OmegaConf.to_container(self.cfg),
+            self.step,
+            self.cfg.wandb_completions,
         )
-        if self.ranks.first:
-            line = None if last is None else line_of(last.manifest, last.state)
-            if self.metrics.resume(line) and line is not None:
-                self.wandb.append(line)
+        line = None if last is None else line_of(last.manifest, last.state)
+        if self.ranks.first and self.metrics.resume(line) and line is not None:
+            self.wandb.append(line, doubtful=True)
 
     def _stop(self, *_: object) -> None:
         """SIGTERM ends between steps: a step is committed or it never was."""

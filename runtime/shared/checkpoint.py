@@ -88,6 +88,11 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def newest_step(store: CheckpointStore) -> int:
+    """The newest committed step, by its folder's name; 0 before there is one."""
+    return max((int(name.removeprefix("step-")) for name in store.names()), default=0)
+
+
 class CheckpointStore:
     """The `checkpoints` folder of a run."""
 

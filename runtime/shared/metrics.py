@@ -1,6 +1,7 @@
-"""What each committed step measured: `metrics.jsonl`, and Weights & Biases where asked for.
+"""What each committed step measured: `metrics.jsonl`.
 
-Neighbours: the recipe writes, the gateway and `launch pull` read the file. Knows nothing of what is measured.
+Neighbours: the recipe writes, the gateway and `launch pull` read the file; `wandb_log.py` has the same for
+Weights & Biases. Knows nothing of what is measured.
 A line is written after its step's commit. A resumed recipe first makes the file agree with the checkpoints:
 lines past the last commit go, a line lost between commit and write comes back.
 """
@@ -8,13 +9,9 @@ lines past the last commit go, a line lost between commit and write comes back.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
-
-_WANDB_SECONDS = 30.0
-_log = logging.getLogger(__name__)
 
 
 def line_of(manifest: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
@@ -71,52 +68,3 @@ def _parsed(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-class WandbLog:
-    """The same numbers in Weights & Biases; offline runs lie in `folder` until `wandb sync`.
-
-    The run's id is ours, so a resumed run goes on in the same one. A service that cannot be reached at the
-    start costs the live page, not the training: the run is then kept offline, and the log says so.
-    """
-
-    def __init__(self, mode: str, project: str, run_id: str, folder: Path, config: dict[str, Any]) -> None:
-        self._run: Any = None
-        if mode == "disabled":
-            return
-        import wandb
-
-        def start(mode: Any) -> Any:
-            return wandb.init(
-                project=project,
-                id=run_id,
-                name=run_id,
-                dir=folder,
-                mode=mode,
-                resume="allow",
-                config=config,
-                # The log is the supervisor's, and the folder is no checkout of the user's work.
-                settings=wandb.Settings(
-                    console="off", silent=True, disable_git=True, init_timeout=_WANDB_SECONDS
-                ),
-            )
-
-        try:
-            self._run = start(mode)
-        except wandb.Error as error:
-            if mode == "offline":
-                raise
-            _log.warning("Weights & Biases refused (%s); the run is kept offline in %s", error, folder)
-            self._run = start("offline")
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Log one step's numbers."""
-        if self._run is not None:
-            numbers = {f"train/{name}": value for name, value in line["metrics"].items()}
-            counts = {f"counts/{name}": value for name, value in line["counts"].items() if name != "dropped"}
-            self._run.log(numbers | counts | {"policy_version": line["version"]}, step=line["step"])
-
-    def close(self) -> None:
-        """Flush and end."""
-        if self._run is not None:
-            self._run.finish()

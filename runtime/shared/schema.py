@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from runtime.shared.train_config import Loss, Normaliser, Overlong, Schedule, TrainConfig
 
@@ -100,6 +100,8 @@ class RuntimeConfig(Body):
     start_seconds: float = Field(default=1800.0, gt=0)
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str = "slipway"
+    # How many completions of a step go to Weights & Biases as well, where the run does; 0: no texts go there.
+    wandb_completions: int = Field(default=0, ge=0, le=64)
     # How many completions of a step come home as text, with their rewards; 0 keeps none.
     completions_per_step: int = Field(default=64, ge=0, le=4096)
     # Whether each choice of an answer has `slipway: {sample, version}`, by which it can be rewarded.
@@ -221,6 +223,24 @@ class StepRequest(Body):
         return self
 
 
+class Validation(Body):
+    """`POST /slipway/validations`: a held-out score. The same compile, step and name is the same validation.
+
+    `step`: how many steps the compile had taken. `version`: the policy that was scored; None: what is served.
+    """
+
+    compile: str = Field(default="", max_length=64)
+    step: int = Field(ge=0)
+    name: str = Field(default="score", pattern=r"^[\w.-]{1,64}$")
+    score: float = Field(allow_inf_nan=False)
+    standard_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    examples: int | None = Field(default=None, ge=0)
+    parse_rate: float | None = Field(default=None, ge=0, le=1)
+    cut_off_rate: float | None = Field(default=None, ge=0, le=1)
+    predictors: Annotated[dict[str, FiniteFloat], Field(max_length=256)] = {}
+    version: int | None = Field(default=None, ge=0)
+
+
 StepState = Literal["queued", "training", "committed", "published", "failed"]
 
 
@@ -313,6 +333,8 @@ class RuntimeStatus(Answer):
     lease_left_seconds: float | None = None
     client_state: dict[str, Any] | None = None
     last_metrics: dict[str, float] = {}
+    # What the run's own `train.` keys say, of those that a step may change (StepSettings).
+    settings: dict[str, Any] = {}
     samples: int = 0
     # What admission.json has: whether engine and trainer agree on the model, and the numbers.
     admission: dict[str, Any] | None = None

@@ -38,6 +38,7 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "follow": follow,
         "admit": admission.subject(config) if follow else None,
         "run_id": config.run_id,
+        "wandb_completions": config.wandb_completions,
         "device": config.device,
         "dtype": config.dtype,
         "lora_rank": train.lora.rank,

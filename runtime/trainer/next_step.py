@@ -23,12 +23,13 @@ _WORD_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class NextStep:
-    """`follow`: wait for a step that is not there yet, until `stopping` says so."""
+    """`follow`: wait for a step that is not there yet, until `stopping` says so, and be `idle` meanwhile."""
 
     steps: Path
     ranks: Ranks
     follow: bool
     stopping: Callable[[], bool]
+    idle: Callable[[], object] = lambda: None
 
     def after(self, last: int) -> int | None:
         """The number of the step after `last`; None when there is none, or when it is time to stop.
@@ -55,5 +56,6 @@ class NextStep:
             elif time.monotonic() > until:
                 return _NOTHING_YET
             else:
+                self.idle()
                 time.sleep(_LOOK_SECONDS)
         return _NOTHING_MORE

@@ -27,6 +27,7 @@ from runtime.trainer.forward import pack_logprobs, sequences
 from runtime.trainer.old_logprobs import Old, Past, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.ranks import Ranks
+from runtime.trainer.rewards import reward_metrics
 from runtime.trainer.settings import UpdateSettings
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def update(
         "updated": float(bool(selected.sequences)),
         "trained_tokens": float(selected.tokens),
         "learning_rate": float(optimizer.param_groups[0]["lr"]),
-        **_rewards(batch),
+        **reward_metrics(batch),
     }
     if settings.overlong == "soft":
         metrics["overlong_penalty"] = float(selected.penalty_M.mean())
@@ -279,14 +280,6 @@ def _pack_loss(
         kl_beta=settings.kl_beta,
     )
     return terms, found.entropy_T.sum()
-
-
-def _rewards(batch: Batch) -> dict[str, float]:
-    reward_M = torch.from_numpy(batch.reward).double()
-    reward_M = reward_M[torch.isfinite(reward_M)]
-    if len(reward_M) == 0:
-        return {}
-    return {"reward": float(reward_M.mean()), "reward_deviation": float(reward_M.std(correction=0))}
 
 
 def _counts(batch: Batch, selected: Selected) -> dict[str, Any]:

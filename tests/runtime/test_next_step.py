@@ -41,6 +41,19 @@ def test_a_live_run_is_waited_for_until_it_is_time_to_stop(tmp_path: Path) -> No
     assert found.after(1) is None
 
 
+def test_a19_whoever_waits_for_a_step_looks_around_meanwhile(tmp_path: Path) -> None:
+    looks: list[int] = []
+
+    def look_around() -> None:
+        looks.append(len(looks))
+        if len(looks) == 3:
+            given(tmp_path, 1)
+
+    found = NextStep(tmp_path, ALONE, follow=True, stopping=lambda: False, idle=look_around)
+    assert found.after(0) == 1
+    assert len(looks) == 3
+
+
 def test_g19_a_try_is_forgiven_who_is_stopped_but_not_where_another_process_may_have_died(
     tmp_path: Path,
 ) -> None:

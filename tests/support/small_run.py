@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
-from runtime.shared.schema import RestoreRequest, StepRequest
+from runtime.shared.schema import RestoreRequest, StepRequest, Validation
 
 TOKEN = "a-token-of-the-test"
 # An answer that ends so was cut off at its length limit.
@@ -63,6 +63,8 @@ class SmallRun:
     asked: list[Asked] = field(default_factory=list)
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
     requests: dict[int, StepRequest] = field(default_factory=dict)
+    validations: list[Validation] = field(default_factory=list)
+    keeps_validations: bool = True
     pinned: list[str] = field(default_factory=list)
     # Pinned by a version's name, by what was compiled to it.
     named: list[str] = field(default_factory=list)
@@ -89,6 +91,8 @@ class SmallRun:
     # As the trainer does: samples of a group whose rewards are all the same teach nothing.
     drop_flat: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    # Of its `train.` keys, those that were said.
+    settings: dict[str, Any] = field(default_factory=dict)
     # Which version it claims to have answered with, whatever was asked; None: the one that was named.
     claims: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -276,6 +280,7 @@ class SmallRun:
             "step": self.version,
             "client_state": self.client_state,
             "last_metrics": self._last_metrics(),
+            "settings": self.settings,
         }
 
     def _last_metrics(self) -> dict[str, float]:
@@ -369,6 +374,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return run.pin(name)
             case ["slipway", "checkpoints", name, "restore"]:
                 return run.restore(name, RestoreRequest.model_validate_json(content or b""))
+            case ["slipway", "validations"]:
+                run.validations.append(Validation.model_validate_json(content or b""))
+                return (200, {}) if run.keeps_validations else _error(409, "it keeps no more")
             case ["slipway", "metrics"]:
                 return 200, [{"step": number} for number in run.steps]
         return _error(404, "no such route")

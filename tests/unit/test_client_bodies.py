@@ -17,7 +17,7 @@ from tests.support.environment import PROGRAMS
 from tests.support.small_run import SmallRun
 
 CONSTANTS = [name for name in vars(bodies) if name.isupper()]
-SENT = ["Member", "Group", "StepSettings", "SupervisedExample", "StepRequest", "RestoreRequest"]
+SENT = ["Member", "Group", "StepSettings", "SupervisedExample", "StepRequest", "Validation", "RestoreRequest"]
 READ = ["StepCounts", "StepStatus", "CheckpointInfo", "ChildState", "RuntimeStatus"]
 
 

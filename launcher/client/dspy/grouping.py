@@ -66,6 +66,21 @@ class Grouped:
     # Calls left out because not every run of the example made as many.
     calls_truncated: int = 0
 
+    def with_more(self, more: Grouped) -> Grouped:
+        """These and those of more examples of the same step."""
+        rewards = defaultdict[str, list[float]](list)
+        for name, values in (*self.rewards.items(), *more.rewards.items()):
+            rewards[name] += values
+        return Grouped(
+            self.groups + more.groups,
+            rewards,
+            self.outcomes + more.outcomes,
+            {**more.notes, **self.notes},
+            self.outside + more.outside,
+            self.without_calls + more.without_calls,
+            self.calls_truncated + more.calls_truncated,
+        )
+
 
 def build_groups(finished: Sequence[Finished], rules: Rules, prefix: str) -> Grouped:
     """Group ids are `prefix/example/predictor`; runs of one example are those with the same `run.index`."""

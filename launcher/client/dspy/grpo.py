@@ -27,6 +27,7 @@ from launcher.client.dspy.held_out import Keep
 from launcher.client.dspy.parameters import check_sampling, check_train_kwargs, check_values
 from launcher.client.dspy.programs import Trained, attach, sampling_notes, strict_adapter, with_own_lms
 from launcher.client.dspy.report import Journal, Report
+from launcher.client.dspy.rolling import Sampling, described, most_extra
 from launcher.client.dspy.rollouts import Limits
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric, positional
@@ -52,10 +53,14 @@ class GRPO(Teleprompter):
     Every `num_steps_for_val` steps, before the first and after the last the student is scored greedily on the
     `valset` (`use_train_as_val` takes the trainset). `checkpoint`: "single-best" and "improvements" pin each
     improvement (`Session.pin`) and serve the best at the end; "none" neither. `staleness=1` rolls out the
-    next step while one trains. A run that takes longer than `rollout_seconds`, the metric's time included, is
-    left behind and excluded; one that asks the policy more than `rollout_calls` times is stopped and gets the
-    failure score. A run that another model or a judge failed is excluded, and counted by that model.
-    `num_threads` runs are under way at once; None is all of a step, up to 64.
+    next step while one trains. `dynamic_sampling`: where all rewards of an example are equal another one is
+    rolled out, with at most three times the step's rollouts more (True), so many more (a number) or none
+    (False); None is True where the loss is dapo, else False.
+
+    A run that takes longer than `rollout_seconds`, the metric's time included, is left behind and excluded;
+    one that asks the policy more than `rollout_calls` times is stopped and gets the failure score. A run that
+    another model or a judge failed is excluded, and counted by that model. `num_threads` runs are under way
+    at once; None is all of a step, up to 64.
     Learning rate, LoRA and the loss belong to the run: `launch --set train.learning_rate=1e-5 …`.
 
     `resume` None goes on where a killed life of this program stopped, when `launch --resume` has started it
@@ -96,6 +101,7 @@ class GRPO(Teleprompter):
         variably_invoked_predictor_fill_strategy: None = None,
         checkpoint: Keep = "single-best",
         staleness: int = 0,
+        dynamic_sampling: bool | int | None = None,
         rollout_seconds: float = Limits.run_seconds,
         rollout_calls: int = Limits.run_calls,
         alarms: Mapping[str, float] | None = None,
@@ -123,6 +129,7 @@ class GRPO(Teleprompter):
         self.variably_invoked_predictor_fill_strategy = variably_invoked_predictor_fill_strategy
         self.checkpoint: Keep = checkpoint
         self.staleness = staleness
+        self.dynamic_sampling = dynamic_sampling
         self.rollout_seconds = rollout_seconds
         self.rollout_calls = rollout_calls
         self.alarms = alarms
@@ -197,6 +204,7 @@ class GRPO(Teleprompter):
             f"{self.num_train_steps} steps of {self.num_dspy_examples_per_grpo_step} examples × "
             f"{self.num_rollouts_per_grpo_step} rollouts"
         )
+        plan = self._plan(session.status().settings)
         temperature = self._temperature
         odd = oddities(trainset, valset, self.num_dspy_examples_per_grpo_step)
         for note in (
@@ -204,6 +212,7 @@ class GRPO(Teleprompter):
             *self._without_demos(student),
             *sampling_notes(trained.policies, temperature),
             *odd,
+            *described(plan.sampling, self.dynamic_sampling),
         ):
             journal.note(note)
         patience = max(_LEAST_METRIC_PATIENCE, 2 * self.num_rollouts_per_grpo_step)
@@ -216,7 +225,7 @@ class GRPO(Teleprompter):
             adapter=strict_adapter(self.adapter),
             session=session,
             sampler=EpochSampler(len(trainset), self.num_dspy_examples_per_grpo_step, self.seed),
-            plan=self._plan(),
+            plan=plan,
             place=place,
             journal=journal,
             lm=trained.lm,
@@ -248,16 +257,26 @@ class GRPO(Teleprompter):
             rollouts=self.num_rollouts_per_grpo_step,
         )
 
-    def _plan(self) -> Plan:
-        return Plan(
-            steps=self.num_train_steps,
-            rollouts=self.num_rollouts_per_grpo_step,
+    def _sampling(self, learning: Mapping[str, Any]) -> Sampling:
+        """How a step is rolled out, where the run learns like this."""
+        rollouts = self.num_rollouts_per_grpo_step
+        of_a_step = rollouts * self.num_dspy_examples_per_grpo_step
+        return Sampling(
+            rollouts=rollouts,
             temperature=self._temperature,
             seed=self.seed,
             limits=Limits(self.num_threads, self.rollout_seconds, self.rollout_calls),
             rules=Rules(
                 self.failure_score, self.format_failure_score, self.variably_invoked_predictor_grouping_mode
             ),
+            most_extra=most_extra(self.dynamic_sampling, learning.get("loss"), of_a_step),
+            leaves_out_cut_off=learning.get("overlong", "mask") == "mask",
+        )
+
+    def _plan(self, learning: Mapping[str, Any]) -> Plan:
+        return Plan(
+            steps=self.num_train_steps,
+            sampling=self._sampling(learning),
             steps_for_validation=self.num_steps_for_val,
             keep=self.checkpoint,
             staleness=self.staleness,

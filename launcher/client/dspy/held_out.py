@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import dspy
 
-from launcher.client.bodies import StepStatus
+from launcher.client.bodies import StepStatus, Validation
 from launcher.client.dspy.comparing import Scores, comparable, kept
 from launcher.client.dspy.report import Journal
 from launcher.client.dspy.training_place import Place, Validated
@@ -25,6 +25,8 @@ from launcher.client.session import Session
 Keep = Literal["single-best", "improvements", "none"]
 # What the runtime says of a checkpoint that is not there, or not whole.
 _GONE = "not_found"
+# What is told of a validation besides its score, where it is known.
+_TOLD = ("standard_error", "parse_rate", "cut_off_rate")
 
 
 @dataclass
@@ -56,6 +58,7 @@ class HeldOut:
         self.last = validated, scores
         if best and checkpoint is not None and self.keep != "none":
             self._pin(checkpoint, place.id)
+        self._tell(place.id, step, evaluation, figures)
         self.journal.validation(validated, figures, best, time.monotonic() - began)
         if not comparable(scores):
             judged = sum(it is not None for it in scores)
@@ -63,6 +66,36 @@ class HeldOut:
                 f"only {judged} of {len(scores)} examples have a score, too few for a comparison"
             )
         return {"kind": "validation", **asdict(validated), **figures, "best": best}
+
+    def _tell(self, compile_id: str, step: int, evaluation: Evaluation, figures: dict[str, Any]) -> None:
+        """The run keeps the score too; no training ends because it does not."""
+        known = {name: value for name in _TOLD if math.isfinite(value := figures[name])}
+        said = Validation(
+            compile=compile_id,
+            step=step,
+            score=evaluation.score,
+            examples=len(evaluation.finished),
+            predictors=figures["predictors"],
+            version=evaluation.version,
+            **known,
+        )
+        train_score = figures.get("train_score", math.nan)
+        try:
+            self.session.validated(said)
+            if math.isfinite(train_score):
+                self.session.validated(
+                    Validation(
+                        compile=compile_id,
+                        step=step,
+                        name="train_score",
+                        score=train_score,
+                        version=said.version,
+                    )
+                )
+        except Refused as refused:
+            self.journal.once(
+                "not kept", f"the run does not keep validations: {refused.why or refused.message}"
+            )
 
     def comparable(self) -> bool:
         """Whether the last validation says enough to be compared."""

@@ -35,6 +35,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "variably_invoked_predictor_grouping_mode": get_args(Grouping),
 }
 _WHY = {
+    "dynamic_sampling": ": one example more is so many rollouts; False is none",
     "num_rollouts_per_grpo_step": ": a rollout is compared with the others of its group",
     "variably_invoked_predictor_grouping_mode": (
         ': "fill" would train copies of one sample as if they were several; "ragged" trains all that was '
@@ -47,9 +48,11 @@ class Asked(Protocol):
     """An optimizer, by those of its parameters that are more than one of a kind."""
 
     adapter: Any
+    dynamic_sampling: bool | int | None
     failure_score: float
     format_failure_score: float
     multitask: bool
+    num_rollouts_per_grpo_step: int
     num_threads: int | None
     rollout_seconds: float
     seed: int
@@ -79,6 +82,8 @@ def check_values(asked: Asked) -> None:
         raise ValueError("rollout_seconds must be above 0")
     if asked.format_failure_score >= asked.failure_score:
         raise ValueError("format_failure_score must be below failure_score")
+    if asked.dynamic_sampling is not None and not isinstance(asked.dynamic_sampling, bool):
+        _check_count("dynamic_sampling", asked.dynamic_sampling, asked.num_rollouts_per_grpo_step)
     _check_foreign(asked)
 
 

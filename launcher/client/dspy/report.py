@@ -43,6 +43,11 @@ class Report:
     calls_outside_rollouts: int = 0
     calls_truncated: int = 0
     rewinds: int = 0
+    # Dynamic sampling: made besides a step's own, for examples without variance.
+    groups_again: int = 0
+    rollouts_again: int = 0
+    # Steps that had all their rollouts more, and still examples without variance.
+    short_steps: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     # Failures of other models and of judges, by the model's name.
     outside: Counter[str] = field(default_factory=Counter)
@@ -95,6 +100,8 @@ class StepLine:
     metrics: dict[str, float]
     rollout_seconds: float
     train_seconds: float
+    # Groups rolled out besides the step's own, as those had no variance.
+    groups_again: int = 0
 
     @classmethod
     def of(
@@ -105,6 +112,7 @@ class StepLine:
         rates: tuple[float, float],
         status: StepStatus,
         seconds: tuple[float, float],
+        groups_again: int,
     ) -> StepLine:
         everything = [reward for rewards in grouped.rewards.values() for reward in rewards]
         return cls(
@@ -121,6 +129,7 @@ class StepLine:
             metrics=status.metrics,
             rollout_seconds=round(seconds[0], 3),
             train_seconds=round(seconds[1], 3),
+            groups_again=groups_again,
         )
 
 
@@ -132,6 +141,7 @@ class Journal:
         self._steps = steps
         self._stream = stream or sys.stderr
         self._compile = ""
+        self._said: set[str] = set()
 
     def begin(self, place: Place) -> None:
         """What is written from here on is this compile's: its id is on every line. Said once in its life."""
@@ -145,6 +155,12 @@ class Journal:
         self._stream.write(f"grpo: {text}\n")
         self._stream.flush()
 
+    def once(self, kind: str, text: str) -> None:
+        """Each kind of trouble once, in full; from then on it is only counted."""
+        if kind not in self._said:
+            self._said.add(kind)
+            self.note(text)
+
     def step(self, line: StepLine) -> None:
         parts = [
             f"step {line.step}/{self._steps}",
@@ -152,6 +168,7 @@ class Journal:
             f"parsed {line.parse_rate:.0%}"
             + (f" (cut off {line.cut_off_rate:.0%})" if line.cut_off_rate else ""),
             f"trained {line.counts['trained']} of {line.counts['samples']}{_masked(line.metrics)}",
+            *([f"re-rolled {counted(line.groups_again, 'group')}"] if line.groups_again else []),
             f"v{line.version}" if line.version is not None else "not published",
             f"{line.rollout_seconds + line.train_seconds:.1f} s"
             f" (rollouts {line.rollout_seconds:.1f}, training {line.train_seconds:.1f})",

@@ -27,6 +27,21 @@ class EpochSampler:
         places = range(step * self.per_step, (step + 1) * self.per_step)
         return [self._order(place // self.size)[place % self.size] for place in places]
 
+    def others(self, step: int, count: int) -> list[int]:
+        """Examples to roll out besides those of step `step`, in an order of its own; these come again last.
+
+        Fewer are the beginning of more, and it depends on the seed and the step alone: a resumed run takes
+        the same (C43).
+        """
+        own = self.at(step)
+        shuffled = random.Random(f"{self.seed}/others/{step}")
+        others = [it for it in range(self.size) if it not in set(own)]
+        again = list(dict.fromkeys(own))
+        shuffled.shuffle(others)
+        shuffled.shuffle(again)
+        order = others + again
+        return [order[place % len(order)] for place in range(count)]
+
     def epoch(self, step: int) -> int:
         """The epoch that step `step` begins in."""
         return step * self.per_step // self.size

@@ -1,6 +1,6 @@
 """The loop of one `GRPO.compile`: roll out, send the groups, train, validate, keep the best.
 
-Neighbours: `grpo.py` checks what it was asked and builds it; `rollouts.py` and `grouping.py` make a step's
+Neighbours: `grpo.py` checks what it was asked and builds it; `rolling.py` makes a step's
 groups; `session.py` trains them; `held_out.py` validates; `training_place.py` is where it stands,
 `report.py` what it says, `vain.py` when it gives up.
 Advantages and losses are the runtime's; here are only rollouts and their rewards.
@@ -9,7 +9,6 @@ Advantages and losses are the runtime's; here are only rollouts and their reward
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -18,19 +17,18 @@ import dspy
 
 from launcher.client.bodies import StepCounts
 from launcher.client.dspy.alarms import Alarm, Alarms, Thresholds
-from launcher.client.dspy.grouping import Grouped, Rules, build_groups
 from launcher.client.dspy.held_out import HeldOut, Keep
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.observing import observe
 from launcher.client.dspy.report import Journal, Report, StepLine, listed
-from launcher.client.dspy.rollouts import Finished, Limits, Run, run_all
+from launcher.client.dspy.rolling import Rolled, Rolling, Sampling
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served import Served
-from launcher.client.dspy.tagging import Predictors, Rollout
+from launcher.client.dspy.tagging import Predictors
 from launcher.client.dspy.training_place import Place
 from launcher.client.dspy.vain import Vain, unparsed
-from launcher.client.dspy.validation import Evaluation, check_answered, evaluate
+from launcher.client.dspy.validation import Evaluation, evaluate
 from launcher.client.failures import Refused, Rewound, TrainingFailed
 from launcher.client.session import Session
 
@@ -45,29 +43,13 @@ class Plan:
     """What one `compile` was asked to do."""
 
     steps: int
-    rollouts: int
-    temperature: float
-    seed: int
-    limits: Limits
-    rules: Rules
+    sampling: Sampling
     steps_for_validation: int
     keep: Keep
     staleness: int
     report_train_scores: bool
     thresholds: Thresholds = field(default_factory=Thresholds)
     on_alarm: OnAlarm = "note"
-
-
-@dataclass(frozen=True)
-class _Rolled:
-    """One step's rollouts, before they are trained."""
-
-    step: int
-    finished: Sequence[Finished]
-    grouped: Grouped
-    parse_rate: float
-    cut_off_rate: float
-    seconds: float
 
 
 @dataclass
@@ -90,10 +72,9 @@ class Training:
     report: Report = field(default_factory=Report)
     history: list[dict[str, Any]] = field(default_factory=list)
     _predictors: Predictors = field(init=False)
-    _token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    rolling: Rolling = field(init=False)
     _vain: Vain = field(init=False)
     _rewinds_in_a_row: int = 0
-    _said: set[str] = field(default_factory=set)
     alarms: Alarms = field(init=False)
     held_out: HeldOut = field(init=False)
     served: Served = field(init=False)
@@ -105,6 +86,21 @@ class Training:
         self.alarms = Alarms(self.plan.thresholds)
         self._vain = Vain(self.report)
         self.served = Served(self.session, self.journal)
+        self.rolling = Rolling(
+            self.program,
+            self.policies,
+            self.trainset,
+            self.metric,
+            self.adapter,
+            self.sampler,
+            self.plan.sampling,
+            self.lm,
+            self._predictors,
+            self.report,
+            self.journal,
+            self.served,
+            self._vain,
+        )
         train = self.trainset if self.plan.report_train_scores else ()
         keep, session = self.plan.keep, self.session
         self.held_out = HeldOut(self.valset, train, self._evaluate, session, self.journal, keep)
@@ -126,9 +122,9 @@ class Training:
 
     def _run_on(self) -> None:
         self._validate_if_due(self.place.step)
-        under_way: tuple[_Rolled, int, float] | None = None
+        under_way: tuple[Rolled, int, float] | None = None
         for step in range(self.place.step, self.plan.steps):
-            rolled = self._roll_out(step)
+            rolled = self.rolling.step(step)
             if under_way is not None:
                 self._finish(*under_way)
             under_way = self._send(rolled)
@@ -146,7 +142,7 @@ class Training:
         if restored is not None:
             self.served.note(restored)
 
-    def _stop(self, under_way: tuple[_Rolled, int, float] | None) -> None:
+    def _stop(self, under_way: tuple[Rolled, int, float] | None) -> None:
         """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
         if under_way is not None:
             self._finish(*under_way)
@@ -173,8 +169,7 @@ class Training:
         now = self.session.settle()
         self.place = self.place.rewound(now.client_state, now.last_metrics)
         self.held_out.last = None
-        # New ids: a rollout that began on the lost machine must not be mixed with one made here.
-        self._token = uuid.uuid4().hex[:12]
+        self.rolling.begin_anew()
         self.served.forget()
         self.history.append({"kind": "rewind", "from": was, "to": self.place.step})
         self.journal.note(
@@ -183,73 +178,10 @@ class Training:
 
     # ------------------------------------------------------------- a step
 
-    def _roll_out(self, step: int) -> _Rolled:
-        began = time.monotonic()
-        astray = self._astray()
-        runs, limits = self._runs(step), self.plan.limits
-        finished = run_all(self.program, runs, self.metric, self.adapter, limits, self.lm)
-        grouped = build_groups(finished, self.plan.rules, f"{self._token}/s{step}")
-        self.report.add_rollouts(grouped)
-        self._say_notes(grouped)
-        self._check(finished, self._astray() - astray)
-        self.served.check(finished, self._predictors)
-        answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
-        return _Rolled(
-            step,
-            finished,
-            grouped,
-            parse_rate=sum(it.parsed for it in answered) / len(answered),
-            cut_off_rate=sum(it.cut_off for it in answered) / len(answered),
-            seconds=time.monotonic() - began,
-        )
-
-    def _runs(self, step: int) -> list[Run]:
-        """E × K runs, each a rollout of its own: no answer from a cache, no two with one seed (C44)."""
-        sampling = {"temperature": self.plan.temperature}
-        return [
-            Run(
-                self.trainset[example],
-                index,
-                Rollout(
-                    f"{self._token}-s{step}-e{index}-k{member}",
-                    self._predictors,
-                    sampling=sampling,
-                    seed=f"{self.plan.seed}/{step}/{index}/{member}",
-                ),
-            )
-            for index, example in enumerate(self.sampler.at(step))
-            for member in range(self.plan.rollouts)
-        ]
-
-    def _say_notes(self, grouped: Grouped) -> None:
-        """Each kind of trouble once, in full; from then on it is only counted."""
-        for kind, text in grouped.notes.items():
-            self._say(kind, text)
-
-    def _say(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            self.journal.note(text)
-
     def _say_unparsed(self, cut_off_rate: float) -> None:
-        self._say("unparsed", f"no run had answers that could be parsed; {unparsed(cut_off_rate)}")
+        self.journal.once("unparsed", f"no run had answers that could be parsed; {unparsed(cut_off_rate)}")
 
-    def _check(self, finished: Sequence[Finished], astray: int) -> None:
-        check_answered(finished, "step")
-        self._vain.crashed(finished)
-        if astray:
-            if not self.report.calls_outside_rollouts:
-                self.journal.note(
-                    f"{astray} calls came from threads the program started itself: they belong to no "
-                    "rollout and are not trained. Start them with dspy.Parallel, or in copy_context()"
-                )
-            self.report.calls_outside_rollouts += astray
-
-    def _astray(self) -> int:
-        engines = {id(policy.policy): policy.policy for policy in self.policies}
-        return sum(engine.astray for engine in engines.values())
-
-    def _send(self, rolled: _Rolled) -> tuple[_Rolled, int, float] | None:
+    def _send(self, rolled: Rolled) -> tuple[Rolled, int, float] | None:
         """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
         began = time.monotonic()
         why = "no rollout called the policy"
@@ -269,14 +201,14 @@ class Training:
         self._note_empty(rolled, why)
         return None
 
-    def _note_empty(self, rolled: _Rolled, why: str) -> None:
+    def _note_empty(self, rolled: Rolled, why: str) -> None:
         self.report.empty_steps += 1
         self.place.step = rolled.step + 1
         outcomes = listed(rolled.grouped.outcomes)
         self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
         self._vain.empty(why, outcomes)
 
-    def _finish(self, rolled: _Rolled, step_id: int, began: float) -> None:
+    def _finish(self, rolled: Rolled, step_id: int, began: float) -> None:
         status = self.session.wait(step_id)
         self.served.note(status)
         self.place.step = rolled.step + 1
@@ -287,7 +219,7 @@ class Training:
         seconds = (rolled.seconds, time.monotonic() - began)
         epoch = self.sampler.epoch(rolled.step)
         rates = (rolled.parse_rate, rolled.cut_off_rate)
-        line = StepLine.of(rolled.step + 1, epoch, rolled.grouped, rates, status, seconds)
+        line = StepLine.of(rolled.step + 1, epoch, rolled.grouped, rates, status, seconds, rolled.again)
         self.journal.step(line)
         if not status.counts.trained:
             self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
@@ -331,10 +263,10 @@ class Training:
             self.metric,
             session=self.session,
             adapter=self.adapter,
-            num_threads=self.plan.limits.threads,
-            rollout_seconds=self.plan.limits.run_seconds,
-            rollout_calls=self.plan.limits.run_calls,
-            failure_score=self.plan.rules.failure_score,
+            num_threads=self.plan.sampling.limits.threads,
+            rollout_seconds=self.plan.sampling.limits.run_seconds,
+            rollout_calls=self.plan.sampling.limits.run_calls,
+            failure_score=self.plan.sampling.rules.failure_score,
         )
         self.served.check(evaluation.finished, self._predictors)
         return evaluation

@@ -1,0 +1,194 @@
+"""What a run's report shows, out of the files that are at home: rewards, validations, rates, learning rate.
+
+Neighbours: `report_page.py` draws it, `launch report` asks. Reads `metrics.jsonl`, `grpo.jsonl` and
+`validations.jsonl`, of a run on this computer also as its machine has them now. Whatever is torn, damaged or
+missing is left out. Asks nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.results.journals import lines
+
+_METRICS, _JOURNAL, _VALIDATIONS = "metrics.jsonl", "grpo.jsonl", "validations.jsonl"
+_REWARD = "reward/"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that was trained; None for what was not measured. `predictors`: each one's mean reward."""
+
+    step: int
+    reward: float | None = None
+    predictors: dict[str, float] = field(default_factory=dict)
+    loss: float | None = None
+    learning_rate: float | None = None
+    parse_rate: float | None = None
+    cut_off_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One held-out score. `version`: the step of the run whose policy it is; `best`: the best so far."""
+
+    compile: str
+    step: int
+    name: str
+    version: int
+    score: float
+    standard_error: float | None = None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One compile's scores before, after and at best; the same where there was one validation alone."""
+
+    compile: str
+    program: str
+    before: Validation
+    after: Validation
+    best: Validation
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All that is drawn of one run."""
+
+    label: str
+    id: str
+    model: str
+    state: str
+    steps: list[Step]
+    validations: list[Validation]
+    trained: list[Trained]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.steps and not self.validations
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        return asdict(self)
+
+
+def read(results: Path, machine: Path | None, *, label: str, run_id: str, model: str, state: str) -> RunData:
+    """Of the run whose results are in `results`; `machine`: its machine's folder, while that is here."""
+    journal = list(lines(results / _JOURNAL))
+    found = _validations(journal, lines(_longer(results, machine, _VALIDATIONS)))
+    return RunData(
+        label,
+        run_id,
+        model,
+        state,
+        _steps(lines(_longer(results, machine, _METRICS)), journal),
+        found,
+        list(_trained(found, journal)),
+    )
+
+
+def _longer(results: Path, machine: Path | None, name: str) -> Path:
+    """Of a live run on this computer its machine's file is ahead of what came home."""
+    return max((folder / name for folder in (results, machine) if folder is not None), key=_size)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _steps(metrics: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, Any]]) -> list[Step]:
+    rates = _of_versions(journal)
+    steps: dict[int, Step] = {}
+    for line in metrics:
+        number, measured = line.get("step"), line.get("metrics")
+        if not isinstance(number, int) or not isinstance(measured, dict):
+            continue
+        rated = rates.get(number, {})
+        step = Step(
+            number,
+            _number(measured.get("reward")),
+            {
+                name.removeprefix(_REWARD): value
+                for name, it in measured.items()
+                if name.startswith(_REWARD) and (value := _number(it)) is not None
+            },
+            _number(measured.get("loss")),
+            _number(measured.get("learning_rate")),
+            _number(rated.get("parse_rate")),
+            _number(rated.get("cut_off_rate")),
+        )
+        if step != Step(number):  # a checkpoint that is served again has measured nothing
+            steps[number] = step
+    return [steps[number] for number in sorted(steps)]
+
+
+def _of_versions(journal: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """By version, an optimizer's line of that step; a run that lost its machine takes some of them again."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for line in journal:
+        if line.get("kind") == "step" and isinstance(version := line.get("version"), int):
+            found = {number: it for number, it in found.items() if number < version}
+            found[version] = line
+    return found
+
+
+def _validations(journal: Iterable[Mapping[str, Any]], said: Iterable[Mapping[str, Any]]) -> list[Validation]:
+    """What an optimizer wrote down, and over it what the run was told, which other programs do too."""
+    found: dict[tuple[str, int, str], Validation] = {}
+    for line in journal:
+        if line.get("kind") == "step" and isinstance(version := line.get("version"), int):
+            found = {key: it for key, it in found.items() if it.version < version}  # its machine was lost
+        elif line.get("kind") == "validation" and (one := _validation(line)) is not None:
+            found[one.compile, one.step, one.name] = one
+    best = {key for key, it in found.items() if it.best}
+    for line in said:
+        if (one := _validation(line)) is not None:
+            key = (one.compile, one.step, one.name)
+            found[key] = Validation(**{**asdict(one), "best": key in best})
+    return sorted(found.values(), key=lambda it: it.version)
+
+
+def _validation(line: Mapping[str, Any]) -> Validation | None:
+    score, step = _number(line.get("score")), line.get("step")
+    if score is None or not isinstance(step, int):
+        return None
+    version = line.get("version")
+    return Validation(
+        str(line.get("compile", "")),
+        step,
+        str(line.get("name", "score")),
+        version if isinstance(version, int) else step,
+        score,
+        _number(line.get("standard_error")),
+        line.get("best") is True,
+    )
+
+
+def _trained(found: Iterable[Validation], journal: Iterable[Mapping[str, Any]]) -> Iterator[Trained]:
+    programs = {
+        str(it.get("compile")): str(it.get("program", "")) for it in journal if it.get("kind") == "compile"
+    }
+    of_compile: dict[str, list[Validation]] = {}
+    for it in found:
+        if it.name == "score":
+            of_compile.setdefault(it.compile, []).append(it)
+    for name, its in of_compile.items():
+        in_order = sorted(its, key=lambda it: it.step)
+        # As the optimizer judged, by the examples that two have in common; else by the means.
+        judged = [it for it in in_order if it.best]
+        best = judged[-1] if judged else max(in_order, key=lambda it: it.score)
+        yield Trained(name, programs.get(name, ""), in_order[0], in_order[-1], best)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,86 @@
+"""`POST /slipway/validations`: a held-out score, kept in `validations.jsonl` and shown with what is trained.
+
+Neighbours: gateway.py mounts it; `runtime/shared/validations.py` has the file's form; an optimizer sends one
+each time it validates. Said again it is the same one; said otherwise, as after a machine was lost, the newest
+word counts. Knows nothing of what is scored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.shared import files, validations
+from runtime.shared.schema import Validation
+
+# More than any training validates; a program gone wrong must not fill the disk.
+MOST = 20_000
+
+
+class Validations:
+    """The file of one run. `committed` is its newest committed step: what was scored after it is gone."""
+
+    def __init__(self, state_dir: Path, committed: int) -> None:
+        self._path = state_dir / validations.FILE
+        self._lock = threading.Lock()
+        kept = [it for it in validations.read(self._path) if int(it.get("version") or 0) <= committed]
+        if self._path.exists():
+            self._begin_with(kept)
+        self._newest = {validations.key_of(line): line for line in kept}
+
+    def _begin_with(self, lines: list[dict[str, Any]]) -> None:
+        """Leave nothing torn, which the next line would be a part of."""
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):  # a full disk: what is there can be read as it is
+            partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            partial.replace(self._path)
+
+    def add(self, said: Validation, version: int) -> None:
+        """Keep one; `version` is served now, for whoever does not say which was scored. Raises OSError."""
+        line = said.model_dump()
+        if line["version"] is None:
+            line["version"] = version
+        with self._lock:
+            known = self._newest.get(validations.key_of(line))
+            if known is not None and {**known, "time": None} == {**line, "time": None}:
+                return
+            if len(self._newest) >= MOST:
+                raise ApiError(409, f"this run has {MOST} validations, and keeps no more", code="too_many")
+            line["time"] = round(time.time(), 3)
+            files.append_line(self._path, line)
+            self._newest[validations.key_of(line)] = line
+
+    def list(self) -> list[dict[str, Any]]:
+        """The newest of each compile, step and name, in the order in which they were first said."""
+        with self._lock:
+            return [*self._newest.values()]
+
+
+def validation_routes(kept: Validations, version: Callable[[], int]) -> APIRouter:
+    """The router of the two routes."""
+    router = APIRouter(prefix="/slipway")
+
+    @router.post("/validations", status_code=204)
+    async def take(said: Validation) -> Response:
+        try:
+            await asyncio.to_thread(kept.add, said, version())
+        except OSError as error:  # a full disk: it is said again
+            message = f"the machine's disk does not take it: {error.strerror or error}"
+            raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
+        return Response(status_code=204)
+
+    @router.get("/validations")
+    async def listed() -> list[dict[str, Any]]:
+        return kept.list()
+
+    return router

@@ -1,0 +1,196 @@
+"""What a run says on Weights & Biases: each committed step, each validation and, if asked, what was said.
+
+    train/reward  train/reward/PREDICTOR  train/loss  train/learning_rate  …   counts/trained  …
+    val/score     val/score/PREDICTOR     val/standard_error  …                train/completions (a table)
+
+Over train/step, and val/step, which is the version that was scored: wandb's own steps only ever go up, and a
+validation comes between two of ours, from another process. Neighbours: the recipe calls; `validations.py` and
+the gateway's `rollout_log.py` have the files that are read here. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from runtime.shared import files, validations
+from runtime.shared.redaction import HIDDEN, hide
+
+_WANDB_SECONDS = 30.0
+# Of a text in the table; the files at home have more of it.
+_CHARACTERS = 2_000
+_COLUMNS = ("step", "group", "predictor", "reward", "prompt", "completion", "dropped")
+_OTHERS = ("standard_error", "parse_rate", "cut_off_rate", "examples")
+_OWN_SECRETS = ("WANDB_API_KEY", "HF_TOKEN")
+_log = logging.getLogger(__name__)
+
+
+class WandbLog:
+    """The run on Weights & Biases; offline runs lie in `logs` until `wandb sync`.
+
+    The run's id is ours, so a resumed run goes on in the same one. A service that cannot be reached at the
+    start costs the live page, not the training: the run is then kept offline, and the log says so.
+    `output`: the run's folder. `committed`: its newest step. `completions`: how many of a step are shown.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        project: str,
+        run_id: str,
+        output: Path,
+        config: dict[str, Any],
+        committed: int = 0,
+        completions: int = 0,
+    ) -> None:
+        self._run: Any = None
+        if mode == "disabled":
+            return
+        import wandb
+
+        # wandb goes elsewhere, unasked, where its folder is not there.
+        folder = output / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def start(mode: Any) -> Any:
+            return wandb.init(
+                project=project,
+                id=run_id,
+                name=run_id,
+                dir=folder,
+                mode=mode,
+                resume="allow",
+                config=config,
+                # The log is the supervisor's, and the folder is no checkout of the user's work.
+                settings=wandb.Settings(
+                    console="off", silent=True, disable_git=True, init_timeout=_WANDB_SECONDS
+                ),
+            )
+
+        try:
+            self._run = start(mode)
+        except wandb.Error as error:
+            if mode == "offline":
+                raise
+            _log.warning("Weights & Biases refused (%s); the run is kept offline in %s", error, folder)
+            self._run = start("offline")
+        self._table, self._completions, self._output = wandb.Table, completions, output
+        self._validations = _Fresh(output, committed)
+        for kind in ("train", "val"):
+            self._run.define_metric(f"{kind}/step")
+            self._run.define_metric(f"{kind}/*", step_metric=f"{kind}/step")
+        self._run.define_metric("counts/*", step_metric="train/step")
+
+    def append(self, line: dict[str, Any], *, doubtful: bool = False) -> None:
+        """Log one step's numbers; `doubtful`: an earlier life may have logged them."""
+        if self._run is None or (doubtful and self._run.summary.get("train/step") == line["step"]):
+            return
+        self.catch_up()
+        numbers = {f"train/{name}": value for name, value in line["metrics"].items()}
+        counts = {f"counts/{name}": value for name, value in line["counts"].items() if name != "dropped"}
+        row = {**numbers, **counts, "train/step": line["step"], "policy_version": line["version"]}
+        if self._completions and (said := list(self._said(line["step"]))):
+            row["train/completions"] = self._table(columns=list(_COLUMNS), data=said)
+        self._run.log(row)
+
+    def catch_up(self) -> None:
+        """Log what has been validated since; called often, and cheap where there is nothing new."""
+        if self._run is None:
+            return
+        for line in self._validations.take():
+            self._run.log(_validation(line))
+            self._validations.logged(line)
+
+    def close(self) -> None:
+        """Flush and end."""
+        if self._run is not None:
+            self.catch_up()
+            self._run.finish()
+
+    def _said(self, step: int) -> Iterator[list[Any]]:
+        """The first texts of a step, as `rollout_log.py` has written them."""
+        try:
+            texts = (self._output / "logs" / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()
+        except OSError:
+            return
+        for text in texts[: self._completions]:
+            try:
+                said = json.loads(text)
+            except ValueError:
+                continue
+            yield [_shown(name, said.get(name)) for name in _COLUMNS]
+
+
+def _validation(line: dict[str, Any]) -> dict[str, Any]:
+    name = f"val/{line['name']}"
+    row = {name: line["score"], "val/step": line.get("version") or 0}
+    row |= {f"{name}/{predictor}": value for predictor, value in (line.get("predictors") or {}).items()}
+    if line["name"] == "score":
+        row |= {f"val/{other}": line[other] for other in _OTHERS if line.get(other) is not None}
+    return row
+
+
+def _shown(name: str, value: Any) -> Any:
+    """As a table has it: of a prompt the end says most. Hidden before it is cut."""
+    if not isinstance(value, str):
+        return value
+    for secret in _OWN_SECRETS:
+        if given := os.environ.get(secret):
+            value = value.replace(given, HIDDEN)
+    value = hide(value)
+    return value[-_CHARACTERS:] if name == "prompt" else value[:_CHARACTERS]
+
+
+class _Fresh:
+    """The validations that no life of this run has logged; those that are remembered beside their file.
+
+    A machine that begins anew remembers none: of what was scored before its newest step all was logged.
+    """
+
+    def __init__(self, output: Path, committed: int) -> None:
+        self._path = output / validations.FILE
+        self._memory = output / "wandb_validations.json"
+        remembered = None
+        try:
+            remembered = files.read_json(self._memory)
+        except (OSError, ValueError):
+            _log.warning("%s cannot be read: it is begun anew", self._memory.name)
+        if isinstance(remembered, list):
+            self._logged = [str(it) for it in remembered]
+        else:
+            self._logged = [
+                _mark(it) for it in validations.read(self._path) if (it.get("version") or 0) < committed
+            ]
+        self._known = set(self._logged)
+        self._size = -1
+
+    def take(self) -> list[dict[str, Any]]:
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            return []
+        if size == self._size:
+            return []
+        self._size = size
+        try:
+            found = {_mark(line): line for line in validations.read(self._path)}
+        except OSError as error:  # no step waits for what is shown
+            _log.warning("%s cannot be read: %s", self._path.name, error)
+            return []
+        return [line for mark, line in found.items() if mark not in self._known]
+
+    def logged(self, line: dict[str, Any]) -> None:
+        self._known.add(_mark(line))
+        self._logged.append(_mark(line))
+        try:
+            files.write_json(self._memory, self._logged)
+        except OSError as error:  # a full disk costs no step: one may be logged twice
+            _log.warning("%s is not written: %s", self._memory.name, error)
+
+
+def _mark(line: dict[str, Any]) -> str:
+    return json.dumps([*validations.key_of(line), line.get("version"), line["score"]])
