@@ -45,6 +45,7 @@ from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
+from runtime.gateway.train_kwargs import train_kwargs_routes
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
@@ -71,6 +72,12 @@ class Parts:
     admission: Admission
     readiness: Readiness
     state_dir: Path
+    config: RuntimeConfig
+
+    def context_tokens(self) -> int | None:
+        """The longest sequence that every engine takes, prompt and answer; None while nobody knows."""
+        lengths = (self.config.engine.max_model_len, *(it.facts.context_length for it in self.clients))
+        return min((length for length in lengths if length is not None), default=None)
 
 
 def build_parts(config: RuntimeConfig) -> Parts:
@@ -140,6 +147,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         admission=admission,
         readiness=Readiness(config, machine, fleet, versions, samples, admission),
         state_dir=state_dir,
+        config=config,
     )
 
 
@@ -162,6 +170,7 @@ def build_app(parts: Parts) -> FastAPI:
     metrics = parts.state_dir / "metrics.jsonl"
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
     app.include_router(receipt_routes(parts.samples))
+    app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.add_middleware(WholeBodies)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
