@@ -52,6 +52,7 @@ from runtime.gateway.versions.versions import Versions, kept_versions, weights_o
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
 from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
+from runtime.shared.model_names import ModelNames
 from runtime.shared.schema import RuntimeConfig
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         kept=lambda: kept_versions(checkpoints),
         weights=lambda version: weights_of(checkpoints, version),
         reused_after=rewind.reused_after if rewind else None,
+        names=ModelNames.of(config),
     )
     samples = SampleStore(state_dir / "samples")
     prover = Prover(clients, config.served_name, config.dtype)
