@@ -6,21 +6,25 @@ lists them; `lora_config.py` compares LoRA. A difference that changes nothing of
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any
 
 from runtime.shared.model_names import ModelNames
 from runtime.shared.schema import RuntimeConfig
 from runtime.shared.train_kwargs import lora_config
-from runtime.shared.train_kwargs.reading import Act, Reading, UnfitError, number, switch, whole
+from runtime.shared.train_kwargs.reading import Act, Reading, UnfitError, number, set_option, switch, whole
+
+# That `launch` takes.
+_MOST_GPUS = 1024
 
 
 def _model(reading: Reading, name: str, value: Any) -> None:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.strip() or value.startswith("-"):
         raise UnfitError("expected a model's name")
     names = ModelNames.of(reading.run.config)
     if not names.has(value.removeprefix("openai/").removeprefix("arbor:")):
-        raise UnfitError(f"{value!r} is asked for, this run has {names.own}", f"--model {value}")
+        raise UnfitError(f"{value!r} is asked for, this run has {names.own}", f"--model {shlex.quote(value)}")
 
 
 def _gpus(own: Callable[[RuntimeConfig], int], what: str, option: str) -> Act:
@@ -29,7 +33,8 @@ def _gpus(own: Callable[[RuntimeConfig], int], what: str, option: str) -> Act:
         if config.device == "cpu":
             reading.note(name, f"this run is on a CPU; on GPUs `{option} {asked}` says it")
         elif asked != own(config):
-            raise UnfitError(f"{asked} are asked for, this run {what} {own(config)}", f"{option} {asked}")
+            launch = f"{option} {asked}" if asked <= _MOST_GPUS else ""
+            raise UnfitError(f"{asked} are asked for, this run {what} {own(config)}", launch)
 
     return act
 
@@ -39,7 +44,7 @@ def _bf16(reading: Reading, name: str, value: Any) -> None:
     if switch(value) == (config.dtype == "bfloat16"):
         return
     if value and config.device == "cuda":
-        raise UnfitError(f"this run computes in {config.dtype}", "--set dtype=bfloat16")
+        raise UnfitError(f"this run computes in {config.dtype}", set_option(config, "dtype", "bfloat16"))
     reading.note(name, f"this run computes in {config.dtype}")
 
 
@@ -60,7 +65,7 @@ def _length(what: str) -> Act:
             reading.note(name, f"{what}; prompt and answer together may have {limit} tokens")
         elif own is not None and own <= limit and reading.strict:
             why = f"prompt and answer together have at most {limit} tokens in this run"
-            raise UnfitError(why, f"--set engine.max_model_len={asked}")
+            raise UnfitError(why, set_option(reading.run.config, "engine.max_model_len", asked))
         else:
             reading.note(name, f"prompt and answer together have at most {limit} tokens in this run")
 
@@ -89,7 +94,7 @@ def _ahead(reading: Reading, name: str, value: Any) -> None:
     asked, own = whole(value), reading.run.config.max_staleness
     if asked > own:
         why = f"a sample older than {own} steps is not trained in this run"
-        raise UnfitError(why, f"--set max_staleness={asked}")
+        raise UnfitError(why, set_option(reading.run.config, "max_staleness", asked))
     reading.note(name, "GRPO(staleness=1) rolls out the next step while one trains, and 0 does not")
 
 
@@ -100,7 +105,9 @@ def _equal(
         asked, has = read(value), own(reading.run.config)
         if asked != has:
             said = "its own choice" if has is None else f"{has:g}"
-            raise UnfitError(f"{asked:g} is asked for, this run has {said}", f"--set {option}={asked:g}")
+            raise UnfitError(
+                f"{asked:g} is asked for, this run has {said}", set_option(reading.run.config, option, asked)
+            )
 
     return act
 

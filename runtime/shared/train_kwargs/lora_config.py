@@ -12,7 +12,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from runtime.shared.projections import PROJECTIONS
-from runtime.shared.train_kwargs.reading import Reading, UnfitError, choice, number, switch, whole
+from runtime.shared.train_kwargs.reading import (
+    Reading,
+    UnfitError,
+    choice,
+    number,
+    set_option,
+    switch,
+    whole,
+)
 
 _KEY = "lora_config"
 _NAMES = re.compile(r"\w+(\s*,\s*\w+)*")
@@ -59,14 +67,13 @@ def check(reading: Reading, name: str, value: Any) -> None:
 
 
 def _check(reading: Reading, key: str, value: Any) -> None:
-    lora = reading.run.config.train.lora
     match key:
         case "r":
-            _same(whole(value, 1), lora.rank, "rank")
+            _same(reading, whole(value, 1), "rank")
         case "lora_alpha":
-            _same(number(value), lora.alpha, "alpha")
+            _same(reading, number(value), "alpha")
         case "use_rslora":
-            _same(switch(value), lora.use_rslora, "use_rslora")
+            _same(reading, switch(value), "use_rslora")
         case "target_modules":
             _check_targets(reading, value)
         case "lora_dropout":
@@ -83,19 +90,21 @@ def _check(reading: Reading, key: str, value: Any) -> None:
             _unknown(reading, key)
 
 
-def _same(asked: Any, own: Any, setting: str) -> None:
+def _same(reading: Reading, asked: Any, setting: str) -> None:
+    own = getattr(reading.run.config.train.lora, setting)
     if asked != own:
         raise UnfitError(
-            f"{_said(asked)} is asked for, this run has {_said(own)}", _set(setting, _said(asked))
+            f"{_said(asked)} is asked for, this run has {_said(own)}", _set(reading, setting, asked)
         )
 
 
 def _said(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+    return str(value) if isinstance(value, bool) else f"{value:g}"
 
 
-def _set(setting: str, value: str) -> str:
-    return f"--set train.lora.{setting}={value}"
+def _set(reading: Reading, setting: str, value: Any) -> str:
+    plain = int(value) if isinstance(value, float) and value.is_integer() else value
+    return set_option(reading.run.config, f"train.lora.{setting}", plain)
 
 
 def _check_targets(reading: Reading, value: Any) -> None:
@@ -105,14 +114,15 @@ def _check_targets(reading: Reading, value: Any) -> None:
         if chosen is not None and set(chosen) != set(layers or ()):
             listed = ",".join(chosen)
             raise UnfitError(
-                f"all-linear is asked for, this run has {listed}", _set("target_modules", "none")
+                f"all-linear is asked for, this run has {listed}", _set(reading, "target_modules", None)
             )
         return
     own = chosen or layers or PROJECTIONS
     if set(asked) != set(own):
-        wanted = ",".join(sorted(asked))
+        wanted = sorted(set(asked))
         raise UnfitError(
-            f"{wanted} is asked for, this run has {','.join(own)}", _set("target_modules", wanted)
+            f"{','.join(wanted)} is asked for, this run has {','.join(own)}",
+            _set(reading, "target_modules", wanted),
         )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from runtime.shared.schema import RuntimeConfig
 from runtime.shared.train_kwargs.bodies import Refusal
 
@@ -79,6 +81,27 @@ def shown(name: str, value: Any) -> str:
     plain = isinstance(value, (bool, int, float, str)) and len(repr(value)) <= _SHOWN
     is_secret = isinstance(value, str) and any(word in name.lower() for word in _SECRET)
     return f"{name}={value!r}" if plain and not is_secret else name
+
+
+def set_option(config: RuntimeConfig, key: str, value: Any) -> str:
+    """The option of `launch` with which the run would have this value; empty where no run can."""
+    values = config.model_dump()
+    place = values
+    *rooms, last = key.split(".")
+    for room in rooms:
+        place = place[room]
+    place[last] = value
+    try:
+        RuntimeConfig.model_validate(values)
+    except ValidationError:
+        return ""
+    return f"--set {key}={_as_typed(value)}"
+
+
+def _as_typed(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 # ------------------------------------------------------------------ values
