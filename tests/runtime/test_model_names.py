@@ -1,4 +1,4 @@
-"""What a model's name means on a run (A7): its own model's is the policy, a job's a version, others are 404."""
+"""What a model's name means on a run (A7): its own model's is the policy, a job's a version, others 404."""
 
 from __future__ import annotations
 
