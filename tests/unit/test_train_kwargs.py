@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ OTHERWISE = config(
     engines=7,
     train_processes=7,
     max_staleness=0,
+    engine={"max_model_len": 256},
     train={"lora": {"rank": 3, "target_modules": ["q_proj"]}, "seed": 99, "activation_checkpointing": False},
 )
 FITS = config(device="cuda", dtype="bfloat16", engines=1, train_processes=3, train={"lora": {"rank": 8}})
@@ -301,6 +303,24 @@ def test_a04_another_loss_does_not_meet_what_the_run_says_of_its_own() -> None:
 # ------------------------------------------------------------------ hints
 
 
+_EACH = (
+    True,
+    False,
+    0,
+    1,
+    3,
+    1000,
+    0.5,
+    -1.0,
+    "1e-6",
+    "",
+    "sequence",
+    "linear",
+    "batch",
+    "x y",
+    ["wandb"],
+    {},
+)
 _VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 9000), st.floats(), st.text("ab1e-5_", max_size=6),
     st.sampled_from(["wandb", "sequence", "linear", "soft", "grpo", *get_args(Loss)]),
@@ -317,18 +337,29 @@ _NAMES = st.one_of(st.sampled_from(sorted(TABLE)), st.text("abcdefgh_", min_size
 def test_c60_every_key_and_option_that_is_named_exists(
     train_kwargs: dict[str, Any], strict: bool, of: RuntimeConfig
 ) -> None:
-    answer = read(train_kwargs, Run(of, 512), strict=strict)
+    _check_texts(read(train_kwargs, Run(of, 512), strict=strict))
+
+
+@pytest.mark.parametrize("name", [*TABLE, "lerning_rate", "r", "xyz"])
+def test_c60_every_keyword_of_the_table_names_only_what_exists(name: str) -> None:
+    values: list[Any] = [*_EACH, LORA, {"bais": "none", "target_modules": "all-linear"}]
+    for of in (config(), FITS, OTHERWISE):
+        for value in values:
+            _check_texts(read({name: value, "max_completion_length": 600}, Run(of, 512), strict=True))
+
+
+def _check_texts(answer: TrainKwargsRead) -> None:
     known = runtime_config.defaults()
-    texts = [*answer.notes, *(f"{it.why} {it.launch}" for it in answer.refusals)]
-    for text in texts:
+    for text in [*answer.notes, *(f"{it.why} {it.launch}" for it in answer.refusals)]:
         assert set(re.findall(r"--set ([\w.]+)=", text)) <= set(known)
-        assert set(re.findall(r"\b((?:train|engine)\.[\w.]*\w)", text)) <= {*known, "train"}
+        assert set(re.findall(r"\b((?:train|engine)\.[\w.]*\w)", text)) <= set(known)
     for refusal in answer.refusals:
         assert refusal.key and refusal.why
         if refusal.launch:
             assert _fault(refusal.launch) is None
 
 
+@functools.cache
 def _fault(options: str) -> str | None:
     return readme_commands.launch_fault([*shlex.split(options), "--", "python", "my.py"])
 
