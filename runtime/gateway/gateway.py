@@ -46,6 +46,7 @@ from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
+from runtime.gateway.train_kwargs import train_kwargs_routes
 from runtime.gateway.validations import Validations, validation_routes
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.publishing import Publisher
@@ -53,6 +54,7 @@ from runtime.gateway.versions.versions import Versions, kept_versions, weights_o
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, newest_step
 from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
+from runtime.shared.model_names import ModelNames
 from runtime.shared.schema import RuntimeConfig
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,12 @@ class Parts:
     readiness: Readiness
     validations: Validations
     state_dir: Path
+    config: RuntimeConfig
+
+    def context_tokens(self) -> int | None:
+        """The longest sequence that every engine takes, prompt and answer; None while nobody knows."""
+        lengths = (self.config.engine.max_model_len, *(it.facts.context_length for it in self.clients))
+        return min((length for length in lengths if length is not None), default=None)
 
 
 def build_parts(config: RuntimeConfig) -> Parts:
@@ -91,6 +99,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         kept=lambda: kept_versions(checkpoints),
         weights=lambda version: weights_of(checkpoints, version),
         reused_after=rewind.reused_after if rewind else None,
+        names=ModelNames.of(config),
     )
     samples = SampleStore(state_dir / "samples")
     prover = Prover(clients, config.served_name, config.dtype)
@@ -146,6 +155,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         readiness=Readiness(config, machine, fleet, versions, samples, admission),
         validations=Validations(state_dir, newest_step(checkpoints)),
         state_dir=state_dir,
+        config=config,
     )
 
 
@@ -169,6 +179,7 @@ def build_app(parts: Parts) -> FastAPI:
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
     app.include_router(receipt_routes(parts.samples))
     app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
+    app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.add_middleware(WholeBodies)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)

@@ -20,7 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
-from runtime.shared.schema import RestoreRequest, StepRequest, Validation
+from runtime.shared.schema import RestoreRequest, RuntimeConfig, StepRequest, Validation
+from runtime.shared.train_kwargs import Run, TrainKwargs, read
 
 TOKEN = "a-token-of-the-test"
 # An answer that ends so was cut off at its length limit.
@@ -73,6 +74,11 @@ class SmallRun:
     restored: list[str] = field(default_factory=list)
     posted: list[tuple[str, str | None]] = field(default_factory=list)
     run_id: str = "run-1"
+    # What the run trains, by its name on the hub.
+    hub_name: str = "Qwen/Qwen2.5-1.5B-Instruct"
+    # What train_kwargs are held against, beside what every run has.
+    config: dict[str, Any] = field(default_factory=dict)
+    train_kwargs: list[dict[str, Any]] = field(default_factory=list)
     # By version, the hash of its weights: those of a machine that was lost are never made again.
     weights: dict[int, str] = field(default_factory=dict)
     machine: int = 1
@@ -288,6 +294,25 @@ class SmallRun:
         counts = self.steps.get(self.version, {}).get("counts")
         return {} if counts is None else {"trained_tokens": float(counts["trained"])}
 
+    def models(self, name: str = "") -> tuple[int, dict[str, Any]]:
+        """Those that answer, or the one of this name."""
+        if not name:
+            return 200, {
+                "object": "list",
+                "data": [{"id": it, "object": "model"} for it in ("policy", "base")],
+            }
+        if name.removeprefix("openai/").removeprefix("arbor:") in ("policy", "base", self.hub_name):
+            return 200, {"id": name, "object": "model"}
+        return _error(404, f"this run trains {self.hub_name}", "model_not_found")
+
+    def read_train_kwargs(self, body: TrainKwargs) -> tuple[int, dict[str, Any]]:
+        """By the runtime's own table."""
+        self.train_kwargs.append(body.train_kwargs)
+        places = {"run_id": self.run_id, "state_dir": "none", "socket_dir": "none"}
+        config = RuntimeConfig.model_validate({**places, "model_path": self.hub_name, **self.config})
+        answer = read(body.train_kwargs, Run(config), strict=body.strict, steps=body.steps)
+        return 200, answer.model_dump(mode="json")
+
     def checkpoints(self) -> list[dict[str, Any]]:
         return [
             {
@@ -355,6 +380,8 @@ class _Handler(BaseHTTPRequestHandler):
             return *_error(401, "wrong token"), {}
         if path == "/v1/chat/completions":
             return run.complete(Asked(headers, json.loads(content or b"")))
+        if path.startswith("/v1/models"):
+            return *run.models(path.removeprefix("/v1/models").strip("/")), {}
         with run.lock:
             return *self._training(path, content), {}
 
@@ -377,6 +404,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["slipway", "validations"]:
                 run.validations.append(Validation.model_validate_json(content or b""))
                 return (200, {}) if run.keeps_validations else _error(409, "it keeps no more")
+            case ["slipway", "train_kwargs"]:
+                return run.read_train_kwargs(TrainKwargs.model_validate_json(content or b""))
             case ["slipway", "metrics"]:
                 return 200, [{"step": number} for number in run.steps]
         return _error(404, "no such route")

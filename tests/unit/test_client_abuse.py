@@ -709,7 +709,6 @@ PARAMETERS = [
             '"fill" would train copies of one sample as if they were several',
         ),
         ("variably_invoked_predictor_fill_strategy", "max", "belongs to the grouping mode 'fill'"),
-        ("train_kwargs", {"learning_rate": 1e-5}, "launch --set train.learning_rate"),
         ("train_kwargs", {"top_p": 0.9}, "samples from a different distribution than the policy's"),
         ("train_kwargs", {"temperature": 0}, "temperature must be above 0 and at most 2"),
     ]
@@ -722,10 +721,18 @@ PARAMETERS = [
         exit=6,
     ),
     Abuse(
-        "train_kwargs for each LM, as dspy.GRPO takes",
+        "train_kwargs for each of something that is no LM",
         asked_for={"train_kwargs": {1: {"temperature": 1.0}}},
-        says="there is one policy, so none for each LM",
+        says="train_kwargs must map names to values, or each LM of the policy to such a mapping",
         error=TypeError,
+        exit=6,
+    ),
+    Abuse(
+        "train_kwargs that the run does not know, or cannot follow",
+        asked_for={"train_kwargs": {"lerning_rate": 1e-5, "lora_config": {"r": 8}}},
+        says="lora_config.r: 8 is asked for, this run has 16; lerning_rate: it is not known here; did you "
+        "mean learning_rate?",
+        error=TrainingFailed,
         exit=6,
     ),
     Abuse(

@@ -560,7 +560,6 @@ def test_with_staleness_one_the_next_rollouts_are_made_while_a_step_trains(run: 
         ({"format_failure_score": 0.0}, "below failure_score"),
         ({"checkpoint": "every"}, "single-best"),
         ({"staleness": 2}, "0 or 1"),
-        ({"train_kwargs": {"learning_rate": 1e-5}}, "launch --set train.learning_rate"),
         ({"train_kwargs": {"top_p": 0.9}}, "a different distribution"),
         ({"train_kwargs": {"temperature": 0}}, "above 0"),
         ({"num_train_steps": 0}, "at least 1"),

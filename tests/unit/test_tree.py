@@ -39,9 +39,10 @@ FLOORS = {
     # A program imports these; of the rest they know the errors only.
     "client": ("launcher/base", "launcher/client", "launcher/client/dspy"),
     "runtime": (
-        "runtime/shared", "runtime/shared/memory", "runtime/engine", "runtime/gateway/http",
-        "runtime/gateway/requests", "runtime/gateway/samples", "runtime/gateway/engines",
-        "runtime/gateway/versions", "runtime/gateway/steps", "runtime/gateway/completions", "runtime/gateway",
+        "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",
+        "runtime/gateway/http", "runtime/gateway/requests", "runtime/gateway/samples",
+        "runtime/gateway/engines", "runtime/gateway/versions", "runtime/gateway/steps",
+        "runtime/gateway/completions", "runtime/gateway",
         "runtime/trainer", "runtime/recipes", "runtime",
     ),
     "tiny": ("runtime/tiny",),

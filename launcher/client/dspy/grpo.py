@@ -24,7 +24,15 @@ from launcher.client.dspy.alarms import Thresholds
 from launcher.client.dspy.examples import checked, oddities
 from launcher.client.dspy.grouping import Grouping, Rules
 from launcher.client.dspy.held_out import Keep
-from launcher.client.dspy.parameters import check_sampling, check_train_kwargs, check_values
+from launcher.client.dspy.parameters import (
+    DEFAULT_ROLLOUTS,
+    check_sampling,
+    check_train_kwargs,
+    check_values,
+    for_policy,
+    older_names,
+    rollouts_by_either_name,
+)
 from launcher.client.dspy.programs import Trained, attach, sampling_notes, strict_adapter, with_own_lms
 from launcher.client.dspy.report import Journal, Report
 from launcher.client.dspy.rolling import Sampling, described, most_extra
@@ -35,6 +43,7 @@ from launcher.client.dspy.starting import Start, begin
 from launcher.client.dspy.training import OnAlarm, Plan, Training
 from launcher.client.dspy.training_place import Work
 from launcher.client.session import Session, connect
+from launcher.client.train_kwargs import Meant, ask
 
 _LEAST_METRIC_PATIENCE = 16
 
@@ -61,7 +70,11 @@ class GRPO(Teleprompter):
     one that asks the policy more than `rollout_calls` times is stopped and gets the failure score. A run that
     another model or a judge failed is excluded, and counted by that model. `num_threads` runs are under way
     at once; None is all of a step, up to 64.
-    Learning rate, LoRA and the loss belong to the run: `launch --set train.learning_rate=1e-5 …`.
+
+    `train_kwargs` are those of Arbor and TRL, for these steps alone: learning rate, schedule, loss, clips
+    and so on change each step; what was decided when the run started (LoRA, GPUs) is compared, and refused
+    with the `launch` line that fits; what has no effect is said. They and `adapter` may be given by LM, where
+    all LMs are the policy. `num_samples_per_input` is an older name of num_rollouts_per_grpo_step.
 
     `resume` None goes on where a killed life of this program stopped, when `launch --resume` has started it
     again; any other program begins at step 0, on the policy as it is. True goes on where the run's last step
@@ -83,15 +96,15 @@ class GRPO(Teleprompter):
         self,
         metric: Callable[..., Any],
         *,
-        train_kwargs: Mapping[str, Any] | None = None,
-        adapter: dspy.Adapter | None = None,
+        train_kwargs: Mapping[str, Any] | Mapping[dspy.LM, Mapping[str, Any]] | None = None,
+        adapter: dspy.Adapter | Mapping[dspy.LM, dspy.Adapter] | None = None,
         exclude_demos: bool = False,
         multitask: bool = True,
         num_threads: int | None = None,
         num_train_steps: int = 100,
         seed: int = 0,
         num_dspy_examples_per_grpo_step: int = 4,
-        num_rollouts_per_grpo_step: int = 8,
+        num_rollouts_per_grpo_step: int = DEFAULT_ROLLOUTS,
         use_train_as_val: bool = False,
         num_steps_for_val: int = 5,
         report_train_scores: bool = False,
@@ -108,6 +121,7 @@ class GRPO(Teleprompter):
         on_alarm: OnAlarm = "note",
         resume: bool | None = None,
         session: Session | None = None,
+        num_samples_per_input: int | None = None,
     ) -> None:
         super().__init__()
         self.metric = metric
@@ -119,7 +133,10 @@ class GRPO(Teleprompter):
         self.num_train_steps = num_train_steps
         self.seed = seed
         self.num_dspy_examples_per_grpo_step = num_dspy_examples_per_grpo_step
-        self.num_rollouts_per_grpo_step = num_rollouts_per_grpo_step
+        self.num_rollouts_per_grpo_step = rollouts_by_either_name(
+            num_rollouts_per_grpo_step, num_samples_per_input
+        )
+        self.num_samples_per_input = num_samples_per_input
         self.use_train_as_val = use_train_as_val
         self.num_steps_for_val = num_steps_for_val
         self.report_train_scores = report_train_scores
@@ -143,6 +160,8 @@ class GRPO(Teleprompter):
         check_values(self)
         check_train_kwargs(self.train_kwargs)
         self._thresholds = Thresholds.of(alarms)
+        # What the train_kwargs of the compile under way are on its run.
+        self._meant = Meant()
 
     def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as dspy.GRPO's is
         self,
@@ -171,7 +190,9 @@ class GRPO(Teleprompter):
             raise ValueError("give a valset or use_train_as_val=True, not both")
         session = self.session or connect()
         trained = attach(student, session)
-        check_sampling(self.train_kwargs, trained.policies)
+        train_kwargs = for_policy("train_kwargs", self.train_kwargs, session)
+        check_sampling(train_kwargs, trained.policies)
+        self._meant = ask(session, train_kwargs, self.num_train_steps)
         # The newest version, whichever an earlier compile left here.
         trained = with_own_lms(student, trained, session.model)
         training = self._training(student, trained, session, examples, held_out)
@@ -198,17 +219,21 @@ class GRPO(Teleprompter):
         held_out = trainset if self.use_train_as_val else valset
         start = Start(self._work(trained, len(trainset)), held_out, self.num_train_steps, self.resume)
         place = begin(start, session, journal)
+        changed = place.goes_on_with(self._meant.recorded)
         journal.begin(place)
         journal.note(
             f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
             f"{self.num_train_steps} steps of {self.num_dspy_examples_per_grpo_step} examples × "
             f"{self.num_rollouts_per_grpo_step} rollouts"
         )
-        plan = self._plan(session.status().settings)
+        plan = self._plan({**session.status().settings, **self._meant.recorded})
         temperature = self._temperature
         odd = oddities(trainset, valset, self.num_dspy_examples_per_grpo_step)
         for note in (
             *trained.notes,
+            *self._meant.notes,
+            *([changed] if changed else []),
+            *older_names(self.num_samples_per_input),
             *self._without_demos(student),
             *sampling_notes(trained.policies, temperature),
             *odd,
@@ -222,18 +247,19 @@ class GRPO(Teleprompter):
             trainset=trainset,
             valset=held_out,
             metric=Metric(self.metric, patience),
-            adapter=strict_adapter(self.adapter),
+            adapter=strict_adapter(for_policy("adapter", self.adapter, session)),
             session=session,
             sampler=EpochSampler(len(trainset), self.num_dspy_examples_per_grpo_step, self.seed),
             plan=plan,
             place=place,
             journal=journal,
+            meant=self._meant,
             lm=trained.lm,
         )
 
     @property
     def _temperature(self) -> float:
-        return float(self.train_kwargs.get("temperature", 1.0))
+        return float(self._meant.sampling.get("temperature", 1.0))
 
     def _without_demos(self, student: dspy.Module) -> list[str]:
         """Take the demos out if that was asked. What is trained is what is sampled, demos included."""

@@ -15,6 +15,7 @@ import dspy
 from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
+from launcher.client.dspy.addressed import WAY_OUT, is_astray
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.standing_in import is_stand_in
@@ -27,7 +28,7 @@ class OutsideWatch(BaseCallback):
     """One for all threads: what is under way is kept under the id of the call."""
 
     def __init__(self) -> None:
-        self._under_way: dict[str, tuple[Rollout, str]] = {}
+        self._under_way: dict[str, tuple[Rollout, Any]] = {}
 
     def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         if isinstance(instance, dspy.Predict):
@@ -51,16 +52,19 @@ class OutsideWatch(BaseCallback):
         judged = dspy.settings.get(_JUDGED)
         rollout = judged or current_rollout()
         if rollout is not None and (judged is not None or _is_outside(lm, rollout)):
-            self._under_way[call_id] = rollout, str(getattr(lm, "model", lm))
+            self._under_way[call_id] = rollout, lm
 
     def _end(self, call_id: str, exception: BaseException | None) -> None:
-        rollout, name = self._under_way.pop(call_id, (None, ""))
+        rollout, lm = self._under_way.pop(call_id, (None, None))
         if rollout is None or isinstance(exception, ContextWindowExceededError):
             return
+        name = str(getattr(lm, "model", lm))
         if isinstance(exception, AdapterParseError):
             rollout.note_outside(name, "its answer could not be parsed")
         elif isinstance(exception, LMError):
-            rollout.note_outside(name, f"{type(exception).__name__}: {exception}")
+            # The way out first: the run's own words may be cut off.
+            out = f"{WAY_OUT}. " if is_astray(lm) and _is_unknown_model(exception) else ""
+            rollout.note_outside(name, f"{out}{type(exception).__name__}: {exception}")
 
 
 OUTSIDE = OutsideWatch()
@@ -81,6 +85,10 @@ def _is_outside(lm: Any, rollout: Rollout) -> bool:
     if isinstance(lm, PolicyLM):
         return lm.model == BASE_MODEL and not rollout.of_base
     return lm is not None
+
+
+def _is_unknown_model(error: LMError) -> bool:
+    return error.status == 404
 
 
 def _innermost() -> Any:

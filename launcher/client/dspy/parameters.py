@@ -15,8 +15,11 @@ import dspy
 from launcher.client.dspy.grouping import Grouping
 from launcher.client.dspy.held_out import Keep
 from launcher.client.dspy.lm import PolicyLM
-from launcher.client.dspy.programs import NEUTRAL, is_neutral
+from launcher.client.dspy.programs import NEUTRAL, asks_policy, is_neutral
 from launcher.client.dspy.training import OnAlarm
+from launcher.client.session import Session
+
+DEFAULT_ROLLOUTS = 8
 
 _COUNTS = {
     "num_train_steps": 1,
@@ -105,37 +108,94 @@ def _check_foreign(asked: Asked) -> None:
             "variably_invoked_predictor_fill_strategy belongs to the grouping mode 'fill', which is refused"
             + _WHY["variably_invoked_predictor_grouping_mode"]
         )
-    if asked.adapter is not None and not isinstance(asked.adapter, dspy.Adapter):
-        raise TypeError(
-            f"adapter must be a dspy.Adapter, not a {type(asked.adapter).__name__}: there is one policy, and "
-            "the adapter that samples is the one that is trained"
-        )
+    _check_adapter(asked.adapter)
+
+
+def _check_adapter(adapter: Any) -> None:
+    for it in adapter.values() if is_by_lm(adapter) else [adapter]:
+        if it is not None and not isinstance(it, dspy.Adapter):
+            raise TypeError(
+                f"adapter must be a dspy.Adapter, not a {type(it).__name__}: there is one policy, and "
+                "the adapter that samples is the one that is trained"
+            )
 
 
 def check_train_kwargs(train_kwargs: Any) -> None:
-    """Only the temperature is ours to set; what narrows the distribution would be trained wrongly (C9)."""
-    if not isinstance(train_kwargs, Mapping) or not all(isinstance(name, str) for name in train_kwargs):
-        raise TypeError("train_kwargs must map names to values: there is one policy, so none for each LM")
-    for name, value in train_kwargs.items():
-        if name == "temperature":
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 2:
-                raise ValueError("train_kwargs: temperature must be above 0 and at most 2")
-        elif name not in NEUTRAL:
-            raise ValueError(
-                f"train_kwargs: {name} is set when the run starts, not here: "
-                f"launch --set train.{name}={value} (`launch config` lists the keys)"
+    """That they are keywords, and of those how is sampled: what narrows it would be trained wrongly (C9).
+
+    What the others are, the run says.
+    """
+    for kwargs in train_kwargs.values() if is_by_lm(train_kwargs) else [train_kwargs]:
+        if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+            raise TypeError(
+                "train_kwargs must map names to values, or each LM of the policy to such a mapping"
             )
-        elif not is_neutral(name, value):
+        for name, value in kwargs.items():
+            _check_sampling_value(name, value)
+
+
+def _check_sampling_value(name: str, value: Any) -> None:
+    if name == "temperature" and value is not None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 2:
+            raise ValueError("train_kwargs: temperature must be above 0 and at most 2")
+    elif name in NEUTRAL and not is_neutral(name, value):
+        raise ValueError(
+            f"train_kwargs: {name}={value!r} samples from a different distribution than the policy's"
+        )
+
+
+def is_by_lm(given: Any) -> bool:
+    """Whether it is DSPy's form, with a value for each LM."""
+    return isinstance(given, Mapping) and bool(given) and all(isinstance(it, dspy.BaseLM) for it in given)
+
+
+def for_policy(name: str, given: Any, session: Session) -> Any:
+    """What was given; of what was given by LM, the one value there is: all these LMs are one policy.
+
+    Raises ValueError where one of them is another model, or the values differ.
+    """
+    if not is_by_lm(given):
+        return given
+    for lm in given:
+        if not asks_policy(lm, session):
             raise ValueError(
-                f"train_kwargs: {name}={value!r} samples from a different distribution than the policy's"
+                f"{name} is given for {lm.model!r}, which is not this run's policy: nothing trains it"
             )
+    first, *others = given.values()
+    if any(it != first for it in others):
+        raise ValueError(f"{name} differs by LM, but they are one policy: give the same for all")
+    return first
+
+
+def rollouts_by_either_name(rollouts: int, samples: int | None) -> int:
+    """`num_samples_per_input` is an older name of `num_rollouts_per_grpo_step`; 8 is what nobody has said."""
+    if samples is None or samples == rollouts:
+        return rollouts
+    if rollouts != DEFAULT_ROLLOUTS:
+        raise ValueError(
+            f"num_samples_per_input={samples} and num_rollouts_per_grpo_step={rollouts} are two names of one "
+            "thing: give one"
+        )
+    return samples
+
+
+def older_names(samples: int | None) -> list[str]:
+    """What is said of an older name of a parameter."""
+    if samples is None:
+        return []
+    return [f"num_samples_per_input={samples} is an older name: say num_rollouts_per_grpo_step={samples}"]
 
 
 def check_sampling(train_kwargs: Mapping[str, Any], policies: Sequence[PolicyLM]) -> None:
     """What was said twice, here and on the LM, must be the same: nobody could tell which is meant."""
     for name, value in train_kwargs.items():
-        for policy in policies:
+        for policy in policies if name == "temperature" or name in NEUTRAL else ():
             other = policy.kwargs.get(name, policy.policy.extra_body.get(name))
-            if other is None or other == value or (name in NEUTRAL and is_neutral(name, other)):
+            if (
+                value is None
+                or other is None
+                or other == value
+                or (name in NEUTRAL and is_neutral(name, other))
+            ):
                 continue
             raise ValueError(f"train_kwargs: {name}={value!r}, but the program's LM has {name}={other!r}")

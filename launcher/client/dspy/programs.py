@@ -7,21 +7,18 @@ Knows nothing of rollouts, rewards or steps.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import dspy
 
+from launcher.client.dspy.addressed import WAY_OUT, is_astray, points_at
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.standing_in import is_stand_in
 from launcher.client.dspy.tagging import frozen_predictors, header_safe
 from launcher.client.session import Session
-
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True)
@@ -37,6 +34,9 @@ class Trained:
     notes: tuple[str, ...]
     lm: PolicyLM | None = None
     of_base: bool = False
+
+
+_OF_BASE = f" uses {BASE_MODEL!r}, the model before training: it is not trained"
 
 
 def attach(program: dspy.Module, session: Session, may_be_base: bool = False) -> Trained:
@@ -72,6 +72,7 @@ def attach(program: dspy.Module, session: Session, may_be_base: bool = False) ->
             "no predictor of the program uses this run's policy, so nothing would be trained; "
             "call program.set_lm(PolicyLM()) or dspy.configure(lm=PolicyLM())"
         )
+    notes += _astray(program, session)
     frozen = list(frozen_predictors(program))
     if frozen:
         notes.append(
@@ -79,6 +80,14 @@ def attach(program: dspy.Module, session: Session, may_be_base: bool = False) ->
             "trained (set its _compiled to False to train it)"
         )
     return Trained(tuple(names), tuple(dict.fromkeys(policies)), tuple(notes), default, of_base)
+
+
+def _astray(program: dspy.Module, session: Session) -> list[str]:
+    """A line for each model that its program means to ask elsewhere, and that would be asked here."""
+    parts = [part for _, part in program.named_sub_modules()]
+    lms = [dspy.settings.lm, *(value for part in parts for value in vars(part).values())]
+    strays = {lm.model for lm in lms if is_astray(lm, session.base_url) and not points_at(lm, session)}
+    return [f"{model!r} is not trained, and would fail: {WAY_OUT}" for model in sorted(strays)]
 
 
 def with_own_lms(program: dspy.Module, trained: Trained, model: str) -> Trained:
@@ -141,7 +150,7 @@ def _default(configured: Any, session: Session) -> tuple[PolicyLM | None, str | 
         return configured, f"as the first PolicyLM of this program does ({_settings(configured)})"
     if configured is None or is_stand_in(configured):
         return PolicyLM(session), "with default settings (program.set_lm(PolicyLM(max_tokens=…)) sets others)"
-    if _is_plain(configured) and _points_at(configured, session):
+    if _is_plain(configured) and points_at(configured, session):
         return PolicyLM.like(configured, session), None
     return None, None
 
@@ -154,7 +163,9 @@ def _settings(lm: PolicyLM) -> str:
 
 def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
     """The policy that stands for this LM, or None when it is another model; and what to say about it."""
-    if _is_plain(lm) and _points_at(lm, session):
+    if _is_plain(lm) and points_at(lm, session):
+        if lm.model.rpartition("/")[2].rpartition(":")[2] == BASE_MODEL:
+            return None, _OF_BASE
         return PolicyLM.like(lm, session), ": its LM points at this run, so it is trained"
     if not isinstance(lm, PolicyLM):
         return None, f" uses {getattr(lm, 'model', lm)!r}: it is not trained"
@@ -164,8 +175,15 @@ def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
             f"{session.endpoint.root}"
         )
     if _is_base(lm):
-        return None, f" uses {BASE_MODEL!r}, the model before training: it is not trained"
+        return None, _OF_BASE
     return lm, None
+
+
+def asks_policy(lm: Any, session: Session) -> bool:
+    """Whether the LM is this run's policy, or a plain one that asks it."""
+    if isinstance(lm, PolicyLM):
+        return lm.session.endpoint.root == session.endpoint.root and not _is_base(lm)
+    return _is_plain(lm) and points_at(lm, session)
 
 
 def _is_base(lm: Any) -> bool:
@@ -174,18 +192,6 @@ def _is_base(lm: Any) -> bool:
 
 def _is_plain(lm: Any) -> bool:
     return isinstance(lm, dspy.LM) and not isinstance(lm, PolicyLM)
-
-
-def _points_at(lm: dspy.LM, session: Session) -> bool:
-    """Whether a plain LM was given the address of this run, or finds it in the environment."""
-    base = lm.kwargs.get("api_base") or lm.kwargs.get("base_url")
-    if not base and lm.model.startswith("openai/"):
-        base = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
-    if not base:
-        return False
-    here, there = urlsplit(session.base_url), urlsplit(str(base))
-    same_host = here.hostname == there.hostname or {here.hostname, there.hostname} <= _LOOPBACK
-    return same_host and here.port == there.port
 
 
 def strict_adapter(adapter: dspy.Adapter | None = None) -> dspy.Adapter:

@@ -147,7 +147,8 @@ class Journal:
         """What is written from here on is this compile's: its id is on every line. Said once in its life."""
         self._compile = place.id
         if not place.step and not place.superseded:
-            work = {**place.work.to_dict(), "steps": self._steps, "step": 0}
+            said = {"settings": place.settings} if place.settings else {}
+            work = {**place.work.to_dict(), "steps": self._steps, "step": 0, **said}
             self._write("compile", {"time": round(time.time(), 3), **work})
 
     def note(self, text: str) -> None:

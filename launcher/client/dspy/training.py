@@ -31,6 +31,7 @@ from launcher.client.dspy.vain import Vain, unparsed
 from launcher.client.dspy.validation import Evaluation, evaluate
 from launcher.client.failures import Refused, Rewound, TrainingFailed
 from launcher.client.session import Session
+from launcher.client.train_kwargs import Meant
 
 # Losses of the machine without a finished step between them, before the training gives up.
 _REWINDS_IN_A_ROW = 3
@@ -67,6 +68,8 @@ class Training:
     plan: Plan
     place: Place
     journal: Journal
+    # What each step does otherwise than the run.
+    meant: Meant = field(default_factory=Meant)
     # For what the program asks without an LM of its own.
     lm: PolicyLM | None = None
     report: Report = field(default_factory=Report)
@@ -190,7 +193,12 @@ class Training:
         if rolled.grouped.groups:
             state = self.place.client_state(rolled.step + 1)
             try:
-                status = self.session.step(rolled.grouped.groups, client_state=state, wait=False)
+                status = self.session.step(
+                    rolled.grouped.groups,
+                    client_state=state,
+                    wait=False,
+                    settings=self.meant.at(rolled.step),
+                )
             except Refused as refused:
                 if refused.code != "nothing_to_train":
                     raise

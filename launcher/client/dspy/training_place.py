@@ -28,6 +28,7 @@ _SCHEMA = 2
 _BY = "slipway.GRPO"
 _OTHER_VERSION = "made by a different version of launch, and cannot be read here"
 _SCORES_KEPT = 200
+_BY_RUN = "as the run has it"
 # Of a larger validation set only so many examples are compared after a restart: more would not fit.
 _EXAMPLES_KEPT = 2000
 
@@ -81,6 +82,7 @@ class Place:
     the best validation's score on each example, None where it has none. `held_out` is the digest of the
     validation set. `trained`: whether a step of it has taught the policy anything, in earlier lives too.
     `superseded`: a later optimizer of the same program has trained since, so this one had finished.
+    `settings`: what its steps do otherwise than the run.
     """
 
     work: Work
@@ -96,6 +98,7 @@ class Place:
     best_scores: Scores | None = None
     restored: str | None = None
     superseded: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
 
     # ------------------------------------------------------------- validations
 
@@ -137,6 +140,7 @@ class Place:
             "earlier": list(self.earlier),
             "held_out": self.held_out,
             "step": step,
+            "settings": self.settings,
             # By the steps before this one: what it teaches is not known when it is sent.
             "trained": self.trained,
             "scores": [asdict(it) for it in self.scores],
@@ -175,8 +179,17 @@ class Place:
     def rewound(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
         """This place taken back to where `state` says, to its beginning when that is nothing of its own."""
         if _is_a_place(state) and state["id"] == self.id:
-            return self._at(state, metrics)
+            return replace(self._at(state, metrics), settings=self.settings)
         return replace(self, step=0, trained=False, scores=[], best=None, best_scores=None, restored=None)
+
+    def goes_on_with(self, settings: dict[str, Any]) -> str | None:
+        """Its steps have these settings from here on; in words, where its earlier ones had others."""
+        before, self.settings = self.settings, settings
+        if not self.step or before == settings:
+            return None
+        names = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
+        said = [f"{it} {before.get(it, _BY_RUN)} -> {settings.get(it, _BY_RUN)}" for it in names]
+        return f"train_kwargs are not those of the first {self.step} steps: {', '.join(said)}"
 
     def why_not(self, state: dict[str, Any] | None) -> str | None:
         """In words why a restarted program does not go on where `state` says; None where none would."""
@@ -198,6 +211,7 @@ class Place:
         # What is served again, as a best is, says of no tokens: it was trained before.
         trained = state["trained"] or metrics.get("trained_tokens") != 0
         at = replace(self, id=state["id"], step=state["step"], trained=trained, restored=state["restored"])
+        at = replace(at, settings=state.get("settings", {}))
         if state["held_out"] != self.held_out:  # other examples: nothing of theirs compares with these
             return replace(at, scores=[], best=None, best_scores=None)
         unknown = [None] * (state["best_examples"] - len(state["best_scores"]))

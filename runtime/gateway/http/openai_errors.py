@@ -93,9 +93,15 @@ def not_ready(message: str, retry_after_seconds: int = RETRY_SECONDS) -> ApiErro
     return ApiError(503, message, code="not_ready", retry_after_seconds=retry_after_seconds)
 
 
-def unknown_model(model: str) -> ApiError:
-    """404, as OpenAI words it."""
+def unknown_model(model: str, policy: str | None = None, trained: str | None = None) -> ApiError:
+    """404, as OpenAI words it, with what there is: the policy's name, and that of the model it trains."""
     message = f"The model `{model[:_SHOWN]}` does not exist."
+    if policy is not None:
+        also = f" (`{trained}` means it too)" if trained is not None else ""
+        message += (
+            f" This run has `{policy}`{also}. If another endpoint was meant, give that client its own base "
+            "URL and key: OPENAI_BASE_URL and OPENAI_API_KEY may be this run's"
+        )
     return ApiError(404, message, param="model", code="model_not_found")
 
 

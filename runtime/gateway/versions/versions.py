@@ -5,7 +5,8 @@ version_proof.py stages versions and unloads those nobody holds; recall.py loads
 `serving.json` is the alias: one write moves it.
 
 `policy@v12` is a version by its number, `policy@v12+3f2a9c1b4d5e` the same with the beginning of its weights'
-hash. After the loss of a machine numbers are given a second time: then the number alone is refused (C55).
+hash. After the loss of a machine numbers are given a second time: then the number alone is refused (C55). The
+name of the run's own model is the policy's too, in each of these forms; `policy@12` is `policy@v12`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from typing import Any
 from runtime.gateway.http.openai_errors import ApiError, gone_model, not_ready, reused_model, unknown_model
 from runtime.shared import files
 from runtime.shared.checkpoint import CheckpointError, CheckpointStore, checkpoint_name
+from runtime.shared.model_names import ModelNames
 
 BASE = "base"
 _PREFIXES = ("openai/", "arbor:")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
-_NAMED = re.compile(rf"({_NUMBER.pattern})(?:\+([0-9a-f]{{8,64}}))?")
+_NAMED = re.compile(rf"v?({_NUMBER.pattern})(?:\+([0-9a-f]{{8,64}}))?")
 # Of a hash, in a name.
 _DIGITS = 12
 # Versions loaded again because a request named them, beside those that training keeps loaded: with these they
@@ -73,10 +75,11 @@ class Versions:
         kept: Callable[[], dict[int, int]] = dict,
         weights: Callable[[int], str | None] = lambda _: None,
         reused_after: int | None = None,
+        names: ModelNames | None = None,
     ) -> None:
         """`keep`: how many adapters stay loaded for requests that name them; `kept`: see `kept_versions`.
 
-        `weights`: see `weights_of`; `reused_after`: see `Rewind`.
+        `weights`: see `weights_of`; `reused_after`: see `Rewind`; `names`: of the model that is trained.
         """
         self._path = path
         self._keep = keep
@@ -86,6 +89,9 @@ class Versions:
         # By version: what a machine has served under a number it never serves anything else under.
         self._weights: dict[int, str] = {}
         self._alias = served_name
+        self._names_of_model = names
+        # What else may name a version: its name here for a client's name, None for one that is nobody's.
+        self.also: Callable[[str], str | None] = lambda _: None
         self._held: Counter[int] = Counter()
         self._began = int(time.time())
         said = files.read_json(path) or {}
@@ -104,7 +110,7 @@ class Versions:
 
         Raises ApiError(409) where the name may mean other weights.
         """
-        version, weights = self._parsed(name)
+        version, weights = self._parsed(self._plain(name))
         if not version:
             return name
         self._check_weights(name, version, weights)
@@ -120,16 +126,15 @@ class Versions:
 
         Raises ApiError, 404 or 409. What it gives may have to be loaded first: `is_loaded`.
         """
-        name = model
-        for prefix in _PREFIXES:
-            name = name.removeprefix(prefix)
+        name = self._plain(model)
         if name == BASE:
             return Served(0, BASE, BASE)
-        if name == self._alias:
+        if self._is_policy(name):
             return self.newest
         version, weights = self._parsed(name)
         if version is None or version > self.current:
-            raise unknown_model(model)
+            trained = self._names_of_model and self._names_of_model.own
+            raise unknown_model(model, self._alias, trained)
         if version not in self.staged and version not in self._kept():
             raise self.gone(version, "was served once, but its weights are no longer kept")
         self._check_weights(name, version, weights)
@@ -217,10 +222,20 @@ class Versions:
 
     # ------------------------------------------------------------------ which weights a name means
 
+    def _plain(self, model: str) -> str:
+        """A client's name without what only says whose server it is for, or what it stands for."""
+        name = model
+        for prefix in _PREFIXES:
+            name = name.removeprefix(prefix)
+        return self.also(name) or name
+
+    def _is_policy(self, name: str) -> bool:
+        return name == self._alias or (self._names_of_model is not None and self._names_of_model.has(name))
+
     def _parsed(self, name: str) -> tuple[int | None, str | None]:
         """The version in a name, whether or not there is such a version, and the hash in it, if any."""
-        alias, _, rest = name.rpartition("@v")
-        found = _NAMED.fullmatch(rest) if alias == self._alias else None
+        alias, _, rest = name.rpartition("@")
+        found = _NAMED.fullmatch(rest) if self._is_policy(alias) else None
         return (int(found[1]), found[2]) if found else (None, None)
 
     def _check_weights(self, name: str, version: int, weights: str | None) -> None:

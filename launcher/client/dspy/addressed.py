@@ -1,0 +1,79 @@
+"""Which run a plain LM asks: this one, by its address or by the name of its model, or somebody else's.
+
+Neighbours: `programs.py` trains what asks this run, `outside.py` counts what asks another. `--openai-env`
+puts the run's address where all clients of OpenAI's look, also those that were meant for OpenAI: by that
+alone, a model that the run does not have never means it (X10). Knows nothing of programs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import dspy
+
+from launcher.client.session import Session
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_PROVIDER, _ARBOR = "openai/", "arbor:"
+_NO_SUCH_MODEL = 404
+WAY_OUT = (
+    "OPENAI_BASE_URL names this run, which has no such model: give that LM "
+    'api_base="https://api.openai.com/v1" and its own api_key'
+)
+
+
+def points_at(lm: dspy.LM, session: Session) -> bool:
+    """Whether a plain LM asks this run: by an address of its own, else by a name that the run has.
+
+    Raises ValueError for one that wants Arbor's server here with a model that the run does not have.
+    """
+    base = _own_address(lm)
+    if base:
+        return _is_same(base, session.base_url)
+    if not _by_environment(lm, session.base_url):
+        return False
+    why_not = _why_unknown(lm.model.removeprefix(_PROVIDER), session)
+    if why_not is not None and lm.model.removeprefix(_PROVIDER).startswith(_ARBOR):
+        raise ValueError(f"the program's LM asks for {lm.model!r}: {why_not}")
+    return why_not is None
+
+
+def is_astray(lm: Any, address: str | None = None) -> bool:
+    """Whether its requests come to this run by the environment alone, and not by a name of the policy's.
+
+    `address`: the run's; None: that of the run this program was started in.
+    """
+    address = address or os.environ.get("LAUNCH_BASE_URL")
+    return (
+        type(lm) is dspy.LM and bool(address) and not _own_address(lm) and _by_environment(lm, str(address))
+    )
+
+
+def _own_address(lm: dspy.LM) -> str | None:
+    return lm.kwargs.get("api_base") or lm.kwargs.get("base_url")
+
+
+def _by_environment(lm: dspy.LM, address: str) -> bool:
+    if not lm.model.startswith(_PROVIDER):
+        return False
+    base = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
+    return bool(base) and _is_same(str(base), address)
+
+
+def _is_same(base: str, address: str) -> bool:
+    here, there = urlsplit(address), urlsplit(str(base))
+    same_host = here.hostname == there.hostname or {here.hostname, there.hostname} <= _LOOPBACK
+    return same_host and here.port == there.port
+
+
+def _why_unknown(model: str, session: Session) -> str | None:
+    """None for a model that the run answers to, else what it says."""
+    response = session.wire.send("GET", f"/v1/models/{quote(model, safe='/:@+')}")
+    if response.status_code != _NO_SUCH_MODEL:
+        return None
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "the run does not have it"

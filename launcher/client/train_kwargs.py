@@ -1,0 +1,165 @@
+"""What a program's `train_kwargs` are on its run: sent as plain JSON, answered as settings of its steps.
+
+Neighbours: the runtime's `shared/train_kwargs/` has the one table of keywords and answers;
+`dspy/grpo.py` asks before it rolls anything out. Knows no keyword itself, but which are secrets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from launcher.client.bodies import REQUEST_HEADER, Answer, Body, StepSettings
+from launcher.client.failures import Refused, TrainingFailed
+from launcher.client.session import Session
+from launcher.client.wire import new_request_id
+
+_PATH = "/slipway/train_kwargs"
+# Their values are no business of the run's.
+_SECRET = re.compile(r"(?i)(^|_)(token|password|secret|api_?key)$")
+_HIDDEN = "(not sent)"
+# Of a LoRA configuration that cannot say itself what it has.
+_LORA = ("r", "lora_alpha", "target_modules", "lora_dropout", "bias", "use_rslora", "use_dora", "task_type")
+_DEEPEST = 8
+
+
+class TrainKwargs(Body):
+    """The question, as the runtime has it."""
+
+    train_kwargs: dict[str, Any]
+    strict: bool = False
+    steps: int | None = None
+
+
+class Refusal(Answer):
+    """A keyword that this run cannot follow: why, and the options of `launch` with which one could."""
+
+    key: str
+    why: str
+    launch: str = ""
+
+
+class TrainKwargsRead(Answer):
+    """The answer, as the runtime has it."""
+
+    settings: StepSettings = StepSettings()
+    sampling: dict[str, Any] = {}
+    notes: list[str] = []
+    refusals: list[Refusal] = []
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What each step does otherwise than the run, how is sampled for it, and what is to be said once."""
+
+    settings: StepSettings | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def at(self, step: int) -> StepSettings | None:
+        """The settings of step `step`, from 0: a schedule counts from the first of these steps."""
+        said = self.settings
+        if said is None or (said.schedule is None and said.warmup_steps is None):
+            return said
+        return said.model_copy(update={"schedule_step": step})
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What was said of the steps, as JSON has it."""
+        return self.settings.model_dump(exclude_none=True) if self.settings is not None else {}
+
+
+def ask(
+    session: Session, train_kwargs: Mapping[str, Any], steps: int | None = None, strict: bool = True
+) -> Meant:
+    """What they are on this run; `steps`: how many will be made. Nothing is asked where nothing is said.
+
+    Raises TypeError for what is no JSON, by its keyword, and TrainingFailed, with the `launch` line that
+    would fit, for what the run cannot follow.
+    """
+    if not train_kwargs:
+        return Meant()
+    asked = TrainKwargs(train_kwargs=plain(train_kwargs), strict=strict, steps=steps)
+    content = json.dumps(asked.model_dump()).encode()
+    headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
+    response = session.wire.send("POST", _PATH, content, headers)
+    try:
+        answer = TrainKwargsRead.model_validate_json(response.content if response.is_success else b"")
+    except ValidationError:
+        what = "The run does not say what train_kwargs mean"
+        raise Refused(what, response.status_code, why=response.text[:300]) from None
+    if answer.refusals:
+        raise _failure(answer.refusals)
+    settings = answer.settings if answer.settings != StepSettings() else None
+    return Meant(settings, answer.sampling, tuple(f"train_kwargs: {note}" for note in answer.notes))
+
+
+def _failure(refusals: list[Refusal]) -> TrainingFailed:
+    options = " ".join(dict.fromkeys(it.launch for it in refusals if it.launch))
+    fits = f"a run that fits starts with `launch {options} -- python PROGRAM`" if options else None
+    take_out = [it.key for it in refusals if not it.launch]
+    change = f"change {', '.join(take_out)} in train_kwargs" if take_out else None
+    return TrainingFailed(
+        "This run cannot train with these train_kwargs",
+        why="; ".join(f"{it.key}: {it.why}" for it in refusals),
+        hint="; ".join(it for it in (change, fits) if it),
+    )
+
+
+# ------------------------------------------------------------------ as plain JSON
+
+
+def plain(train_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords as JSON has them, LoRA configurations and numbers of NumPy too. Raises TypeError."""
+    found = {}
+    for name, value in train_kwargs.items():
+        try:
+            found[str(name)] = _plain(str(name), value, _DEEPEST)
+        except TypeError as error:
+            raise TypeError(f"train_kwargs: {name}: {error}") from None
+    return found
+
+
+def _plain(name: str, value: Any, deepest: int) -> Any:
+    if deepest == 0:
+        raise TypeError("it is nested too deep")
+    if isinstance(value, Enum):
+        return _plain(name, value.value, deepest - 1)
+    if isinstance(value, str):
+        return _HIDDEN if _SECRET.search(name) else str(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(str(key), its, deepest - 1) for key, its in value.items()}
+    if isinstance(value, Set):
+        return sorted((_plain(name, it, deepest - 1) for it in value), key=str)
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, it, deepest - 1) for it in value]
+    return _plain(name, _of_object(value), deepest - 1)
+
+
+def _of_object(value: Any) -> Any:
+    """What an object of somebody's library comes to. Raises TypeError for what nobody could know."""
+    if hasattr(value, "r") and hasattr(value, "lora_alpha"):
+        said = value.to_dict() if callable(getattr(value, "to_dict", None)) else None
+        return said or {key: getattr(value, key) for key in _LORA if hasattr(value, key)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {it.name: getattr(value, it.name) for it in dataclasses.fields(value)}
+    library = type(value).__module__.partition(".")[0]
+    if library == "numpy" and callable(as_list := getattr(value, "tolist", None)):
+        return as_list()
+    if library == "torch" and type(value).__name__ == "dtype":
+        return str(value)
+    raise TypeError(
+        f"a {type(value).__name__} cannot be sent to the run; give numbers, texts, switches, lists or dicts"
+    )

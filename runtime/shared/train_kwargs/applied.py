@@ -1,0 +1,245 @@
+"""Keywords that become settings of every step: rate and schedule, clips, loss, rewards, answers cut off.
+
+Neighbours: `table.py` lists them and calls `settle_together` after all of them; the settings are those of
+`runtime/shared/schema.py`. What TRL and Arbor mean by a keyword is said here, beside what becomes of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import ValidationError
+
+from runtime.shared.schema import StepSettings
+from runtime.shared.train_kwargs.reading import Act, Reading, UnfitError, choice, number, switch, whole
+
+# Arbor makes an optimizer step of each group; a run here one of all the groups of a step (X12).
+_LOW_RATE = 1e-5
+# As TRL names them, and what of our losses and normalisers it is.
+_LOSSES = {
+    "grpo": {"loss": "grpo", "normaliser": "sequence"},
+    "bnpo": {"loss": "grpo", "normaliser": "token"},
+    "dapo": {"loss": "dapo"},
+    "dr_grpo": {"loss": "dr_grpo"},
+    "cispo": {"loss": "cispo"},
+    "gspo": {"loss": "gspo"},
+}
+_SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+}
+_SCALES = {True: True, "group": True, False: False, "none": False}
+
+
+def _number(setting: str) -> Act:
+    def act(reading: Reading, name: str, value: Any) -> None:
+        reading.apply(name, setting, _bounded(setting, number(value)))
+
+    return act
+
+
+def _whole(setting: str) -> Act:
+    def act(reading: Reading, name: str, value: Any) -> None:
+        reading.apply(name, setting, _bounded(setting, whole(value)))
+
+    return act
+
+
+def _own(setting: str) -> Act:
+    """A setting by our own name, as it is."""
+
+    def act(reading: Reading, name: str, value: Any) -> None:
+        reading.apply(name, setting, _bounded(setting, value))
+
+    return act
+
+
+def _bounded(setting: str, value: Any) -> Any:
+    try:
+        return getattr(StepSettings.model_validate({setting: value}, strict=True), setting)
+    except ValidationError as error:
+        said = error.errors(include_url=False)[0]["msg"]
+        raise UnfitError(said[0].lower() + said[1:]) from None
+
+
+def _learning_rate(reading: Reading, name: str, value: Any) -> None:
+    rate = _bounded("learning_rate", number(value))
+    reading.apply(name, "learning_rate", rate)
+    if rate < _LOW_RATE:
+        reading.note(
+            name,
+            "used as it is. Arbor makes an update for each group, here one is made of all groups of a step, "
+            f"and LoRA usually learns with 1e-5 to 1e-4 (this run's own is "
+            f"{reading.run.config.train.learning_rate:g})",
+        )
+
+
+def _max_grad_norm(reading: Reading, name: str, value: Any) -> None:
+    if not isinstance(value, bool) and number(value) == 0:
+        raise UnfitError("0 is no limit with TRL; here a high limit is none, such as 1e9")
+    reading.apply(name, "max_grad_norm", _bounded("max_grad_norm", number(value)))
+
+
+def _scale_rewards(reading: Reading, name: str, value: Any) -> None:
+    if value == "batch":
+        raise UnfitError(
+            "'batch' divides by the deviation of a whole batch, and rewards are compared within their group "
+            "here: True ('group') or False ('none')"
+        )
+    if not isinstance(value, (bool, str)) or value not in _SCALES:
+        raise UnfitError(f"expected True, False, 'group' or 'none', not {value!r}")
+    reading.apply(name, "scale_rewards", _SCALES[value])
+
+
+def _loss_type(reading: Reading, name: str, value: Any) -> None:
+    for setting, its in _LOSSES[choice(value, tuple(_LOSSES))].items():
+        reading.apply(name, setting, its)
+
+
+def _level(reading: Reading, name: str, value: Any) -> None:
+    """GSPO is TRL's loss_type "grpo" with ratios of whole answers."""
+    if choice(value, ("token", "sequence")) == "token":
+        if reading.given.get("loss_type") == "gspo":
+            raise UnfitError("gspo compares whole answers: 'sequence', or another loss_type")
+        return
+    loss = reading.given.get("loss_type", "grpo")
+    if loss not in ("grpo", "gspo"):
+        raise UnfitError(
+            f"'sequence' compares whole answers, and loss_type={loss!r} counts otherwise: "
+            "loss_type='grpo' with it is gspo"
+        )
+    # What loss_type alone would mean is another loss.
+    reading.settings |= {"loss": "gspo", "normaliser": "sequence"}
+    reading.sources |= {"loss": name, "normaliser": name}
+
+
+def _epsilon(reading: Reading, name: str, value: Any) -> None:
+    """Without `epsilon_high` it is both bounds, as in TRL; cispo has no lower one."""
+    epsilon = number(value)
+    if reading.given.get("loss_type") == "cispo":
+        reading.note(name, "cispo has no lower bound: epsilon_high is the one it has")
+        return
+    reading.apply(name, "clip_low", _bounded("clip_low", epsilon))
+    if reading.given.get("epsilon_high") is None:
+        reading.apply(name, "clip_high", epsilon)
+
+
+def _epsilon_high(reading: Reading, name: str, value: Any) -> None:
+    """How far above 1 a ratio may be; with cispo TRL means the highest ratio itself."""
+    above = number(value) - (1 if reading.given.get("loss_type") == "cispo" else 0)
+    reading.apply(name, "clip_high", _bounded("clip_high", above))
+
+
+def _scheduler(reading: Reading, name: str, value: Any) -> None:
+    reading.apply(name, "schedule", _SCHEDULES[choice(value, tuple(_SCHEDULES))])
+
+
+def _warmup_steps(reading: Reading, name: str, value: Any) -> None:
+    """A number below 1 is a ratio, as transformers has it of late."""
+    steps = number(value)
+    if 0 < steps < 1:
+        _warmup_ratio(reading, name, value)
+    else:
+        reading.apply(name, "warmup_steps", whole(value))
+
+
+def _warmup_ratio(reading: Reading, name: str, value: Any) -> None:
+    ratio = number(value)
+    if not 0 <= ratio < 1:
+        raise UnfitError(f"expected a part of all steps from 0 to below 1, not {value}")
+    if name == "warmup_ratio" and number(reading.given.get("warmup_steps", 0)) > 0:
+        reading.note(name, "not read, as warmup_steps is given")
+    elif ratio:
+        reading.apply(name, "warmup_steps", math.ceil(ratio * _all_steps(reading)))
+
+
+def _masked(reading: Reading, name: str, value: Any) -> None:
+    masks = switch(value)
+    if reading.given.get("soft_completion_penalty_length") is None:
+        reading.apply(name, "overlong", "mask" if masks else "keep")
+    elif masks:
+        reading.note(
+            name, "answers that were cut off are trained, with soft_completion_penalty_length's charge"
+        )
+
+
+def _soft(reading: Reading, name: str, value: Any) -> None:
+    """Arbor lessens a reward from this length on, to nothing at max_completion_length."""
+    start, end = whole(value, 1), reading.given.get("max_completion_length")
+    if end is None:
+        raise UnfitError("answers are charged from this length up to max_completion_length: give it as well")
+    end = whole(end, 2)
+    if end <= start:
+        raise UnfitError(f"it must be below max_completion_length, which is {end}")
+    reading.apply(name, "overlong", "soft")
+    reading.apply(name, "overlong_tokens", end)
+    reading.apply(name, "overlong_buffer", end - start)
+    reading.note(
+        name,
+        f"an answer is charged up to 1 between {start} and {end} tokens, as in DAPO; Arbor makes rewards "
+        "above 0 smaller in the same places",
+    )
+
+
+# ------------------------------------------------------------------ what several keywords say together
+
+
+def _all_steps(reading: Reading) -> int:
+    steps = reading.steps or reading.given.get("max_steps")
+    if steps is None:
+        raise UnfitError("it needs to know how many steps there are: give max_steps as well")
+    return whole(steps, 1)
+
+
+def settle_together(reading: Reading) -> None:
+    """The schedule's end, and the warm-up that a schedule has or has not."""
+    name, settings = reading.sources.get("schedule", ""), reading.settings
+    kind = reading.given.get("lr_scheduler_type")
+    if kind == "constant" and settings.get("warmup_steps"):
+        reading.note(
+            reading.sources["warmup_steps"],
+            "there is none with lr_scheduler_type='constant': 'constant_with_warmup' has one",
+        )
+        settings["warmup_steps"] = 0
+    if kind == "constant_with_warmup" and "warmup_steps" not in settings:
+        reading.note("lr_scheduler_type", "no warm-up, as warmup_steps is not given (Arbor's own is 10)")
+    if settings.get("schedule") in ("linear", "cosine") and "schedule_steps" not in settings:
+        try:
+            settings["schedule_steps"] = _all_steps(reading)
+        except UnfitError as unfit:
+            reading.refuse(name, str(unfit))
+            del settings["schedule"]
+        else:
+            reading.sources["schedule_steps"] = name
+
+
+APPLIED: dict[str, Act] = {
+    "learning_rate": _learning_rate,
+    "weight_decay": _number("weight_decay"),
+    "max_grad_norm": _max_grad_norm,
+    "beta": _number("kl_beta"),
+    "loss_type": _loss_type,
+    "importance_sampling_level": _level,
+    "scale_rewards": _scale_rewards,
+    "epsilon": _epsilon,
+    "epsilon_high": _epsilon_high,
+    "lr_scheduler_type": _scheduler,
+    "warmup_steps": _warmup_steps,
+    "warmup_ratio": _warmup_ratio,
+    "mask_truncated_completions": _masked,
+    "soft_completion_penalty_length": _soft,
+    # By our own names, which are those of `train.` keys.
+    "kl_beta": _number("kl_beta"),
+    "loss": _own("loss"),
+    "normaliser": _own("normaliser"),
+    "clip_low": _number("clip_low"),
+    "clip_high": _number("clip_high"),
+    "schedule": _own("schedule"),
+    "schedule_steps": _whole("schedule_steps"),
+    "overlong": _own("overlong"),
+    "overlong_tokens": _whole("overlong_tokens"),
+    "overlong_buffer": _whole("overlong_buffer"),
+}

@@ -1,0 +1,44 @@
+"""The bodies of `POST /slipway/train_kwargs`: what a program asked its trainer for, and what that is here.
+
+Neighbours: `table.py` makes the answer; `launcher/client/train_kwargs.py` has the client's copy, which a test
+compares with this. pydantic only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from runtime.shared.schema import Answer, Body, StepSettings
+
+
+class TrainKwargs(Body):
+    """The keywords, as plain JSON. `strict`: one that nobody knows is refused, else it is said.
+
+    `steps`: how many steps will be made, which a learning rate that falls, and a warm-up by ratio, need.
+    """
+
+    train_kwargs: dict[str, Any]
+    strict: bool = False
+    steps: int | None = Field(default=None, ge=1)
+
+
+class Refusal(Answer):
+    """A keyword that this run cannot follow: why, and with which options of `launch` a run could, if any."""
+
+    key: str
+    why: str
+    launch: str = ""
+
+
+class TrainKwargsRead(Answer):
+    """`settings` go with every step, `sampling` with every request; each note is said once.
+
+    Where anything is refused, nothing should be trained.
+    """
+
+    settings: StepSettings = StepSettings()
+    sampling: dict[str, Any] = {}
+    notes: list[str] = []
+    refusals: list[Refusal] = []

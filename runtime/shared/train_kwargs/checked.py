@@ -1,0 +1,136 @@
+"""Keywords that say what the run is: it was decided when the run started, so they are compared with it.
+
+Where they differ, the answer has the options of `launch` with which a run would fit. Neighbours: `table.py`
+lists them; `lora_config.py` compares LoRA. A difference that changes nothing of what is learned is said.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from runtime.shared.model_names import ModelNames
+from runtime.shared.schema import RuntimeConfig
+from runtime.shared.train_kwargs import lora_config
+from runtime.shared.train_kwargs.reading import Act, Reading, UnfitError, number, set_option, switch, whole
+
+# That `launch` takes.
+_MOST_GPUS = 1024
+
+
+def _model(reading: Reading, name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value.strip() or value.startswith("-"):
+        raise UnfitError("expected a model's name")
+    names = ModelNames.of(reading.run.config)
+    if not names.has(value.removeprefix("openai/").removeprefix("arbor:")):
+        raise UnfitError(f"{value!r} is asked for, this run has {names.own}", f"--model {shlex.quote(value)}")
+
+
+def _gpus(own: Callable[[RuntimeConfig], int], what: str, option: str) -> Act:
+    def act(reading: Reading, name: str, value: Any) -> None:
+        asked, config = whole(value, 1), reading.run.config
+        if config.device == "cpu":
+            reading.note(name, f"this run is on a CPU; on GPUs `{option} {asked}` says it")
+        elif asked != own(config):
+            launch = f"{option} {asked}" if asked <= _MOST_GPUS else ""
+            raise UnfitError(f"{asked} are asked for, this run {what} {own(config)}", launch)
+
+    return act
+
+
+def _bf16(reading: Reading, name: str, value: Any) -> None:
+    config = reading.run.config
+    if switch(value) == (config.dtype == "bfloat16"):
+        return
+    if value and config.device == "cuda":
+        raise UnfitError(f"this run computes in {config.dtype}", set_option(config, "dtype", "bfloat16"))
+    reading.note(name, f"this run computes in {config.dtype}")
+
+
+def _fp16(reading: Reading, name: str, value: Any) -> None:
+    if switch(value):
+        reading.note(name, f"this run computes in {reading.run.config.dtype} (Arbor itself never sends fp16)")
+
+
+def _length(what: str) -> Act:
+    """`what` is at most so many tokens: nothing is cut here, so only too many are a difference."""
+
+    def act(reading: Reading, name: str, value: Any) -> None:
+        asked, own = whole(value, 1), reading.run.config.engine.max_model_len
+        limit = reading.run.context_tokens or own
+        if limit is None:
+            reading.note(name, "not compared: what the engines take is not known yet")
+        elif asked <= limit:
+            reading.note(name, f"{what}; prompt and answer together may have {limit} tokens")
+        elif own is not None and own <= limit and reading.strict:
+            why = f"prompt and answer together have at most {limit} tokens in this run"
+            raise UnfitError(why, set_option(reading.run.config, "engine.max_model_len", asked))
+        else:
+            reading.note(name, f"prompt and answer together have at most {limit} tokens in this run")
+
+    return act
+
+
+def _checkpointing(reading: Reading, name: str, value: Any) -> None:
+    """The update is the same with and without."""
+    own = reading.run.config.train.activation_checkpointing
+    if switch(value) == own:
+        return
+    if own is None:
+        reading.note(
+            name, "layers compute their insides again where memory asks for it, which changes no update"
+        )
+    else:
+        said = str(value).lower()
+        reading.note(
+            name,
+            f"train.activation_checkpointing={str(own).lower()} in this run, which changes no update "
+            f"(--set train.activation_checkpointing={said})",
+        )
+
+
+def _ahead(reading: Reading, name: str, value: Any) -> None:
+    asked, own = whole(value), reading.run.config.max_staleness
+    if asked > own:
+        why = f"a sample older than {own} steps is not trained in this run"
+        raise UnfitError(why, set_option(reading.run.config, "max_staleness", asked))
+    reading.note(name, "GRPO(staleness=1) rolls out the next step while one trains, and 0 does not")
+
+
+def _equal(
+    own: Callable[[RuntimeConfig], float | None], option: str, read: Callable[[Any], float] = number
+) -> Act:
+    def act(reading: Reading, name: str, value: Any) -> None:
+        asked, has = read(value), own(reading.run.config)
+        if asked != has:
+            said = "its own choice" if has is None else f"{has:g}"
+            raise UnfitError(
+                f"{asked:g} is asked for, this run has {said}", set_option(reading.run.config, option, asked)
+            )
+
+    return act
+
+
+CHECKED: dict[str, Act] = {
+    "lora_config": lora_config.check,
+    "peft_config": lora_config.check,
+    "model": _model,
+    "model_name_or_path": _model,
+    "num_training_gpus": _gpus(lambda it: it.train_processes, "trains on", "--train-gpus"),
+    "num_inference_gpus": _gpus(lambda it: it.engines, "samples on", "--infer-gpus"),
+    "bf16": _bf16,
+    "fp16": _fp16,
+    "max_seq_len": _length("nothing is cut to it"),
+    "max_seq_length": _length("nothing is cut to it"),
+    "max_length": _length("nothing is cut to it"),
+    "max_context_length": _length("nothing is cut to it"),
+    "max_prompt_length": _length("prompts are not cut to it"),
+    "max_completion_length": _length("an answer's limit is max_tokens of the LM that asks"),
+    "max_tokens": _length("an answer's limit is max_tokens of the LM that asks"),
+    "gradient_checkpointing": _checkpointing,
+    "seed": _equal(lambda it: it.train.seed, "train.seed", whole),
+    "num_batches_ahead": _ahead,
+    "delta": _equal(lambda it: it.train.dual_clip, "train.dual_clip"),
+    "vllm_importance_sampling_cap": _equal(lambda it: it.train.mismatch_cap, "train.mismatch_cap"),
+}

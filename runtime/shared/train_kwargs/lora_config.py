@@ -1,0 +1,151 @@
+"""`lora_config` against the run's own LoRA: rank, alpha, layers. A run's LoRA is made when it starts.
+
+It is a dict, or what a `peft.LoraConfig` comes to in JSON. Neighbours: `checked.py` lists it; `train.lora` of
+`train_config.py` is the run's own. What C27 refuses in an adapter is refused here by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from runtime.shared.projections import PROJECTIONS
+from runtime.shared.train_kwargs.reading import (
+    Reading,
+    UnfitError,
+    choice,
+    number,
+    set_option,
+    switch,
+    whole,
+)
+
+_KEY = "lora_config"
+_NAMES = re.compile(r"\w+(\s*,\s*\w+)*")
+# With one of these values peft's key changes nothing of the adapter.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False,),
+    "use_qalora": (False,),
+    "lora_bias": (False,),
+    "fan_in_fan_out": (False,),
+    "modules_to_save": ([],),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "layers_to_transform": ([],),
+    "layers_pattern": ([], ""),
+    "layer_replication": ([],),
+    "exclude_modules": ([], ""),
+    "trainable_token_indices": ([], {}),
+    "target_parameters": ([],),
+    "alora_invocation_tokens": ([],),
+    "init_lora_weights": (True,),
+    "task_type": ("CAUSAL_LM",),
+    "peft_type": ("LORA",),
+}
+# Of peft's own book-keeping.
+_SILENT = {
+    "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "runtime_config",
+    "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "arrow_config",
+    "qalora_group_size", "ensure_weight_tying",
+}  # fmt: skip
+_COMPARED = ("r", "lora_alpha", "target_modules", "use_rslora", "lora_dropout", "bias")
+
+
+def check(reading: Reading, name: str, value: Any) -> None:
+    """Refuse each key of it that the run's LoRA does not have."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UnfitError("expected a dict or a peft.LoraConfig")
+    for key, its in value.items():
+        if its is None or key in _SILENT:
+            continue
+        try:
+            _check(reading, key, its)
+        except UnfitError as unfit:
+            reading.refuse(f"{_KEY}.{key}", str(unfit), unfit.launch)
+
+
+def _check(reading: Reading, key: str, value: Any) -> None:
+    match key:
+        case "r":
+            _same(reading, whole(value, 1), "rank")
+        case "lora_alpha":
+            _same(reading, number(value), "alpha")
+        case "use_rslora":
+            _same(reading, switch(value), "use_rslora")
+        case "target_modules":
+            _check_targets(reading, value)
+        case "lora_dropout":
+            if number(value):
+                reading.note(
+                    _KEY, f"lora_dropout={value}: there is none here, so that what is trained is what samples"
+                )
+        case "bias":
+            choice(value, ("none",))
+        case _ if key in _PLAIN:
+            if value not in _PLAIN[key]:
+                raise UnfitError("an adapter here is A and B of each layer and nothing else")
+        case _:
+            _unknown(reading, key)
+
+
+def _same(reading: Reading, asked: Any, setting: str) -> None:
+    own = getattr(reading.run.config.train.lora, setting)
+    if asked != own:
+        raise UnfitError(
+            f"{_said(asked)} is asked for, this run has {_said(own)}", _set(reading, setting, asked)
+        )
+
+
+def _said(value: Any) -> str:
+    return str(value) if isinstance(value, bool) else f"{value:g}"
+
+
+def _set(reading: Reading, setting: str, value: Any) -> str:
+    plain = int(value) if isinstance(value, float) and value.is_integer() else value
+    return set_option(reading.run.config, f"train.lora.{setting}", plain)
+
+
+def _check_targets(reading: Reading, value: Any) -> None:
+    asked = _targets(value)
+    chosen, layers = reading.run.config.train.lora.target_modules, reading.run.layers
+    if asked is None:
+        if chosen is not None and set(chosen) != set(layers or ()):
+            listed = ",".join(chosen)
+            raise UnfitError(
+                f"all-linear is asked for, this run has {listed}", _set(reading, "target_modules", None)
+            )
+        return
+    own = chosen or layers or PROJECTIONS
+    if set(asked) != set(own):
+        wanted = sorted(set(asked))
+        raise UnfitError(
+            f"{','.join(wanted)} is asked for, this run has {','.join(own)}",
+            _set(reading, "target_modules", wanted),
+        )
+
+
+def _targets(value: Any) -> tuple[str, ...] | None:
+    """The layers' names; None: all of them."""
+    if value == "all-linear":
+        return None
+    if isinstance(value, str) and _NAMES.fullmatch(value.strip()):
+        return tuple(it.strip() for it in value.split(","))
+    if isinstance(value, str):
+        raise UnfitError("a pattern is not read here: list the names of the layers, or say 'all-linear'")
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(it, str) and _NAMES.fullmatch(it) for it in value)
+    ):
+        raise UnfitError("expected the names of layers, such as q_proj, or 'all-linear'")
+    return tuple(value)
+
+
+def _unknown(reading: Reading, key: str) -> None:
+    close = get_close_matches(key, [*_COMPARED, *_PLAIN], 1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    if reading.strict:
+        raise UnfitError(f"it is not known here{meant}")
+    reading.note(_KEY, f"{key} is not known here and has no effect{meant}")

@@ -1,0 +1,128 @@
+"""The table: every keyword of Arbor's, TRL's and DSPy's `train_kwargs`, and what it is on this run.
+
+A keyword is *applied* (a setting of every step), *sampling*, *checked* against the run, or *noted*: nothing
+passes in silence but what changes nothing. Neighbours: `applied.py`, `checked.py` and `noted.py` have the
+meanings; DSPy's client and Arbor's routes both ask for a reading. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from runtime.shared.schema import StepSettings
+from runtime.shared.train_config import TrainConfig, complaint
+from runtime.shared.train_kwargs.applied import APPLIED, settle_together
+from runtime.shared.train_kwargs.bodies import TrainKwargsRead
+from runtime.shared.train_kwargs.checked import CHECKED
+from runtime.shared.train_kwargs.noted import NOTED
+from runtime.shared.train_kwargs.reading import Act, Reading, Run, UnfitError, number, shown
+
+Kind = Literal["applied", "sampling", "checked", "noted"]
+
+# Values that leave the policy's own distribution: what narrows it would be trained wrongly (C9).
+NEUTRAL: dict[str, tuple[float, ...]] = {
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+_HOTTEST = 2.0
+# What the run says of its own loss, or of its own way with answers cut off, is not said of another.
+_BELONG = {
+    "loss": ("normaliser", "constant_tokens", "scale_rewards", "clip_low", "clip_high", "dual_clip"),
+    "overlong": ("overlong_tokens", "overlong_buffer"),
+}
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """What kind of keyword it is, and what is done with its value."""
+
+    kind: Kind
+    act: Act
+
+
+def _temperature(reading: Reading, name: str, value: Any) -> None:
+    found = number(value)
+    if not 0 < found <= _HOTTEST:
+        raise UnfitError(f"it must be above 0 and at most {_HOTTEST:g}, not {value}")
+    reading.sampling[name] = found
+
+
+def _neutral(reading: Reading, name: str, value: Any) -> None:
+    if number(value) not in NEUTRAL[name]:
+        raise UnfitError(f"{shown(name, value)} samples from a different distribution than the policy's")
+    reading.sampling[name] = value
+
+
+TABLE: dict[str, Keyword] = {
+    "temperature": Keyword("sampling", _temperature),
+    **{name: Keyword("sampling", _neutral) for name in NEUTRAL},
+    **{name: Keyword("applied", act) for name, act in APPLIED.items()},
+    **{name: Keyword("checked", act) for name, act in CHECKED.items()},
+    **{name: Keyword("noted", act) for name, act in NOTED.items()},
+}
+
+
+def read(
+    train_kwargs: Mapping[str, Any], run: Run, *, strict: bool = False, steps: int | None = None
+) -> TrainKwargsRead:
+    """What these keywords are on this run. `strict` and `steps`: see `TrainKwargs`.
+
+    What is refused is in the answer: nothing is raised.
+    """
+    given = {name: value for name, value in train_kwargs.items() if value is not None}
+    reading = Reading(run, given, strict, steps)
+    for name, keyword in TABLE.items():
+        if name in given:
+            _read(reading, name, keyword.act)
+    for name in given:
+        if name not in TABLE:
+            _unknown(reading, name)
+    settle_together(reading)
+    _check_together(reading)
+    return TrainKwargsRead(
+        settings=StepSettings.model_validate(reading.settings),
+        sampling=reading.sampling,
+        notes=reading.notes,
+        refusals=reading.refusals,
+    )
+
+
+def _read(reading: Reading, name: str, act: Act) -> None:
+    try:
+        act(reading, name, reading.given[name])
+    except UnfitError as unfit:
+        reading.refuse(name, str(unfit), unfit.launch)
+
+
+def _unknown(reading: Reading, name: str) -> None:
+    close = get_close_matches(name, TABLE, 1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    if reading.strict:
+        reading.refuse(name, f"it is not known here{meant}")
+    else:
+        reading.notes.append(f"{name}: not known here, and without effect{meant}")
+
+
+def _check_together(reading: Reading) -> None:
+    """What contradicts what is the run's own rule, whoever says it (C60)."""
+    run, said = reading.run.config.train, reading.settings
+    values = run.model_dump()
+    for choice, keys in _BELONG.items():
+        if said.get(choice, getattr(run, choice)) != getattr(run, choice):
+            values |= dict.fromkeys(keys)
+    try:
+        TrainConfig.model_validate(
+            values | {name: value for name, value in said.items() if name in TrainConfig.model_fields}
+        )
+    except ValidationError as error:
+        key, _, why = complaint(error)
+        reading.refuse(reading.sources.get(key, key), why)
