@@ -71,6 +71,8 @@ class SmallRun:
     restored: list[str] = field(default_factory=list)
     posted: list[tuple[str, str | None]] = field(default_factory=list)
     run_id: str = "run-1"
+    # What the run trains, by its name on the hub.
+    hub_name: str = "Qwen/Qwen2.5-1.5B-Instruct"
     # By version, the hash of its weights: those of a machine that was lost are never made again.
     weights: dict[int, str] = field(default_factory=dict)
     machine: int = 1
@@ -283,6 +285,17 @@ class SmallRun:
         counts = self.steps.get(self.version, {}).get("counts")
         return {} if counts is None else {"trained_tokens": float(counts["trained"])}
 
+    def models(self, name: str = "") -> tuple[int, dict[str, Any]]:
+        """Those that answer, or the one of this name."""
+        if not name:
+            return 200, {
+                "object": "list",
+                "data": [{"id": it, "object": "model"} for it in ("policy", "base")],
+            }
+        if name.removeprefix("openai/").removeprefix("arbor:") in ("policy", "base", self.hub_name):
+            return 200, {"id": name, "object": "model"}
+        return _error(404, f"this run trains {self.hub_name}", "model_not_found")
+
     def checkpoints(self) -> list[dict[str, Any]]:
         return [
             {
@@ -350,6 +363,8 @@ class _Handler(BaseHTTPRequestHandler):
             return *_error(401, "wrong token"), {}
         if path == "/v1/chat/completions":
             return run.complete(Asked(headers, json.loads(content or b"")))
+        if path.startswith("/v1/models"):
+            return *run.models(path.removeprefix("/v1/models").strip("/")), {}
         with run.lock:
             return *self._training(path, content), {}
 

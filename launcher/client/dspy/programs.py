@@ -141,7 +141,7 @@ def _default(configured: Any, session: Session) -> tuple[PolicyLM | None, str | 
         return configured, f"as the first PolicyLM of this program does ({_settings(configured)})"
     if configured is None or is_stand_in(configured):
         return PolicyLM(session), "with default settings (program.set_lm(PolicyLM(max_tokens=…)) sets others)"
-    if _is_plain(configured) and _points_at(configured, session):
+    if _is_plain(configured) and points_at(configured, session):
         return PolicyLM.like(configured, session), None
     return None, None
 
@@ -154,7 +154,7 @@ def _settings(lm: PolicyLM) -> str:
 
 def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
     """The policy that stands for this LM, or None when it is another model; and what to say about it."""
-    if _is_plain(lm) and _points_at(lm, session):
+    if _is_plain(lm) and points_at(lm, session):
         return PolicyLM.like(lm, session), ": its LM points at this run, so it is trained"
     if not isinstance(lm, PolicyLM):
         return None, f" uses {getattr(lm, 'model', lm)!r}: it is not trained"
@@ -176,7 +176,7 @@ def _is_plain(lm: Any) -> bool:
     return isinstance(lm, dspy.LM) and not isinstance(lm, PolicyLM)
 
 
-def _points_at(lm: dspy.LM, session: Session) -> bool:
+def points_at(lm: dspy.LM, session: Session) -> bool:
     """Whether a plain LM was given the address of this run, or finds it in the environment."""
     base = lm.kwargs.get("api_base") or lm.kwargs.get("base_url")
     if not base and lm.model.startswith("openai/"):
