@@ -50,14 +50,16 @@ def test_a02_import_arbor_is_ours_with_no_line_changed(run: SmallRun) -> None:
     done = _python(
         "import sys, arbor; print(arbor.__file__, arbor.__version__, arbor.init(silent=True)['base_url'])\n"
         "assert 'dspy' not in sys.modules and 'torch' not in sys.modules\n"
-        "from arbor import ArborGRPO, ArborProvider; print(ArborGRPO.__module__, ArborProvider.__module__)",
+        "from arbor import *\n"
+        "from arbor import ArborGRPO, ArborProvider; print(ArborGRPO.__module__, ArborProvider.__module__)\n"
+        "assert init() == start() == arbor.status() and get_client and watch_job",
         ON_PATH,
         run=run,
     )
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == f"{ON_PATH / 'arbor' / '__init__.py'} 0.2.17+slipway {run.base_url}/"
-    assert second == "launcher.client.arbor.optimizer launcher.client.arbor.provider"
+    assert second == "launcher.client.arbor.optimizer launcher.client.arbor.arbor_provider"
     assert not done.stderr
 
 

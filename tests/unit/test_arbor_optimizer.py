@@ -13,8 +13,8 @@ import pytest
 
 from launcher.client import GRPO, PolicyLM, Refused, arbor
 from launcher.client.arbor import best_copy, jobs
+from launcher.client.arbor.arbor_provider import ArborProvider
 from launcher.client.arbor.optimizer import ArborGRPO
-from launcher.client.arbor.provider import ArborProvider
 from tests.support.arbor_names import unused
 from tests.support.small_run import TOKEN, Asked, SmallRun, answering
 from tests.support.waiting import wait_until
@@ -305,6 +305,7 @@ def test_watch_job_from_another_thread_sees_the_whole_training(
 # ------------------------------------------------------------------ A9, and the LM asked directly
 
 
+@pytest.mark.process  # imports LiteLLM, which takes seconds
 @pytest.mark.parametrize("key", [{"api_key": "arbor"}, {}, {"api_key": CANARY}])
 def test_a09_asked_directly_the_lm_answers_whatever_its_key_and_no_key_is_sent_but_the_runs(
     key: dict[str, str], run: SmallRun, monkeypatch: pytest.MonkeyPatch
@@ -320,6 +321,7 @@ def test_a09_asked_directly_the_lm_answers_whatever_its_key_and_no_key_is_sent_b
         assert it.body["model"] == f"arbor:{run.hub_name}"
 
 
+@pytest.mark.process  # imports LiteLLM, which takes seconds
 def test_the_runs_key_is_for_the_runs_address_and_arbors_lms_alone(run: SmallRun) -> None:
     elsewhere = SmallRun()
     try:
@@ -358,6 +360,7 @@ class Answering(dspy.Module):
         return self.answer(question=question)
 
 
+@pytest.mark.process  # imports LiteLLM, which takes seconds
 def test_a09_the_blogs_calls_train_and_its_evaluations_are_never_trainable(run: SmallRun) -> None:
     def answer(asked: Asked) -> str:
         word = "Paris" if len(asked.tag("rollout") or "x") % 2 else "Lyon"

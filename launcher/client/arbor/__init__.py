@@ -14,8 +14,8 @@ from launcher.client.arbor.following import shutdown_job, watch_job
 from launcher.client.arbor.server import get_client, init, shutdown, start, start_server, status, stop
 
 if TYPE_CHECKING:
+    from launcher.client.arbor.arbor_provider import ArborProvider
     from launcher.client.arbor.optimizer import ArborGRPO
-    from launcher.client.arbor.provider import ArborProvider
 
 # Arbor's version whose names these are, and whose they are here.
 __version__ = "0.2.17+slipway"
@@ -35,7 +35,7 @@ __all__ = [
     "watch_job",
 ]
 
-_NEED_DSPY = {"ArborGRPO": "optimizer", "ArborProvider": "provider"}
+_NEED_DSPY = {"ArborGRPO": "optimizer", "ArborProvider": "arbor_provider"}
 
 
 def __getattr__(name: str) -> Any:

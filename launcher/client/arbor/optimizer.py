@@ -12,10 +12,10 @@ from typing import Any
 import dspy
 
 from launcher.client.arbor import jobs, server
+from launcher.client.arbor.arbor_provider import ArborProvider
 from launcher.client.arbor.best_copy import copy_best
 from launcher.client.arbor.jobs import Job
 from launcher.client.arbor.loop import StoppableTraining
-from launcher.client.arbor.provider import ArborProvider
 from launcher.client.arbor.said import say
 from launcher.client.arbor.spellings import (
     ByLM,

@@ -1,7 +1,7 @@
 """Arbor's server by its names: here it is the run that this program was started in.
 
 `launch` started it and `launch` ends it, so `init` finds it and `shutdown` ends nothing. Neighbours:
-`following.py` has the jobs, `provider.py` the LMs; `session.py` talks to the run. Knows nothing of DSPy.
+`following.py` has the jobs, `arbor_provider.py` the LMs; `session.py` talks to the run. Knows no DSPy.
 """
 
 from __future__ import annotations

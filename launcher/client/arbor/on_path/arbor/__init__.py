@@ -14,10 +14,9 @@ from typing import Any
 from launcher.client import arbor as _ours
 from launcher.client.arbor.said import say_once
 
-__all__ = _ours.__all__
-
 
 def __getattr__(name: str) -> Any:
+    # Also `__all__`, which `from arbor import *` asks for.
     return getattr(_ours, name)
 
 
