@@ -144,8 +144,8 @@ class SmallRun:
 
     def complete(self, asked: Asked) -> tuple[int, dict[str, Any], dict[str, str]]:
         with self.lock:
-            request = asked.tag("request")  # other clients than ours have none
-            if request is None or all(it.tag("request") != request for it in self.asked):
+            known = next((it for it in self.asked if it.tag("request") == asked.tag("request")), None)
+            if known is None or asked.tag("request") is None:
                 self.asked.append(asked)
             version = self.version_of(asked.body["model"])
             if version is None:

@@ -54,12 +54,12 @@ class PolicyLM(dspy.LM):
     ) -> None:
         self.session = session or connect()
         self.compiled = self.stands_in = False
-        if kwargs.get("top_k") in _EVERY_TOKEN:
-            del kwargs["top_k"]
         is_newest = model is None
         if model is None:
             model = name_of(self.session, self.session.version) if cache else self.session.model
         engine = PolicyEngine(self.session, dict(extra_body or {}))
+        if kwargs.get("top_k") in _EVERY_TOKEN:
+            del kwargs["top_k"]
         super().__init__(
             model,
             temperature=temperature,
