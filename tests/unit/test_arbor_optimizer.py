@@ -6,6 +6,7 @@ import inspect
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dspy
@@ -337,6 +338,16 @@ def test_the_runs_key_is_for_the_runs_address_and_arbors_lms_alone(run: SmallRun
             assert it.kwargs["api_key"] == "arbor"
     finally:
         elsewhere.close()
+
+
+@pytest.mark.process
+def test_while_dspys_own_loop_samples_with_the_lm_its_answers_are_not_evaluations(run: SmallRun) -> None:
+    asked, sampling = lm(run), SimpleNamespace(over=False)
+    asked.sampling = sampling  # as a ReinforceJob does
+    asked("hello")
+    sampling.over = True
+    asked("hello")
+    assert [it.tag("purpose") for it in run.asked] == [None, "eval"]
 
 
 def test_the_provider_starts_and_ends_nothing(run: SmallRun) -> None:

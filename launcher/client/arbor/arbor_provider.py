@@ -65,11 +65,24 @@ class _Direct(BaseCallback):
             held = server.session()
         except NotConnected:
             return  # the request itself says what is wrong
-        if not points_at(instance, held) or instance.kwargs.get("api_key") == held.api_key:
-            return
-        headers = {**(instance.kwargs.get("extra_headers") or {}), PURPOSE_HEADER: "eval"}
-        instance.cache = False
-        instance.kwargs |= {"api_key": held.api_key, "extra_headers": headers}
+        if points_at(instance, held):
+            _set_up(instance, held.api_key)
+
+
+def _set_up(lm: dspy.LM, api_key: str) -> None:
+    headers = {**(lm.kwargs.get("extra_headers") or {}), PURPOSE_HEADER: "eval"}
+    if _is_trained_now(lm):
+        del headers[PURPOSE_HEADER]
+    wanted = {"api_key": api_key, "extra_headers": headers}
+    if lm.cache or any(lm.kwargs.get(name) != value for name, value in wanted.items()):
+        lm.cache = False
+        lm.kwargs |= wanted
+
+
+def _is_trained_now(lm: Any) -> bool:
+    """Whether a job of DSPy's own GRPO samples with it: only then its untagged answers are trained."""
+    sampling = getattr(lm, "sampling", None)
+    return sampling is not None and not sampling.over
 
 
 def _is_arbors(lm: Any) -> bool:
