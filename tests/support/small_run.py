@@ -71,6 +71,8 @@ class SmallRun:
     restored: list[str] = field(default_factory=list)
     posted: list[tuple[str, str | None]] = field(default_factory=list)
     run_id: str = "run-1"
+    # Jobs of OpenAI's SDK by their ids: the job and its events, the newest first.
+    tuned: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = field(default_factory=dict)
     # What the run trains, by its name on the hub.
     hub_name: str = "Qwen/Qwen2.5-1.5B-Instruct"
     # By version, the hash of its weights: those of a machine that was lost are never made again.
@@ -384,6 +386,11 @@ class _Handler(BaseHTTPRequestHandler):
                 return run.pin(name)
             case ["slipway", "checkpoints", name, "restore"]:
                 return run.restore(name, RestoreRequest.model_validate_json(content or b""))
+            case ["v1", "fine_tuning", "jobs", name, *what] if name in run.tuned:
+                job, events = run.tuned[name]
+                if what == ["cancel"]:
+                    job["status"] = "cancelled"
+                return 200, {"data": events} if what == ["events"] else job
             case ["slipway", "metrics"]:
                 return 200, [{"step": number} for number in run.steps]
         return _error(404, "no such route")

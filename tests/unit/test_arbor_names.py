@@ -253,8 +253,23 @@ def test_a03_shutdown_job_stops_that_job_and_asks_the_run_for_nothing(run: Small
     assert job.is_cancelled.is_set() and not other.is_cancelled.is_set()
     other.over.set()
     assert arbor.shutdown_job("c3d4")["status"] == "succeeded", "it had ended"
-    assert arbor.shutdown_job(run.hub_name)["status"] == "running", "a model stays served"
     assert len(run.posted) == asked
+    assert arbor.shutdown_job(run.hub_name)["status"] == "running", "a model stays served"
+    assert {path.rpartition("/jobs/")[0] for path, _ in run.posted[asked:]} == {"/v1/fine_tuning"}
+
+
+def test_a03_a_job_of_openais_sdk_is_followed_and_ended_by_its_id(
+    run: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = [{"id": "e2", "message": "Step 1: loss 0.50"}, {"id": "e1", "message": "begun"}]
+    run.tuned["ftjob-1"] = ({"id": "ftjob-1", "status": "running"}, events)
+    arbor.watch_job("ftjob-1", max_time=0.1, update_interval=0.05)
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == ["  begun", "  Step 1: loss 0.50", "job ftjob-1: running"]
+    assert len(said) == 4, "each event once"
+    assert arbor.shutdown_job("ftjob-1")["status"] == "cancelled"
+    arbor.watch_job("ftjob-1")
+    assert capsys.readouterr().out.splitlines()[-1] == "job ftjob-1: cancelled"
 
 
 @pytest.mark.process

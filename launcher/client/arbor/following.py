@@ -1,6 +1,7 @@
 """Arbor's `watch_job` and `shutdown_job`, for the trainings of this program and those of others in its run.
 
-Neighbours: `jobs.py` has this process's own; those of other programs are read from the run's `grpo.jsonl`.
+Neighbours: `jobs.py` has this process's own; those of other programs are read from the run's `grpo.jsonl`,
+and `fine_tuning_jobs.py` has those that OpenAI's SDK began.
 Neither function touches the run itself. Knows nothing of DSPy.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.client.arbor import jobs, server
+from launcher.client.arbor.fine_tuning_jobs import FineTuningJob
 from launcher.client.arbor.jobs import Job
 from launcher.client.arbor.said import say
 
@@ -120,6 +122,9 @@ def shutdown_job(job_identifier: str) -> dict[str, Any]:
     held = server.session()
     if held.run_dir is not None and _Elsewhere(held.run_dir / "grpo.jsonl", job_identifier).is_known():
         raise ValueError(f"job {job_identifier} is another program's: end it in that program, with Ctrl-C")
+    at_the_endpoint = FineTuningJob(held, job_identifier)
+    if at_the_endpoint.is_known():
+        return {"type": "training_job", "status": at_the_endpoint.cancel(), "job_id": job_identifier}
     say(f"no job is called {job_identifier}; the model stays served until: launch down {held.run_id}")
     return {"type": "inference_job", "status": "running", "model": job_identifier}
 
@@ -128,11 +133,13 @@ def _followed(job_id: str) -> _Followed:
     job = jobs.find(job_id)
     if job is not None:
         return _Here(job)
-    folder = server.session().run_dir
-    if folder is not None:
-        elsewhere = _Elsewhere(folder / "grpo.jsonl", job_id)
-        if elsewhere.is_known():
-            return elsewhere
+    held = server.session()
+    candidates: list[_Elsewhere | FineTuningJob] = [FineTuningJob(held, job_id)]
+    if held.run_dir is not None:
+        candidates.insert(0, _Elsewhere(held.run_dir / "grpo.jsonl", job_id))
+    for it in candidates:
+        if it.is_known():
+            return it
     known = ", ".join(jobs.ids()) or "none so far"
     raise ValueError(f"this run has no job {job_id!r}; the jobs of this program: {known}")
 
@@ -151,6 +158,8 @@ def _line(entry: dict[str, Any]) -> str:
             return f"  alarm {entry['name']} after {entry['step']} steps: {entry['text']}"
         case "rewind":
             return f"  the machine was lost: back from step {entry['from']} to step {entry['to']}"
+        case "event":
+            return f"  {entry['text']}"
     return f"  {entry['kind']}"
 
 
