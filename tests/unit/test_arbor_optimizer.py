@@ -214,6 +214,8 @@ def test_a06_what_differs_by_lm_or_is_for_no_lm_of_the_program_is_refused(run: S
         optimizer(adapter={other: dspy.ChatAdapter()}).compile(program, trainset=examples(1))
     with pytest.raises(ValueError, match="the program's LM has"):
         optimizer(train_kwargs={program.lm: {"temperature": 0.5}}).compile(program, trainset=examples(1))
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        optimizer(train_kwargs={program.lm: {"temperature": 0}}).compile(program, trainset=examples(1))
 
 
 @pytest.mark.parametrize(

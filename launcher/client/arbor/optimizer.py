@@ -29,6 +29,7 @@ from launcher.client.arbor.spellings import (
 )
 from launcher.client.arbor.validations import Validations
 from launcher.client.dspy.grpo import GRPO
+from launcher.client.dspy.parameters import check_train_kwargs
 from launcher.client.dspy.training import Training
 
 
@@ -110,6 +111,7 @@ class ArborGRPO(GRPO):
         self.job = None
         lms = _lms(student)
         self.train_kwargs = of_program(self._train_kwargs, lms) or {}
+        check_train_kwargs(self.train_kwargs)
         self.adapter = of_program(self._adapter, lms)
         say_of_learning_rate(self.train_kwargs)
         self.session = self.session or server.session()
