@@ -21,6 +21,8 @@ ON_PATH = REPOSITORY / "launcher" / "client" / "arbor" / "on_path" / "arbor" / "
 # What the program asks of LoRA: fixed when a run starts.
 LORA = ["--set", "train.lora.rank=8", "--set", "train.lora.alpha=16"]
 STEPS = 2
+# In percent of right translations: the bar of the quickstart.
+RISE = 25.0
 
 
 def _one_line_changed(folder: Path) -> Path:
@@ -73,9 +75,20 @@ def test_a01_the_held_out_score_rises_over_three_seeds(home: Path) -> None:
     """The mean rise is above two of its standard errors, with a learning rate for so small a model."""
     rises = []
     for seed in (1, 2, 3):
-        words = ["--steps", "30", "--learning-rate", "2e-3", "--held-out", "80", "--seed", str(seed)]
+        words = [
+            "--steps",
+            "60",
+            "--examples",
+            "16",
+            "--learning-rate",
+            "2e-3",
+            "--held-out",
+            "80",
+            "--seed",
+            str(seed),
+        ]
         found, _ = _ran(home, ["--arbor"], PROGRAM, *words)
-        rises.append(found["scores"]["29"] - found["scores"]["-1"])
+        rises.append(found["scores"]["59"] - found["scores"]["-1"])
     print(rises)
     assert mean(rises) > 2 * stdev(rises) / len(rises) ** 0.5
-    assert mean(rises) > 5.0
+    assert mean(rises) >= RISE

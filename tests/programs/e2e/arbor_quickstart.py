@@ -1,6 +1,6 @@
 """A program written for Arbor, in the order and the spelling of its README, with text and numbers of our own.
 
-    launch --arbor -- python arbor_quickstart.py [--steps N] [--learning-rate X] [--seed N]
+    launch --arbor -- python arbor_quickstart.py [--steps N] [--examples N] [--learning-rate X]
 
 A test also runs it with the two import lines changed, without --arbor. What it found is left in
 `quickstart.json` in the run's folder.
@@ -21,6 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=2)
 parser.add_argument("--learning-rate", type=float, default=1e-6)
 parser.add_argument("--seed", type=int, default=43)
+parser.add_argument("--examples", type=int, default=4)
 parser.add_argument("--held-out", type=int, default=8)
 asked = parser.parse_args()
 
@@ -59,10 +60,9 @@ lm = dspy.LM(
 translate_program.set_lm(lm)
 
 
-def right_words(example, pred, trace=None) -> float:
-    """The share of the right words that the answer has."""
-    wanted = set(example.french.split())
-    return len(wanted & set(pred.french.lower().split())) / len(wanted)
+def right(example, pred, trace=None) -> float:
+    """1 for the right translation, else 0."""
+    return float(" ".join(pred.french.lower().split()) == example.french)
 
 
 train_kwargs = {
@@ -98,14 +98,14 @@ train_kwargs = {
 }
 
 compiler = ArborGRPO(
-    metric=right_words,
-    num_dspy_examples_per_grpo_step=4,
+    metric=right,
+    num_dspy_examples_per_grpo_step=asked.examples,
     num_rollouts_per_grpo_step=8,
     exclude_demos=True,
     num_train_steps=asked.steps,
     num_threads=16,
     use_train_as_val=False,
-    num_steps_for_val=50,
+    num_steps_for_val=10,
     train_kwargs=train_kwargs,
     checkpoint="single-best",
 )
