@@ -20,6 +20,7 @@ from launcher.client.failures import (
 from launcher.client.session import Session, connect, group
 
 if TYPE_CHECKING:
+    from launcher.client import arbor
     from launcher.client.dspy.grpo import GRPO
     from launcher.client.dspy.lm import PolicyLM
     from launcher.client.dspy.saved import load
@@ -38,6 +39,7 @@ __all__ = [
     "Session",
     "StepFailed",
     "TrainingFailed",
+    "arbor",
     "connect",
     "evaluate",
     "group",
@@ -57,6 +59,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "arbor":
+        return import_module(f"{__name__}.arbor")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -79,6 +79,8 @@ class SmallRun:
     # What train_kwargs are held against, beside what every run has.
     config: dict[str, Any] = field(default_factory=dict)
     train_kwargs: list[dict[str, Any]] = field(default_factory=list)
+    # Jobs of OpenAI's SDK by their ids: the job and its events, the newest first.
+    tuned: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = field(default_factory=dict)
     # By version, the hash of its weights: those of a machine that was lost are never made again.
     weights: dict[int, str] = field(default_factory=dict)
     machine: int = 1
@@ -153,7 +155,7 @@ class SmallRun:
     def complete(self, asked: Asked) -> tuple[int, dict[str, Any], dict[str, str]]:
         with self.lock:
             known = next((it for it in self.asked if it.tag("request") == asked.tag("request")), None)
-            if known is None:
+            if known is None or asked.tag("request") is None:
                 self.asked.append(asked)
             version = self.version_of(asked.body["model"])
             if version is None:
@@ -406,6 +408,11 @@ class _Handler(BaseHTTPRequestHandler):
                 return (200, {}) if run.keeps_validations else _error(409, "it keeps no more")
             case ["slipway", "train_kwargs"]:
                 return run.read_train_kwargs(TrainKwargs.model_validate_json(content or b""))
+            case ["v1", "fine_tuning", "jobs", name, *what] if name in run.tuned:
+                job, events = run.tuned[name]
+                if what == ["cancel"]:
+                    job["status"] = "cancelled"
+                return 200, {"data": events} if what == ["events"] else job
             case ["slipway", "metrics"]:
                 return 200, [{"step": number} for number in run.steps]
         return _error(404, "no such route")

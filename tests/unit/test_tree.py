@@ -26,7 +26,7 @@ IMPORTERS = {
     "vllm": {"runtime/engine/server.py", "runtime/engine/worker.py"},
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
     "transformers": {"runtime/trainer/network.py", "runtime/tiny/"},
-    "dspy": {"launcher/client/dspy/", "examples/"},
+    "dspy": {"launcher/client/dspy/", "launcher/client/arbor/", "examples/"},
 }  # fmt: skip
 
 # The floors of both halves, from the ground up: a file imports only its own folder's and those named before.
@@ -37,7 +37,7 @@ FLOORS = {
         "launcher/safety", "launcher/asking", "launcher/door", "launcher/run", "launcher/cli",
     ),
     # A program imports these; of the rest they know the errors only.
-    "client": ("launcher/base", "launcher/client", "launcher/client/dspy"),
+    "client": ("launcher/base", "launcher/client", "launcher/client/dspy", "launcher/client/arbor"),
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",
         "runtime/gateway/http", "runtime/gateway/requests", "runtime/gateway/samples",

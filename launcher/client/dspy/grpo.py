@@ -92,6 +92,9 @@ class GRPO(Teleprompter):
     alarm, `summary` the figures.
     """
 
+    # Another room's optimizer may have another loop around the same steps.
+    _loop: type[Training] = Training
+
     def __init__(
         self,
         metric: Callable[..., Any],
@@ -241,7 +244,7 @@ class GRPO(Teleprompter):
         ):
             journal.note(note)
         patience = max(_LEAST_METRIC_PATIENCE, 2 * self.num_rollouts_per_grpo_step)
-        return Training(
+        return self._loop(
             program=student,
             policies=trained.policies,
             trainset=trainset,

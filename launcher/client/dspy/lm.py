@@ -58,6 +58,8 @@ class PolicyLM(dspy.LM):
         if model is None:
             model = name_of(self.session, self.session.version) if cache else self.session.model
         engine = PolicyEngine(self.session, dict(extra_body or {}))
+        if kwargs.get("top_k") in _EVERY_TOKEN:
+            del kwargs["top_k"]
         super().__init__(
             model,
             temperature=temperature,
@@ -181,4 +183,6 @@ def _unpickled(state: dict[str, Any], run_id: str = "", model: str = "", compile
 
 
 _CONNECTION = frozenset({"api_key", "api_base", "base_url", "headers", "extra_headers", "timeout"})
+# vLLM's ways of saying that no token is left out, at which DSPy's requests would fail.
+_EVERY_TOKEN = (-1, 0)
 _VLLM_ONLY = ("min_p", "repetition_penalty", "chat_template_kwargs")

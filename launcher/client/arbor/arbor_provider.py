@@ -1,0 +1,99 @@
+"""Arbor's DSPy provider: it marks a `dspy.LM` as this run's, and has such an LM answer as it was written.
+
+    lm = dspy.LM("openai/arbor:MODEL", provider=ArborProvider(), api_base=info["base_url"], api_key="arbor")
+
+In a training the loop puts the run's own LM in its place (`client/dspy/programs.py`). Asked directly, as by
+dspy.Evaluate, it is DSPy's own LM, and its `api_key` ("arbor", or none) is not the run's. So a callback of
+DSPy's gives it the run's key before its first request. The callback is among DSPy's (`settings.callbacks`; a
+program that sets those itself does it before `ArborProvider()`) and touches only LMs that have this provider
+and this run's address: no other host ever gets the run's key, and a key of the user's own does not leave the
+program. Knows nothing of jobs or rewards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+from dspy.clients.provider import Provider
+
+# DSPy's own `configure` would make this thread the only one that may configure it from then on.
+from dspy.dsp.utils.settings import main_thread_config
+from dspy.utils.callback import BaseCallback
+
+from launcher.client.arbor import server
+from launcher.client.arbor.said import say_once
+from launcher.client.bodies import PURPOSE_HEADER
+from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.programs import points_at
+from launcher.client.failures import NotConnected
+
+
+class ArborProvider(Provider):
+    """Takes the place of Arbor's. `launch` and `kill` do nothing: the run is up, and `launch` ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _answer_directly()
+
+    @staticmethod
+    def is_provider_model(model: str) -> bool:
+        """Whether a name has Arbor's prefix."""
+        return model.removeprefix("openai/").startswith("arbor:")
+
+    @staticmethod
+    def launch(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
+        """The run's model is served already."""
+
+    @staticmethod
+    def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
+        """The run goes on: other programs, and this one's next lines, may ask it."""
+        say_once("kill() ends nothing: the run ends with this program, or by `launch down`")
+
+
+class _Direct(BaseCallback):
+    """Before a request of an LM with Arbor's provider: the run's key, no cache, the mark of an evaluation.
+
+    No cache, because the weights behind the name change. The mark (`x-slipway-purpose: eval`), because what
+    is asked outside of a training is never to be trained on.
+    """
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        if not _is_arbors(instance):
+            return
+        try:
+            held = server.session()
+        except NotConnected:
+            return  # the request itself says what is wrong
+        if points_at(instance, held):
+            _set_up(instance, held.api_key)
+
+
+def _set_up(lm: dspy.LM, api_key: str) -> None:
+    headers = {**(lm.kwargs.get("extra_headers") or {}), PURPOSE_HEADER: "eval"}
+    if _is_trained_now(lm):
+        del headers[PURPOSE_HEADER]
+    wanted = {"api_key": api_key, "extra_headers": headers}
+    if lm.cache or any(lm.kwargs.get(name) != value for name, value in wanted.items()):
+        lm.cache = False
+        lm.kwargs |= wanted
+
+
+def _is_trained_now(lm: Any) -> bool:
+    """Whether a job of DSPy's own GRPO samples with it: only then its untagged answers are trained."""
+    sampling = getattr(lm, "sampling", None)
+    return sampling is not None and not sampling.over
+
+
+def _is_arbors(lm: Any) -> bool:
+    is_plain = isinstance(lm, dspy.LM) and not isinstance(lm, PolicyLM)
+    return is_plain and isinstance(lm.provider, ArborProvider)
+
+
+_DIRECT = _Direct()
+
+
+def _answer_directly() -> None:
+    present = main_thread_config["callbacks"] or []
+    if _DIRECT not in present:
+        main_thread_config["callbacks"] = [*present, _DIRECT]

@@ -1,0 +1,31 @@
+"""What `import arbor` finds under `launch --arbor`: the names of `launcher.client.arbor`, and nothing else.
+
+`launch` puts the folder above this one on the program's path. Where the real arbor-ai is installed too, this
+one is used, and it is said once.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from launcher.client import arbor as _ours
+from launcher.client.arbor.said import say_once
+
+
+def __getattr__(name: str) -> Any:
+    # Also `__all__`, which `from arbor import *` asks for.
+    return getattr(_ours, name)
+
+
+def _say_whose() -> None:
+    here = Path(__file__).resolve().parent
+    others = [folder for folder in sys.path if Path(folder or ".").resolve() != here.parent]
+    found = PathFinder.find_spec("arbor", others)
+    if found is not None and found.origin and Path(found.origin).resolve().parent != here:
+        say_once(f"`import arbor` is Slipway's under launch --arbor; {found.origin} is not used")
+
+
+_say_whose()

@@ -1,0 +1,123 @@
+"""What Arbor's users write and GRPO spells otherwise: what it means here, and one plain line on it, once.
+
+Neighbours: `optimizer.py` has the parameters, `client/dspy/parameters.py` checks what comes of them.
+Raises ValueError and TypeError for what cannot be meant. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
+
+import dspy
+
+from launcher.client.arbor.said import say_once
+from launcher.client.dspy.grouping import Grouping
+from launcher.client.dspy.held_out import Keep
+
+T = TypeVar("T")
+ByLM = Mapping[dspy.LM, Mapping[str, Any]]
+
+_ROLLOUTS = 4
+_FILL_STRATEGIES = (None, "randint", "max")
+# From here on a learning rate is what people use for LoRA with one update a step.
+_LOW_LEARNING_RATE = 5e-6
+
+
+def check_as_arbor_does(
+    metric: Any, exclude_demos: bool, use_train_as_val: bool, report_train_scores: bool
+) -> None:
+    """What ArborGRPO refuses, with what to do."""
+    if metric is None:
+        raise ValueError("ArborGRPO needs a metric: ArborGRPO(metric=…)")
+    if exclude_demos is False:
+        raise ValueError(
+            "ArborGRPO needs exclude_demos=True, as in Arbor; launcher.client.GRPO trains programs with demos"
+        )
+    if use_train_as_val and not report_train_scores:
+        raise ValueError("use_train_as_val=True needs report_train_scores=True, as in Arbor")
+
+
+def rollouts_as_here(rollouts: int | None, samples_per_input: int | None) -> int:
+    """`num_samples_per_input` is PAPILLON's name of `num_rollouts_per_grpo_step`."""
+    if samples_per_input is None:
+        return _ROLLOUTS if rollouts is None else rollouts
+    if rollouts not in (None, samples_per_input):
+        raise ValueError(
+            f"num_samples_per_input={samples_per_input} and num_rollouts_per_grpo_step={rollouts} are two "
+            "names of one thing: give one"
+        )
+    say_once(f"num_samples_per_input={samples_per_input} is num_rollouts_per_grpo_step={samples_per_input}")
+    return samples_per_input
+
+
+def say_of_multitask(multitask: bool | None) -> bool:
+    """True is what always happens; False is refused where the other values are checked."""
+    if multitask is True:
+        say_once("multitask=True needs no saying: all predictors are always trained together")
+    return True if multitask is None else multitask
+
+
+def grouping_as_here(mode: str, strategy: str | None) -> Grouping:
+    """`fill` would train copies of one sample as if they were several: it is taken as `ragged`."""
+    if strategy not in _FILL_STRATEGIES:
+        raise ValueError(
+            f"variably_invoked_predictor_fill_strategy must be 'randint', 'max' or None, not {strategy!r}"
+        )
+    if mode != "fill":
+        if strategy is not None:
+            say_once(f"variably_invoked_predictor_fill_strategy={strategy!r} has no effect without 'fill'")
+        return cast("Grouping", mode)  # any other is refused where the values are checked
+    say_once(
+        "variably_invoked_predictor_grouping_mode='fill' is taken as 'ragged': every call is trained once, "
+        "with its own run's reward, and none is copied to fill a group"
+    )
+    return "ragged"
+
+
+def keep_as_here(checkpoint: Any) -> tuple[Keep, Path | None]:
+    """Which checkpoints are kept; and for a path, the folder that gets the best adapter."""
+    if checkpoint in get_args(Keep):
+        return checkpoint, None
+    if not isinstance(checkpoint, (str, Path)) or not str(checkpoint).strip():
+        raise ValueError(
+            f"checkpoint must be 'single-best', 'improvements', 'none' or a folder's name, not {checkpoint!r}"
+        )
+    folder = Path(checkpoint).expanduser().absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"checkpoint={str(checkpoint)!r} is a file, and no folder for an adapter")
+    say_once(f"checkpoint={str(checkpoint)!r} is 'single-best', and the best adapter is copied to {folder}")
+    return "single-best", folder
+
+
+def of_program(given: Any, lms: Sequence[Any] | None) -> Any:
+    """What was given, or of what was given by LM, that of the program's; without a program, None.
+
+    One policy is trained, so all its LMs must have the same.
+    """
+    if not _is_by_lm(given):
+        return given
+    if lms is None:
+        return None
+    found = [its for lm, its in given.items() if any(lm is it for it in lms)]
+    if not found:
+        raise ValueError("train_kwargs or adapter is given by LM, but none of these LMs is the program's")
+    if any(it != found[0] for it in found):
+        raise ValueError("train_kwargs or adapter differ by LM, but one policy is trained: give one for all")
+    say_once("what is given by LM is taken from the program's own LM: one policy is trained")
+    return found[0]
+
+
+def _is_by_lm(given: Any) -> bool:
+    return isinstance(given, Mapping) and bool(given) and all(isinstance(it, dspy.BaseLM) for it in given)
+
+
+def say_of_learning_rate(train_kwargs: Mapping[str, Any]) -> None:
+    """Arbor's rates are for many small updates (X12): said, not changed."""
+    rate = train_kwargs.get("learning_rate")
+    if isinstance(rate, (int, float)) and 0 < rate < _LOW_LEARNING_RATE:
+        say_once(
+            f"learning_rate {rate:g} is used as it is. Arbor makes one update for each group, but here one "
+            "update is made of all groups of a step: if the reward does not rise, try 2e-5"
+        )

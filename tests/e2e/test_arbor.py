@@ -1,0 +1,94 @@
+"""A program in the spelling of Arbor's README, run by the real launch: no line changed, and one (A1, A2)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+
+from tests.support.environment import PROGRAMS, REPOSITORY
+from tests.support.launched import Launched
+from tests.support.ports import free_port
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = PROGRAMS / "e2e" / "arbor_quickstart.py"
+ON_PATH = REPOSITORY / "launcher" / "client" / "arbor" / "on_path" / "arbor" / "__init__.py"
+# What the program asks of LoRA: fixed when a run starts.
+LORA = ["--set", "train.lora.rank=8", "--set", "train.lora.alpha=16"]
+STEPS = 2
+# In percent of right translations: the bar of the quickstart.
+RISE = 25.0
+
+
+def _one_line_changed(folder: Path) -> Path:
+    """The program with its import lines changed and nothing else."""
+    text = PROGRAM.read_text()
+    changed = text.replace("\nimport arbor ", "\nfrom launcher.client import arbor ").replace(
+        "\nfrom arbor import", "\nfrom launcher.client.arbor import"
+    )
+    assert sum(a != b for a, b in zip(text.splitlines(), changed.splitlines(), strict=True)) == 2
+    copied = folder / "one_line.py"
+    copied.write_text(changed)
+    return copied
+
+
+def _ran(home: Path, options: list[str], program: Path, *words: str) -> tuple[dict[str, Any], Launched]:
+    command = ["--port", str(free_port()), *LORA, *options, "--", sys.executable, str(program), *words]
+    launched = Launched(home, command, cwd=REPOSITORY)
+    try:
+        assert launched.wait(1800) == 0, launched.stdout + launched.stderr
+        return json.loads((launched.run_dir / "results" / "quickstart.json").read_text()), launched
+    finally:
+        launched.kill_tree()
+
+
+@pytest.mark.parametrize("form", ["a01-one-line", "a02-no-line"])
+def test_a01_a02_the_programs_own_settings_are_those_of_its_steps(
+    form: str, home: Path, tmp_path: Path
+) -> None:
+    if form == "a02-no-line":
+        found, launched = _ran(home, ["--arbor"], PROGRAM, "--steps", str(STEPS))
+        assert found["module"] == str(ON_PATH)
+    else:
+        found, launched = _ran(home, [], _one_line_changed(tmp_path), "--steps", str(STEPS))
+    assert set(found["info"]) == {"host", "port", "storage_path", "config_path", "base_url"}
+    assert list(found["scores"]) == ["-1", str(STEPS - 1)]
+    lines = (launched.run_dir / "results" / "metrics.jsonl").read_text().splitlines()
+    steps = [it for line in lines if (it := json.loads(line)).get("kind", "train") == "train"]
+    assert len(steps) == STEPS
+    for step in steps:
+        assert step["settings"]["learning_rate"] == 1e-6 and step["settings"]["loss"] == "dapo"
+        assert (
+            step["counts"]["trained"] + sum(step["counts"]["dropped"].values()) == step["counts"]["samples"]
+        )
+    adapter = json.loads((launched.run_dir / "results" / "adapter" / "adapter_config.json").read_text())
+    assert (adapter["r"], adapter["lora_alpha"]) == (8, 16)
+
+
+@pytest.mark.long
+def test_a01_the_held_out_score_rises_over_three_seeds(home: Path) -> None:
+    """The mean rise is above two of its standard errors, with a learning rate for so small a model."""
+    rises = []
+    for seed in (1, 2, 3):
+        words = [
+            "--steps",
+            "60",
+            "--examples",
+            "16",
+            "--learning-rate",
+            "2e-3",
+            "--held-out",
+            "80",
+            "--seed",
+            str(seed),
+        ]
+        found, _ = _ran(home, ["--arbor"], PROGRAM, *words)
+        rises.append(found["scores"]["59"] - found["scores"]["-1"])
+    print(rises)
+    assert mean(rises) > 2 * stdev(rises) / len(rises) ** 0.5
+    assert mean(rises) >= RISE

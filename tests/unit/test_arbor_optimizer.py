@@ -1,0 +1,413 @@
+"""Arbor's optimizer, provider and spellings against a small endpoint (A1, A6, A9)."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dspy
+import pytest
+
+from launcher.client import GRPO, PolicyLM, Refused, arbor
+from launcher.client.arbor import best_copy, jobs
+from launcher.client.arbor.arbor_provider import ArborProvider
+from launcher.client.arbor.optimizer import ArborGRPO
+from tests.support.arbor_names import unused
+from tests.support.small_run import TOKEN, Asked, SmallRun, answering
+from tests.support.waiting import wait_until
+
+__all__ = ["unused"]
+
+pytestmark = pytest.mark.usefixtures("unused")
+
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+CANARY = "sk-users-own-0123456789abcdef0123456789"
+
+
+def examples(count: int) -> list[dspy.Example]:
+    return [dspy.Example(english=f"word {i}", french=f"mot {i}").with_inputs("english") for i in range(count)]
+
+
+def length(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
+    return len(prediction.french) / 100
+
+
+def lm(run: SmallRun, name: str = "", **settings: Any) -> dspy.LM:
+    """As Arbor's README makes one."""
+    model = f"openai/arbor:{name or run.hub_name}"
+    return dspy.LM(model, provider=ArborProvider(), api_base=arbor.init()["base_url"], **settings)
+
+
+def student(run: SmallRun, **settings: Any) -> dspy.Predict:
+    program = dspy.Predict("english -> french")
+    program.set_lm(lm(run, api_key="arbor", **NEUTRAL, max_tokens=64, **settings))
+    return program
+
+
+def optimizer(**changes: Any) -> ArborGRPO:
+    settings: dict[str, Any] = {"metric": length, "exclude_demos": True, "num_train_steps": 1}
+    return ArborGRPO(**{**settings, **changes})
+
+
+def said(capsys: pytest.CaptureFixture[str], word: str) -> int:
+    """How many of the lines that Arbor's names have said have this word."""
+    lines = capsys.readouterr().err.splitlines()
+    return sum(line.startswith("arbor: ") and word in line for line in lines)
+
+
+def varied(run: SmallRun) -> None:
+    """Answers that differ inside a group, and are longer with each version."""
+    run.answer = lambda asked: answering(
+        french="o" * (1 + run.version + len(asked.tag("rollout") or "") % 7)
+    )(asked)
+
+
+# ------------------------------------------------------------------ A1
+
+
+def test_a01_the_quickstarts_calls_in_its_order_train_the_policy(run: SmallRun) -> None:
+    info = arbor.init()
+    program = dspy.Predict("english -> french")
+    provider = ArborProvider()
+    student_lm = dspy.LM(
+        model=f"openai/arbor:{run.hub_name}", provider=provider, api_base=info["base_url"], api_key="arbor",
+        temperature=1.0, top_p=1.0, top_k=-1, repetition_penalty=1.0, max_tokens=2048,
+    )  # fmt: skip
+    student_program = program.deepcopy()
+    student_program.set_lm(student_lm)
+    compiler = ArborGRPO(
+        metric=length, num_dspy_examples_per_grpo_step=2, num_rollouts_per_grpo_step=3, exclude_demos=True,
+        num_train_steps=2, num_threads=16, use_train_as_val=False, num_steps_for_val=1,
+        train_kwargs=NEUTRAL, checkpoint="single-best",
+    )  # fmt: skip
+    optimized = compiler.compile(student=student_program, trainset=examples(4), valset=examples(2))
+    assert optimized(english="hello").french == "bonjour"
+    groups = [group for request in run.requests.values() for group in request.groups]
+    assert len(groups) == 4 and {len(it.members) for it in groups} == {3}
+    assert optimized.lm.model.startswith("policy@v") and isinstance(optimized.lm, PolicyLM)
+    assert {it.headers["authorization"] for it in run.asked} == {f"Bearer {TOKEN}"}
+
+
+def test_x13_the_defaults_and_the_order_of_the_parameters_are_arbors() -> None:
+    parameters = inspect.signature(ArborGRPO).parameters
+    assert list(parameters)[:17] == [
+        "metric", "train_kwargs", "adapter", "exclude_demos", "num_threads", "num_train_steps", "seed",
+        "num_dspy_examples_per_grpo_step", "num_rollouts_per_grpo_step", "use_train_as_val",
+        "num_steps_for_val", "report_train_scores", "failure_score", "format_failure_score",
+        "variably_invoked_predictor_grouping_mode", "variably_invoked_predictor_fill_strategy", "checkpoint",
+    ]  # fmt: skip
+    asked = ArborGRPO(length, exclude_demos=True)
+    assert (asked.num_dspy_examples_per_grpo_step, asked.num_rollouts_per_grpo_step) == (1, 4)
+    assert (asked.num_train_steps, asked.num_threads, asked.num_steps_for_val) == (500, 6, 5)
+    assert asked.variably_invoked_predictor_grouping_mode == "truncate"
+    assert isinstance(asked, GRPO)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"exclude_demos": False}, "exclude_demos=True"),
+        ({"use_train_as_val": True}, "report_train_scores=True"),
+        ({"metric": None}, "needs a metric"),
+        ({"checkpoint": ""}, "a folder's name"),
+        ({"checkpoint": __file__}, "is a file"),
+        ({"num_samples_per_input": 3, "num_rollouts_per_grpo_step": 5}, "two names of one thing"),
+        ({"num_rollouts_per_grpo_step": 1}, "at least 2"),
+        ({"variably_invoked_predictor_fill_strategy": "all"}, "'randint', 'max' or None"),
+        ({"variably_invoked_predictor_grouping_mode": "some"}, "must be"),
+        ({"multitask": False}, "multitask=False"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        optimizer(**given)
+
+
+def test_an_lm_of_another_model_is_refused_before_anything_is_trained(run: SmallRun) -> None:
+    program = dspy.Predict("english -> french")
+    program.set_lm(lm(run, "meta-llama/Llama-3.2-3B-Instruct", api_key="arbor"))
+    with pytest.raises(Refused, match="does not train meta-llama"):
+        optimizer().compile(program, trainset=examples(1))
+    assert not run.asked and not run.steps
+
+
+# ------------------------------------------------------------------ A6
+
+
+def test_a06_multitask_and_num_samples_per_input_are_taken_each_with_one_line(
+    run: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        compiler = optimizer(multitask=True, num_samples_per_input=3)
+    assert compiler.num_rollouts_per_grpo_step == 3
+    heard = [it for it in capsys.readouterr().err.splitlines() if it.startswith("arbor: ")]
+    assert len(heard) == 2 and "num_samples_per_input=3" in heard[0] + heard[1]
+    compiler.compile(student(run), trainset=examples(1))
+    assert [len(it.members) for it in run.requests[1].groups] == [3]
+
+
+@pytest.mark.parametrize("strategy", [None, "randint", "max"])
+def test_a06_fill_is_ragged_with_one_line(strategy: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    mode = "fill"
+    for _ in range(2):
+        compiler = optimizer(
+            variably_invoked_predictor_grouping_mode=mode, variably_invoked_predictor_fill_strategy=strategy
+        )
+    assert compiler.variably_invoked_predictor_grouping_mode == "ragged"
+    assert compiler.variably_invoked_predictor_fill_strategy is None
+    assert said(capsys, "'fill' is taken as 'ragged'") == 1
+
+
+def test_a06_a_path_as_checkpoint_gets_the_best_adapter_as_peft(
+    run: SmallRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    varied(run)
+    folder = tmp_path / "checkpoints" / "rl_qa"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("of an earlier run")
+    for version in (1, 2):  # what comes home by itself while the run lives
+        adapter = tmp_path / "durable" / f"step-{version:06d}" / "adapter"
+        adapter.mkdir(parents=True)
+        (adapter / "adapter_config.json").write_text(json.dumps({"r": 8, "of": version}))
+        (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    compiler = optimizer(checkpoint=str(folder), num_train_steps=2, num_steps_for_val=1)
+    assert compiler.checkpoint == "single-best"
+    compiler.compile(student(run), trainset=examples(2), valset=examples(2))
+    assert json.loads((folder / "adapter_config.json").read_text()) == {"r": 8, "of": 2}
+    assert (folder / "adapter_model.safetensors").read_bytes() == b"weights"
+    assert sorted(it.name for it in folder.parent.iterdir()) == ["rl_qa"]
+    assert said(capsys, str(folder)) == 2, "once what the path means, once that the adapter is there"
+
+
+def test_a06_where_no_adapter_comes_home_it_is_said_and_nothing_is_made_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    assert not best_copy.copy_best(folder, None, tmp_path)
+    assert not best_copy.copy_best(folder, "step-000001", None)
+    assert not best_copy.copy_best(folder, "step-000001", tmp_path, seconds=0)
+    assert said(capsys, str(folder)) == 3 and not folder.exists()
+
+
+def test_a06_adapter_and_train_kwargs_may_be_given_by_lm(
+    run: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, other = student(run), dspy.LM("openai/gpt-4.1-mini")
+    mine, adapter = program.lm, dspy.JSONAdapter()
+    run.answer = lambda asked: json.dumps({"french": "bonjour"})
+    compiler = optimizer(
+        train_kwargs={mine: {"temperature": 1.0}, other: {"temperature": 0.5}}, adapter={mine: adapter}
+    )
+    compiler.compile(program, trainset=examples(1))
+    assert compiler.train_kwargs == {"temperature": 1.0} and compiler.adapter is adapter
+    assert compiler.report.outcomes["scored"] == 4
+    assert said(capsys, "by LM") == 1
+
+
+def test_a06_what_differs_by_lm_or_is_for_no_lm_of_the_program_is_refused(run: SmallRun) -> None:
+    program, other = student(run), dspy.LM("openai/gpt-4.1-mini")
+    with pytest.raises(ValueError, match="none of these LMs"):
+        optimizer(adapter={other: dspy.ChatAdapter()}).compile(program, trainset=examples(1))
+    with pytest.raises(ValueError, match="the program's LM has"):
+        optimizer(train_kwargs={program.lm: {"temperature": 0.5}}).compile(program, trainset=examples(1))
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        optimizer(train_kwargs={program.lm: {"temperature": 0}}).compile(program, trainset=examples(1))
+
+
+@pytest.mark.parametrize(
+    ("keep", "names"),
+    [
+        ("single-best", ["model_checkpoint_best"]),
+        ("improvements", ["model_checkpoint_step_1", "model_checkpoint_step_2"]),
+        ("none", []),
+    ],
+)
+def test_the_validations_are_there_by_arbors_names(keep: str, names: list[str], run: SmallRun) -> None:
+    varied(run)
+    compiler = optimizer(num_train_steps=2, num_steps_for_val=1, checkpoint=keep)
+    assert compiler.validation_scores == {} and compiler.best_validation_score is None
+    compiler.compile(student(run), trainset=examples(2), valset=examples(2))
+    scores = compiler.validation_scores
+    assert list(scores) == [-1, 0, 1] and scores[1] == pytest.approx(scores[-1] + 2.0)
+    assert (compiler.best_validation_score, compiler.best_validation_step) == (scores[1], 1)
+    job = compiler.job
+    assert job is not None and job.status == "succeeded" and list(job.checkpoints) == names
+    assert job.last_checkpoint == (names[-1] if names else None)
+    for entry in job.checkpoints.values():
+        assert entry["metadata"]["step_index"] == entry["global_step"] - 1
+
+
+# ------------------------------------------------------------------ a job that is shut down
+
+
+def test_a03_a_job_that_is_shut_down_takes_no_more_steps_and_its_best_is_served(
+    run: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    varied(run)
+    compiler = optimizer(num_train_steps=50, num_steps_for_val=50)
+
+    def metric(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
+        if compiler.job is not None and len(run.steps) == 1:
+            arbor.shutdown_job(compiler.job.id)
+        return length(example, prediction)
+
+    compiler.metric = metric
+    compiler.compile(student(run), trainset=examples(2), valset=examples(2))
+    assert len(run.steps) == 2, "the step under way is trained"
+    assert compiler.job is not None and compiler.job.status == "cancelled"
+    assert list(compiler.validation_scores) == [-1, 1]
+    assert "shut down after 2 of 50 steps" in capsys.readouterr().err
+
+
+def test_a03_shut_down_before_its_first_step_a_job_is_no_failure(run: SmallRun) -> None:
+    compiler = optimizer(num_train_steps=5)
+    begun = threading.Event()
+
+    def metric(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
+        for job_id in jobs.ids():
+            arbor.shutdown_job(job_id)
+        begun.set()
+        return 1.0
+
+    compiler.metric = metric
+    program = compiler.compile(student(run), trainset=examples(2), valset=examples(2))
+    assert begun.is_set() and not run.steps and program.lm.model.startswith("policy@v0")
+
+
+def test_a_training_that_fails_is_a_failed_job(run: SmallRun) -> None:
+    run.fail_step = "out of memory"
+    compiler = optimizer()
+    with pytest.raises(Exception, match="out of memory"):
+        compiler.compile(student(run), trainset=examples(1))
+    assert compiler.job is not None and compiler.job.status == "failed"
+    assert "StepFailed" in (compiler.job.failure or "")
+
+
+def test_watch_job_from_another_thread_sees_the_whole_training(
+    run: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler, seen = optimizer(num_train_steps=3), []
+
+    def watch() -> None:
+        wait_until(lambda: bool(jobs.ids()), 30.0, "a job has begun")
+        arbor.watch_job(jobs.ids()[0], 60, 0.05)
+        seen.append(True)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    compiler.compile(student(run), trainset=examples(2))
+    watching.join(60)
+    out = capsys.readouterr().out
+    assert seen and out.count("  step ") == 3 and out.splitlines()[-1].endswith("succeeded")
+
+
+# ------------------------------------------------------------------ A9, and the LM asked directly
+
+
+@pytest.mark.process  # imports LiteLLM, which takes seconds
+@pytest.mark.parametrize("key", [{"api_key": "arbor"}, {}, {"api_key": CANARY}])
+def test_a09_asked_directly_the_lm_answers_whatever_its_key_and_no_key_is_sent_but_the_runs(
+    key: dict[str, str], run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    asked = lm(run, **key, **NEUTRAL)
+    for _ in range(2):  # and no answer from a cache: the weights behind the name change
+        assert "bonjour" in asked("hello")[0]
+    assert len(run.asked) == 2
+    for it in run.asked:
+        assert it.headers["authorization"] == f"Bearer {TOKEN}"
+        assert it.tag("purpose") == "eval" and CANARY not in json.dumps([it.headers, it.body])
+        assert it.body["model"] == f"arbor:{run.hub_name}"
+
+
+@pytest.mark.process  # imports LiteLLM, which takes seconds
+def test_the_runs_key_is_for_the_runs_address_and_arbors_lms_alone(run: SmallRun) -> None:
+    elsewhere = SmallRun()
+    try:
+        arbor.init()
+        foreign = dspy.LM(
+            "openai/arbor:x", provider=ArborProvider(), api_base=elsewhere.base_url, api_key="arbor",
+            num_retries=0,
+        )  # fmt: skip
+        plain = dspy.LM("openai/policy", api_base=run.base_url, api_key="arbor", num_retries=0)
+        for it in (foreign, plain):
+            with pytest.raises(Exception, match="wrong token"):
+                it("hello")
+            assert it.kwargs["api_key"] == "arbor"
+    finally:
+        elsewhere.close()
+
+
+@pytest.mark.process
+def test_while_dspys_own_loop_samples_with_the_lm_its_answers_are_not_evaluations(run: SmallRun) -> None:
+    asked, sampling = lm(run), SimpleNamespace(over=False)
+    asked.sampling = sampling  # as a ReinforceJob does
+    asked("hello")
+    sampling.over = True
+    asked("hello")
+    assert [it.tag("purpose") for it in run.asked] == [None, "eval"]
+
+
+def test_the_provider_starts_and_ends_nothing(run: SmallRun) -> None:
+    asked = lm(run, api_key="arbor")
+    posted = len(run.posted)
+    asked.launch()
+    asked.kill()
+    assert len(run.posted) == posted
+    assert ArborProvider.is_provider_model(asked.model) and not ArborProvider.is_provider_model(
+        "openai/gpt-4"
+    )
+
+
+class Answering(dspy.Module):
+    """As the blog writes one: without super().__init__()."""
+
+    def __init__(self) -> None:
+        self.answer = dspy.ChainOfThought("question -> answer")
+
+    def forward(self, question: str) -> dspy.Prediction:
+        return self.answer(question=question)
+
+
+@pytest.mark.process  # imports LiteLLM, which takes seconds
+def test_a09_the_blogs_calls_train_and_its_evaluations_are_never_trainable(run: SmallRun) -> None:
+    def answer(asked: Asked) -> str:
+        word = "Paris" if len(asked.tag("rollout") or "x") % 2 else "Lyon"
+        return answering(reasoning="it is so", answer=word)(asked)
+
+    def metric(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> bool:
+        return example.answer.lower() in prediction.answer.lower()
+
+    run.answer = answer
+    info = arbor.init()
+    arbor.start_server(run.hub_name)
+    asked = dspy.LM(f"openai/arbor:{run.hub_name}", provider=ArborProvider(), api_base=info["base_url"])
+    trainset = [
+        dspy.Example(question="The capital of France?", answer="Paris").with_inputs("question"),
+        dspy.Example(question="Where is Lyon?", answer="France").with_inputs("question"),
+    ]
+    devset = trainset[:50]
+    with dspy.context(lm=asked):
+        program = Answering()
+        evaluate = dspy.Evaluate(devset=devset, metric=metric, num_threads=4, display_progress=False)
+        before = evaluate(program)
+        direct = list(run.asked)
+        compiler = ArborGRPO(
+            metric=metric, num_rollouts_per_grpo_step=4, exclude_demos=True, num_train_steps=2, num_threads=4,
+        )  # fmt: skip
+        optimized = compiler.compile(student=program, trainset=trainset, valset=devset)
+        after = evaluate(optimized)
+    assert 0 <= before.score <= 100 and 0 <= after.score <= 100
+    assert len(direct) == 2 and {it.tag("purpose") for it in direct} == {"eval"}
+    rewards = {
+        it.reward for request in run.requests.values() for group in request.groups for it in group.members
+    }
+    assert rewards <= {0.0, 1.0}
+    trained = {
+        it.rollout for request in run.requests.values() for group in request.groups for it in group.members
+    }
+    assert trained and not trained & {it.tag("rollout") for it in direct}
