@@ -27,6 +27,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from runtime.gateway.arbor.jobs import Jobs, Meant, Runtime
+from runtime.gateway.arbor.routes import arbor_routes
 from runtime.gateway.completions.admission import Kind
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.engines.engine_client import EngineClient
@@ -70,6 +72,7 @@ class Parts:
     steps: StepQueue
     admission: Admission
     readiness: Readiness
+    arbor: Jobs
     state_dir: Path
 
 
@@ -116,6 +119,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         said = machine.child("trainer")
         return f"the trainer failed: {said.get('detail')}" if said.get("state") == "failed" else None
 
+    texts = TextMembers(samples, fleet, versions)
     steps = StepQueue(
         state_dir,
         samples,
@@ -123,13 +127,27 @@ def build_parts(config: RuntimeConfig) -> Parts:
         publish,
         trainer_failure=trainer_failure,
         max_lag=config.max_staleness,
-        resolve=TextMembers(samples, fleet, versions).resolve,
+        resolve=texts.resolve,
         said=Said(
             state_dir,
             lambda: tokenizer_of(config.model_path),
             Bounds(completions=config.completions_per_step),
         ),
     )
+    readiness = Readiness(config, machine, fleet, versions, samples, admission)
+
+    def phase() -> tuple[str, str | None]:
+        said = readiness.status(steps)
+        return said.phase, said.detail
+
+    arbor = Jobs(
+        Runtime(
+            state_dir, steps, versions, config.served_name, texts.resolve, lambda: samples.count, phase,
+            meaning=lambda _: Meant(),
+            validated=lambda job, score, step: log.info("%s: validation %g at step %d", job, score, step),
+        )
+    )  # fmt: skip
+    versions.also = arbor.model
     return Parts(
         clients=clients,
         fleet=fleet,
@@ -138,7 +156,8 @@ def build_parts(config: RuntimeConfig) -> Parts:
         versions=versions,
         steps=steps,
         admission=admission,
-        readiness=Readiness(config, machine, fleet, versions, samples, admission),
+        readiness=readiness,
+        arbor=arbor,
         state_dir=state_dir,
     )
 
@@ -148,7 +167,7 @@ def build_app(parts: Parts) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        loops = (parts.fleet.watch, parts.admission.run, parts.steps.run)
+        loops = (parts.fleet.watch, parts.admission.run, parts.steps.run, parts.arbor.rounds.run)
         background = [asyncio.create_task(_or_die(work())) for work in loops]
         yield
         await parts.completions.flights.close()
@@ -158,7 +177,7 @@ def build_app(parts: Parts) -> FastAPI:
             await client.close()
 
     app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.router.routes += _openai_routes(parts)
+    app.router.routes += _openai_routes(parts) + arbor_routes(parts.arbor)
     metrics = parts.state_dir / "metrics.jsonl"
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
     app.include_router(receipt_routes(parts.samples))

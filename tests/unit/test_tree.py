@@ -41,8 +41,8 @@ FLOORS = {
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/engine", "runtime/gateway/http",
         "runtime/gateway/requests", "runtime/gateway/samples", "runtime/gateway/engines",
-        "runtime/gateway/versions", "runtime/gateway/steps", "runtime/gateway/completions", "runtime/gateway",
-        "runtime/trainer", "runtime/recipes", "runtime",
+        "runtime/gateway/versions", "runtime/gateway/steps", "runtime/gateway/arbor",
+        "runtime/gateway/completions", "runtime/gateway", "runtime/trainer", "runtime/recipes", "runtime",
     ),
     "tiny": ("runtime/tiny",),
 }  # fmt: skip

@@ -79,6 +79,7 @@ class StepQueue:
         self._steps: dict[int, Step] = {}
         self._by_key: dict[str, Step] = {}
         self._claims = Claims(samples, self._folder, max_lag)
+        self.has = self._claims.has
         self._handover = Handover(self._folder, self._claims, samples, checkpoints, trainer_failure, said)
         self._wake = asyncio.Event()
         self.client_state: dict[str, Any] | None = None

@@ -88,6 +88,8 @@ class Versions:
         self._alias = served_name
         self._held: Counter[int] = Counter()
         self._began = int(time.time())
+        # What else may name a version: its name here for a client's name, None for one that is nobody's.
+        self.also: Callable[[str], str | None] = lambda _: None
         said = files.read_json(path) or {}
         self.current: int = said.get("version", 0)
         self.step: int = said.get("step", 0)
@@ -123,6 +125,7 @@ class Versions:
         name = model
         for prefix in _PREFIXES:
             name = name.removeprefix(prefix)
+        name = self.also(name) or name
         if name == BASE:
             return Served(0, BASE, BASE)
         if name == self._alias:
