@@ -102,12 +102,12 @@ def _member(said: Any, where: str) -> Member:
 def _completion(said: Any) -> dict[str, Any]:
     """What an answer said, as a member has it."""
     message = said if isinstance(said, dict) else {"content": said}
-    text = message.get("content")
+    text, calls = message.get("content"), message.get("tool_calls") or None
     if isinstance(text, list):  # in parts
         text = "".join(str(part.get("text", "")) for part in text if isinstance(part, dict))
-    if not isinstance(text, str):
-        raise ValueError("completion must be a text, or a message with one")
-    return {"completion": text}
+    if not isinstance(text, str) and calls is None:
+        raise ValueError("completion must be a text, or a message with one, or with tool_calls")
+    return {"completion": text, "tool_calls": calls}
 
 
 def _reward(said: Any) -> tuple[float | None, str | None]:

@@ -153,7 +153,7 @@ class Job:
             metrics=posted.metrics,
         )  # fmt: skip
         _append(self._round(self.open), batch.model_dump(mode="json", exclude_defaults=True))
-        failpoints.passing("gateway.arbor")
+        failpoints.passing("arbor.taken")
         self.rounds.setdefault(self.open, []).append(batch)
         self.batches[posted.batch] = (self.open, posted.digest)
 
