@@ -1,0 +1,96 @@
+"""Arbor's own two files for DSPy, loaded as they are, train a program of two modules here (A10).
+
+No adapter is set: what is sampled is one form of text, what the client sends back another. Once the answers
+are scripted, with all that makes such texts hard to tell; once the whole product is at work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.arbor_files import arbor_files
+from tests.support.environment import PROGRAMS, runtime_environ, runtime_python
+from tests.support.relay_process import RelayProcess
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = PROGRAMS / "e2e" / "arbor_client.py"
+TOKEN = "token-of-the-tests"
+_SECONDS = 300
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[tuple[Path, RelayProcess]]:
+    """A run whose engine is scripted, and a relay in front of it that asks this user for no key."""
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [runtime_python(), PROGRAMS / "runtime" / "arbor_world.py", folder],
+        env=runtime_environ(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout
+        socket = process.stdout.readline().strip()
+        assert socket, "the world did not begin"
+        relay = RelayProcess(Path(socket), TOKEN, tmp_path / "relay.log", keyless=True)
+        yield folder, relay
+        relay.stop()
+    finally:
+        process.communicate(timeout=60)
+
+
+def test_a10_arbors_own_files_train_on_what_was_sampled_whatever_form_they_send_it_back_in(
+    world: tuple[Path, RelayProcess], tmp_path: Path
+) -> None:
+    folder, relay = world
+    environ = {**os.environ, "DSPY_CACHEDIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, PROGRAM, arbor_files(), f"{relay.url}/v1/", "rich"],
+        env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    check(said, folder)
+
+
+def check(said: dict[str, Any], state: Path) -> None:
+    """What must hold of a run that such a client has trained, and the figures of it."""
+    (folder,) = (state / "arbor").glob("*-*-*")
+    job = json.loads((folder / "job.json").read_text())
+    rounds = list(job["outcomes"].values())
+    counts = [one["counts"] for one in rounds]
+    dropped = sum((Counter(one["dropped"]) for one in counts), Counter())
+    members = sum(one["members"] for one in counts)
+    retokenised = sum(one["retokenised"] for one in counts)
+    unmapped = retokenised + sum(n for why, n in dropped.items() if why.startswith(("text not", "no sample")))
+    batches = [json.loads(path.read_text()) for path in sorted(state.glob("steps/[0-9]*/batch.json"))]
+    trained = [sample["id"] for batch in batches for sample in batch["samples"]]
+    groups = sum(one["groups"] for one in rounds if one["kind"] == "trained")
+    figures = {
+        "rounds": len(rounds), "groups rolled out": said["groups"], "groups trained": groups,
+        "members": members, "mapped": f"{1 - unmapped / members:.1%}",
+        "retokenised": f"{retokenised / members:.1%}", "samples trained": len(trained),
+        "trained twice": len(trained) - len(set(trained)), "stale": dropped["stale"],
+        "dropped": dict(dropped), "validations": said["validations"],
+        "checkpoints": sorted(said["checkpoints"]), "copies": sum(one["copies"] for one in rounds),
+    }  # fmt: skip
+    print(json.dumps(figures))
+    assert not said["torch"]
+    assert [one["kind"] for one in rounds] == ["trained"] * 3, figures
+    assert groups == said["groups"], figures
+    assert unmapped <= 0.01 * members and retokenised <= 0.01 * members, figures
+    assert len(trained) == len(set(trained)) and not dropped["stale"], figures
+    assert len(said["validations"]) == 4 and job["metrics"]["validation_score"] is not None
+    assert set(said["checkpoints"]) == set(job["checkpoints"])
+    assert said["model"].startswith(f"openai/arbor:{said['job']}@v")
