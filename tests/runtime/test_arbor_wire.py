@@ -244,16 +244,18 @@ def test_a13_a_gateway_killed_while_a_round_trains_goes_on_with_its_jobs(own) ->
     wait_until(lambda: it.gateway.http.get("/slipway/steps").json())
     it.gateway.kill()
     it.restart()
+    # Its round is the next: the one before was given to the queue.
+    it.send(job, 7, it.group("late", sent["current_model"]))
     it.trainer.go.set()
     said = it.settled(job)
-    assert said["metrics"]["rounds_trained"] == 1 and len(it.trained) == 2 * GENERATIONS
-    assert len(it.gateway.http.get("/slipway/steps").json()) == 1
+    assert said["metrics"]["rounds_trained"] == 2 and len(it.trained) == 3 * GENERATIONS
+    assert len(it.gateway.http.get("/slipway/steps").json()) == 2
     # What was sent, and neither closed nor trained, is trained too, by whatever the client asks next.
     it.send(job, it.pending(job)[0], it.group("three", sent["current_model"]))
     it.gateway.kill()
     it.restart()
-    assert it.ask("terminate", job_id=job)["metrics"]["rounds_trained"] == 2
-    assert len(it.trained) == len(set(it.trained)) == 3 * GENERATIONS
+    assert it.ask("terminate", job_id=job)["metrics"]["rounds_trained"] == 3
+    assert len(it.trained) == len(set(it.trained)) == 4 * GENERATIONS
 
 
 def test_a13_a_step_that_failed_is_an_error_at_everything_the_client_asks_next(own) -> None:
