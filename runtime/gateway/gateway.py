@@ -27,8 +27,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from runtime.gateway.arbor.jobs import Jobs, Meant, Runtime
+from runtime.gateway.arbor.jobs import Jobs
 from runtime.gateway.arbor.routes import arbor_routes
+from runtime.gateway.arbor.surroundings import Meant, Runtime
 from runtime.gateway.completions.admission import Kind
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.engines.engine_client import EngineClient

@@ -19,6 +19,8 @@ import pytest
 
 from tests.support.arbor_files import arbor_files
 from tests.support.environment import PROGRAMS, runtime_environ, runtime_python
+from tests.support.launched import Launched
+from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess
 
 pytestmark = pytest.mark.slow
@@ -62,6 +64,17 @@ def test_a10_arbors_own_files_train_on_what_was_sampled_whatever_form_they_send_
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     check(said, folder)
+
+
+def test_a10_so_they_do_with_the_whole_product_at_work(home: Path, tmp_path: Path) -> None:
+    arguments = ["--arbor", "--port", str(free_port()), "--"]
+    program = [sys.executable, str(PROGRAM), str(arbor_files()), "launched", "phrases"]
+    launched = Launched(home, [*arguments, *program], environ={"DSPY_CACHEDIR": str(tmp_path / "cache")})
+    try:
+        assert launched.wait(900) == 0, launched.stdout + launched.stderr
+        check(launched.events[-1], launched.run_dir / "machine")
+    finally:
+        launched.kill_tree()
 
 
 def check(said: dict[str, Any], state: Path) -> None:

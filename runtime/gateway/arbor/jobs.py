@@ -16,26 +16,21 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from runtime.gateway.arbor import bodies, job_names, replies
 from runtime.gateway.arbor import job as jobs_on_disk
 from runtime.gateway.arbor.batch_ids import BatchIds
 from runtime.gateway.arbor.job import Job, JobFile, State
 from runtime.gateway.arbor.replies import reply
-from runtime.gateway.arbor.training import Resolve, Rounds
+from runtime.gateway.arbor.surroundings import Runtime, disk, on_disk
+from runtime.gateway.arbor.training import Rounds
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
-from runtime.gateway.versions.versions import Versions
-from runtime.shared.schema import CheckpointInfo, StepSettings
+from runtime.shared.schema import CheckpointInfo
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # Stock optimizers send no more groups than there are ids, and throw the rest of what they rolled out away.
 LEAST_LISTED = 64
@@ -49,35 +44,6 @@ TERMINATE_SECONDS = 3600.0
 DEGRADED_SECONDS = 300.0
 # A client whose rounds had nothing to train so often in a row has something wrong with it.
 MOST_UNTRAINED = 8
-
-
-@dataclass(frozen=True)
-class Meant:
-    """What a client's trainer_config means here: settings of its steps, what to tell it, what cannot be.
-
-    A refusal: the key, why, and the options of a launch that would make it fit.
-    """
-
-    settings: StepSettings = field(default_factory=StepSettings)
-    notes: list[str] = field(default_factory=list)
-    refusals: list[dict[str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """What jobs need of the rest of the gateway."""
-
-    state_dir: Path
-    steps: StepQueue
-    versions: Versions
-    # The policy's name.
-    alias: str
-    resolve: Resolve
-    # How many samples were ever recorded; where the runtime stands, and why.
-    samples: Callable[[], int]
-    phase: Callable[[], tuple[str, str | None]]
-    meaning: Callable[[dict[str, Any]], Meant]
-    validated: Callable[[str, float, int], None]
 
 
 class Jobs:
@@ -130,7 +96,7 @@ class Jobs:
             notes=notes,
         )
         self._make_room()
-        job = self._jobs[file.id] = _on_disk(lambda: jobs_on_disk.new(self._root, file))
+        job = self._jobs[file.id] = on_disk(lambda: jobs_on_disk.new(self._root, file))
         job.sampled = self._runtime.samples()
         log.info("%s begins: %s", job.id, "; ".join(notes) or "nothing to note")
         return reply(job, job_names.after_round(job.id, 0))
@@ -144,7 +110,7 @@ class Jobs:
         self._check_phase()
         if not job.file.asked:
             job.file.asked = True
-            _on_disk(job.save)
+            on_disk(job.save)
         await self._settle(job, STATUS_SECONDS)
         self._check(job)
         # These clients ask until something is pending, for ever: of a job that has ended nothing will be.
@@ -169,7 +135,7 @@ class Jobs:
         if known is None:
             self._check_phase()
             _check_running(job)
-            _on_disk(lambda: job.take(posted))
+            on_disk(lambda: job.take(posted))
             self._measured(job, number, posted.metrics)
             if job.listed and all(one in job.batches for one in job.listed):
                 self._close(job)  # all that the client was asked for
@@ -185,13 +151,13 @@ class Jobs:
         metadata = said.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         best_of = job.folder.name if "score" in metadata else None
-        pinned = await _disk(self._pin(best_of))
+        pinned = await disk(self._pin(best_of))
         made = replies.checkpoint(name, pinned, metadata)
         before = job.file.checkpoints.get(name, {})
         if {**before, "timestamp": made["timestamp"]} != made:  # the same again is the same
             job.file.checkpoints = job.file.checkpoints | {name: made}
         job.file.last_checkpoint = name
-        _on_disk(job.save)
+        on_disk(job.save)
         return reply(job)
 
     async def terminate(self, said: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +178,7 @@ class Jobs:
         """The job is over at once; what was sent and is not being trained is left out, and said."""
         job = self._job(said)
         if job.file.state == "running":
-            if left := _on_disk(job.discard):
+            if left := on_disk(job.discard):
                 job.file.notes = [*job.file.notes, f"{left} batches were not trained: the job was cancelled"]
             self._end(job, "cancelled")
         self._check(job)
@@ -306,7 +272,7 @@ class Jobs:
     def _end(self, job: Job, state: State) -> None:
         job.file.state = state
         job.listed = []
-        _on_disk(job.save)
+        on_disk(job.save)
 
 
 def _check_running(job: Job) -> None:
@@ -327,23 +293,3 @@ def _generations(said: dict[str, Any]) -> int:
     """How many completions a group has; 1 where it is not said."""
     given = _trainer_config(said).get("num_generations")
     return given if isinstance(given, int) and given >= 1 else 1
-
-
-def _on_disk(work: Callable[[], T]) -> T:
-    """Write; a disk that takes nothing is the client's to try again. Raises ApiError(503)."""
-    try:
-        return work()
-    except OSError as error:
-        raise _disk_error(error) from error
-
-
-async def _disk(work: Awaitable[T]) -> T:
-    try:
-        return await work
-    except OSError as error:
-        raise _disk_error(error) from error
-
-
-def _disk_error(error: OSError) -> ApiError:
-    message = f"the machine's disk does not take it: {error.strerror or error}"
-    return ApiError(503, message, code="disk", retry_after_seconds=5)

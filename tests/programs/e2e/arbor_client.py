@@ -2,9 +2,10 @@
 
     arbor_client.py FOLDER URL KIND
 
-FOLDER has the files, URL is the endpoint with `/v1/`. KIND "rich": a question becomes queries and facts, with
-lists, booleans and nested values among them; "phrases": what the tiny model speaks. No adapter is set, so
-what is sampled is ChatAdapter's text and what is sent back XMLAdapter's. Prints one JSON object.
+FOLDER has the files, URL is the endpoint with `/v1/`, or "launched" for that of a `launch`. KIND "rich": a
+question becomes queries and facts, with lists, booleans and nested values among them; "phrases": what the
+tiny model speaks. No adapter is set, so what is sampled is ChatAdapter's text and what is sent back is
+XMLAdapter's. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ def loaded(folder: Path, name: str) -> ModuleType:
 
 
 def main(folder: str, url: str, kind: str) -> None:
+    if url == "launched":
+        url = os.environ["LAUNCH_BASE_URL"] + "/"
     provider = loaded(Path(folder), "arbor_provider").ArborProvider
     optimizers = loaded(Path(folder), "grpo_optimizer")
     logging.getLogger("dspy").setLevel(logging.ERROR)
@@ -124,14 +127,13 @@ def main(folder: str, url: str, kind: str) -> None:
     jobs: list[Any] = []
     reinforce = lm.reinforce
     lm.reinforce = lambda *words, **named: jobs.append(reinforce(*words, **named)) or jobs[-1]
-    trained = optimizer.compile(program, trainset=examples, valset=examples[:2])
+    optimizer.compile(program, trainset=examples, valset=examples[:2])
     said = {
         "model": lm.model,
         "job": jobs[0].provider_job_id,
         "validations": optimizer.validation_scores,
         "checkpoints": jobs[0].checkpoints,
         "groups": STEPS * EXAMPLES * len(program.predictors()),
-        "answered": trained(**{field: texts[0]}) is not None if kind == "rich" else None,
         "torch": "torch" in sys.modules,
     }
     print(json.dumps(said))
