@@ -105,5 +105,7 @@ def check(said: dict[str, Any], state: Path) -> None:
     assert unmapped <= 0.01 * members and retokenised <= 0.01 * members, figures
     assert len(trained) == len(set(trained)) and not dropped["stale"], figures
     assert len(said["validations"]) == 4 and job["metrics"]["validation_score"] is not None
-    assert set(said["checkpoints"]) == set(job["checkpoints"])
+    names = [f"model_checkpoint_step_{number}" for number in (1, 2, 3)]
+    assert [said["checkpoints"][name]["global_step"] for name in names] == [0, 1, 2], figures
+    assert set(job["checkpoints"]) == {*names}
     assert said["model"].startswith(f"openai/arbor:{said['job']}@v")

@@ -11,6 +11,7 @@ XMLAdapter's. Prints one JSON object.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -86,9 +87,15 @@ QUESTIONS = [
 ENGLISH = ["the black cat", "a small house", "the red car", "an old dog", "the white horse", "a big tree"]
 
 
-def rated(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
-    """A reward that differs with what was said."""
-    return zlib.crc32(repr(prediction.toDict()).encode()) % 1000 / 1000
+class Rating:
+    """A reward that differs with what was said, and rises: each validation is better than the one before."""
+
+    def __init__(self) -> None:
+        self._asked = itertools.count()
+
+    def __call__(self, example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
+        own = zlib.crc32(repr(prediction.toDict()).encode()) % 1000 / 1000
+        return 0.1 * own + 0.9 * min(1.0, next(self._asked) / 100)
 
 
 def loaded(folder: Path, name: str) -> ModuleType:
@@ -114,7 +121,7 @@ def main(folder: str, url: str, kind: str) -> None:
     field, texts = ("question", QUESTIONS) if kind == "rich" else ("english", ENGLISH)
     examples = [dspy.Example(**{field: text}).with_inputs(field) for text in texts]
     optimizer = optimizers.ArborGRPO(
-        metric=rated,
+        metric=Rating(),
         num_dspy_examples_per_grpo_step=EXAMPLES,
         num_rollouts_per_grpo_step=ROLLOUTS,
         exclude_demos=True,
