@@ -145,7 +145,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         Runtime(
             state_dir, steps, versions, config.served_name, texts.resolve, lambda: samples.count, phase,
             meaning=lambda _: Meant(),
-            validated=lambda job, score, step: log.info("%s: validation %g at step %d", job, score, step),
+            validated=lambda job, step, score: log.info("%s: validation %g after %d steps", job, score, step),
         )
     )  # fmt: skip
     versions.also = arbor.model

@@ -249,7 +249,7 @@ class Jobs:
         score = metrics.get("validation_score")
         if score is not None and job.measured < number:
             job.measured = number
-            self._runtime.validated(job.id, score, self._runtime.versions.step)
+            self._runtime.validated(job.folder.name, job.trained, score)
 
     async def _pin(self, best_of: str | None) -> CheckpointInfo | None:
         """The newest committed checkpoint, kept; None before the first one."""

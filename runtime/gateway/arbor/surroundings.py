@@ -45,7 +45,8 @@ class Runtime:
     samples: Callable[[], int]
     phase: Callable[[], tuple[str, str | None]]
     meaning: Callable[[dict[str, Any]], Meant]
-    validated: Callable[[str, float, int], None]
+    # A held-out score that a client measured: its job, how many steps that had taken, the score.
+    validated: Callable[[str, int, float], None]
 
 
 def on_disk(work: Callable[[], T]) -> T:
