@@ -30,40 +30,66 @@ TOKEN = "token-of-the-tests"
 _SECONDS = 300
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[tuple[Path, RelayProcess]]:
+class World:
     """A run whose engine is scripted, and a relay in front of it that asks this user for no key."""
-    folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [runtime_python(), PROGRAMS / "runtime" / "arbor_world.py", folder],
-        env=runtime_environ(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout
-        socket = process.stdout.readline().strip()
-        assert socket, "the world did not begin"
-        relay = RelayProcess(Path(socket), TOKEN, tmp_path / "relay.log", keyless=True)
-        yield folder, relay
-        relay.stop()
-    finally:
-        process.communicate(timeout=60)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "run"
+        self._process = subprocess.Popen(
+            [runtime_python(), PROGRAMS / "runtime" / "arbor_world.py", self.folder],
+            env=runtime_environ(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._relay = RelayProcess(Path(self._said()), TOKEN, folder / "relay.log", keyless=True)
+
+    def fail(self, why: str) -> None:
+        """Have every step fail from now on; "": none."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{why}\n")
+        self._process.stdin.flush()
+        assert self._said() == "so be it"
+
+    def client(self, place: Path) -> subprocess.CompletedProcess[str]:
+        """The client's life."""
+        return subprocess.run(
+            [sys.executable, PROGRAM, arbor_files(), f"{self._relay.url}/v1/", "rich"],
+            env={**os.environ, "DSPY_CACHEDIR": str(place / "cache")}, cwd=place, capture_output=True,
+            text=True, timeout=_SECONDS,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._relay.stop()
+        self._process.communicate(timeout=60)
+
+    def _said(self) -> str:
+        assert self._process.stdout
+        line = self._process.stdout.readline().strip()
+        assert line, "the world has ended"
+        return line
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("world"))
+    yield world
+    world.close()
 
 
 def test_a10_arbors_own_files_train_on_what_was_sampled_whatever_form_they_send_it_back_in(
-    world: tuple[Path, RelayProcess], tmp_path: Path
+    world: World, tmp_path: Path
 ) -> None:
-    folder, relay = world
-    environ = {**os.environ, "DSPY_CACHEDIR": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, PROGRAM, arbor_files(), f"{relay.url}/v1/", "rich"],
-        env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=_SECONDS,
-    )  # fmt: skip
+    done = world.client(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    check(said, folder)
+    check(json.loads(done.stdout.splitlines()[-1]), world.folder)
+
+
+def test_a13_a_step_that_failed_is_raised_by_arbors_own_files(world: World, tmp_path: Path) -> None:
+    world.fail("the loss is not finite")
+    done = world.client(tmp_path)
+    world.fail("")
+    assert done.returncode != 0 and "the loss is not finite" in done.stderr, done.stdout + done.stderr
 
 
 def test_a10_so_they_do_with_the_whole_product_at_work(home: Path, tmp_path: Path) -> None:
@@ -79,8 +105,8 @@ def test_a10_so_they_do_with_the_whole_product_at_work(home: Path, tmp_path: Pat
 
 def check(said: dict[str, Any], state: Path) -> None:
     """What must hold of a run that such a client has trained, and the figures of it."""
-    (folder,) = (state / "arbor").glob("*-*-*")
-    job = json.loads((folder / "job.json").read_text())
+    name = said["job"].split(":")[2]
+    job = json.loads((state / "arbor" / name / "job.json").read_text())
     rounds = list(job["outcomes"].values())
     counts = [one["counts"] for one in rounds]
     dropped = sum((Counter(one["dropped"]) for one in counts), Counter())
@@ -88,6 +114,7 @@ def check(said: dict[str, Any], state: Path) -> None:
     retokenised = sum(one["retokenised"] for one in counts)
     unmapped = retokenised + sum(n for why, n in dropped.items() if why.startswith(("text not", "no sample")))
     batches = [json.loads(path.read_text()) for path in sorted(state.glob("steps/[0-9]*/batch.json"))]
+    batches = [batch for batch in batches if batch["key"].startswith(f"arbor:{name}:")]
     trained = [sample["id"] for batch in batches for sample in batch["samples"]]
     groups = sum(one["groups"] for one in rounds if one["kind"] == "trained")
     figures = {

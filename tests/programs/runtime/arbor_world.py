@@ -1,5 +1,6 @@
 """A run for an Arbor client, its engine scripted: `arbor_world.py FOLDER`. Says its socket; ends with stdin.
 
+A line on stdin is why each step from now on fails; an empty one: they do so no longer.
 It answers in ChatAdapter's form, by the fields that a question's system message asks for: lists, booleans and
 nested values, sometimes after words of its own or thoughts, and sometimes in no form at all.
 """
@@ -55,7 +56,9 @@ def main(folder: str) -> None:
     wire = Wire(Path(folder))
     wire.engine.says = says
     print(wire.gateway.socket, flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        wire.trainer.fails = line.strip() or None
+        print("so be it", flush=True)
     wire.close()
 
 
