@@ -19,12 +19,15 @@ from tests.runtime.arbor_wire import Wire
 
 _FIELD = re.compile(r"^\d+\. `(\w+)` \(([^\n]+?)\):", re.MULTILINE)
 _counter = itertools.count()
+_FORMLESS = 0.1
 
 
 def says(messages: list[dict[str, Any]]) -> str:
     """Another answer each time."""
     number = next(_counter)
     chosen = random.Random(number)
+    if chosen.random() < _FORMLESS:
+        return f"I would rather not say, for the {number}th time."
     outputs = messages[0]["content"].partition("Your output fields are:")[2].partition("All interactions")[0]
     fields = "".join(
         f"[[ ## {name} ## ]]\n{_value(kind, number, chosen)}\n\n" for name, kind in _FIELD.findall(outputs)
