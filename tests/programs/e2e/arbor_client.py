@@ -84,6 +84,7 @@ QUESTIONS = [
     '  Spaces, "quotes" & <tags> — and ünïcode \U0001f40b?\n\nTwo paragraphs.',
     '{"question": "JSON in a question?", "urgent": true}',
 ]
+HELD_OUT = ["Is this held out?", "Is this too?\nIt is held out."]
 ENGLISH = ["the black cat", "a small house", "the red car", "an old dog", "the white horse", "a big tree"]
 
 
@@ -95,7 +96,8 @@ class Rating:
 
     def __call__(self, example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
         own = zlib.crc32(repr(prediction.toDict()).encode()) % 1000 / 1000
-        return 0.1 * own + 0.9 * min(1.0, next(self._asked) / 100)
+        # Steep enough for one answer of two to be in no form.
+        return min(1.0, (0.9 + 0.1 * own) * 3.0 ** (next(self._asked) / 10 - 5))
 
 
 def loaded(folder: Path, name: str) -> ModuleType:
@@ -118,8 +120,13 @@ def main(folder: str, url: str, kind: str) -> None:
     dspy.configure(lm=lm)
     program: dspy.Module = Rich() if kind == "rich" else Phrases()
     program.set_lm(lm)
-    field, texts = ("question", QUESTIONS) if kind == "rich" else ("english", ENGLISH)
-    examples = [dspy.Example(**{field: text}).with_inputs(field) for text in texts]
+    if kind == "rich":
+        field, texts, held_out = "question", QUESTIONS, HELD_OUT
+    else:
+        field, texts, held_out = "english", ENGLISH[2:], ENGLISH[:2]
+    examples, validation = (
+        [dspy.Example(**{field: text}).with_inputs(field) for text in some] for some in (texts, held_out)
+    )
     optimizer = optimizers.ArborGRPO(
         metric=Rating(),
         num_dspy_examples_per_grpo_step=EXAMPLES,
@@ -134,7 +141,7 @@ def main(folder: str, url: str, kind: str) -> None:
     jobs: list[Any] = []
     reinforce = lm.reinforce
     lm.reinforce = lambda *words, **named: jobs.append(reinforce(*words, **named)) or jobs[-1]
-    optimizer.compile(program, trainset=examples, valset=examples[:2])
+    optimizer.compile(program, trainset=examples, valset=validation)
     said = {
         "model": lm.model,
         "job": jobs[0].provider_job_id,

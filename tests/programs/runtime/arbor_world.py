@@ -2,7 +2,8 @@
 
 A line on stdin is why each step from now on fails; an empty one: they do so no longer.
 It answers in ChatAdapter's form, by the fields that a question's system message asks for: lists, booleans and
-nested values, sometimes after words of its own or thoughts, and sometimes in no form at all.
+nested values, sometimes after words of its own or thoughts, and sometimes, but
+for what is held out, in no form at all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def says(messages: list[dict[str, Any]]) -> str:
     """Another answer each time."""
     number = next(_counter)
     chosen = random.Random(number)
-    if chosen.random() < _FORMLESS:
+    if chosen.random() < _FORMLESS and "held out" not in messages[-1]["content"]:
         return f"I would rather not say, for the {number}th time."
     outputs = messages[0]["content"].partition("Your output fields are:")[2].partition("All interactions")[0]
     fields = "".join(
