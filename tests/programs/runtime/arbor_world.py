@@ -2,8 +2,8 @@
 
 A line on stdin is why each step from now on fails; an empty one: they do so no longer.
 It answers in ChatAdapter's form, by the fields that a question's system message asks for: lists, booleans and
-nested values, sometimes after words of its own or thoughts, and sometimes, but
-for what is held out, in no form at all.
+nested values, sometimes after words of its own or thoughts, and sometimes in no form at all, but for what is
+held out.
 """
 
 from __future__ import annotations
