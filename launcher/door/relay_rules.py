@@ -25,8 +25,7 @@ _HOP_BY_HOP = frozenset(
 _OWN = frozenset({"host", "content-length", "expect"})
 # What the gateway answers without a token.
 _OPEN_PATH = "/healthz"
-# Where rewards are given: to the run, and to a job of an Arbor client, by both of its addresses.
-_REWARDS = frozenset({"/slipway/steps", "/v1/fine_tuning/grpo/step", "/fine_tuning/grpo/step"})
+_STEPS = "/slipway/steps"
 
 
 def refusal(headers: Mapping[str, str], target: str) -> str | None:
@@ -68,7 +67,9 @@ def without_token(headers: Mapping[str, str], token: str) -> str | None:
 
 def rewards(method: str, target: str) -> bool:
     """Whether a request names samples: which answers were received must be known before it."""
-    return method == "POST" and unquote(target.partition("?")[0]) in _REWARDS
+    path = unquote(target.partition("?")[0])
+    # The second: those of Arbor's clients, by both of its addresses.
+    return method == "POST" and (path == _STEPS or path.endswith("/fine_tuning/grpo/step"))
 
 
 def _host_name(address: str) -> str:
