@@ -99,7 +99,9 @@ def with_token(headers: CIMultiDict[str], token: str) -> None:
 
 def rewards(method: str, target: str) -> bool:
     """Whether a request names samples: which answers were received must be known before it."""
-    return method == "POST" and unquote(target.partition("?")[0]) == _STEPS
+    path = unquote(target.partition("?")[0])
+    # The second: those of Arbor's clients, by both of its addresses.
+    return method == "POST" and (path == _STEPS or path.endswith("/fine_tuning/grpo/step"))
 
 
 def _host_name(address: str) -> str:

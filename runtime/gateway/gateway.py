@@ -27,6 +27,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from runtime.gateway.arbor.jobs import Jobs
+from runtime.gateway.arbor.routes import arbor_routes
+from runtime.gateway.arbor.surroundings import Runtime
 from runtime.gateway.completions.admission import Kind
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.engines.engine_client import EngineClient
@@ -46,7 +49,7 @@ from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
-from runtime.gateway.train_kwargs import train_kwargs_routes
+from runtime.gateway.train_kwargs import train_kwargs_routes, trainer_config
 from runtime.gateway.validations import Validations, validation_routes
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.publishing import Publisher
@@ -75,13 +78,18 @@ class Parts:
     admission: Admission
     readiness: Readiness
     validations: Validations
+    arbor: Jobs
     state_dir: Path
     config: RuntimeConfig
 
     def context_tokens(self) -> int | None:
         """The longest sequence that every engine takes, prompt and answer; None while nobody knows."""
-        lengths = (self.config.engine.max_model_len, *(it.facts.context_length for it in self.clients))
-        return min((length for length in lengths if length is not None), default=None)
+        return _context_tokens(self.config, self.clients)
+
+
+def _context_tokens(config: RuntimeConfig, clients: list[EngineClient]) -> int | None:
+    lengths = (config.engine.max_model_len, *(client.facts.context_length for client in clients))
+    return min((length for length in lengths if length is not None), default=None)
 
 
 def build_parts(config: RuntimeConfig) -> Parts:
@@ -128,6 +136,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         said = machine.child("trainer")
         return f"the trainer failed: {said.get('detail')}" if said.get("state") == "failed" else None
 
+    texts = TextMembers(samples, fleet, versions)
     steps = StepQueue(
         state_dir,
         samples,
@@ -136,7 +145,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         trainer_failure=trainer_failure,
         max_lag=config.max_staleness,
         train=config.train,
-        resolve=TextMembers(samples, fleet, versions).resolve,
+        resolve=texts.resolve,
         learn=Examples(fleet).learn,
         said=Said(
             state_dir,
@@ -144,6 +153,21 @@ def build_parts(config: RuntimeConfig) -> Parts:
             Bounds(completions=config.completions_per_step),
         ),
     )
+    readiness = Readiness(config, machine, fleet, versions, samples, admission)
+
+    def phase() -> tuple[str, str | None]:
+        said = readiness.status(steps)
+        return said.phase, said.detail
+
+    validations = Validations(state_dir, newest_step(checkpoints))
+    arbor = Jobs(
+        Runtime(
+            state_dir, steps, versions, config.served_name, texts.resolve, lambda: samples.count, phase,
+            meaning=trainer_config(config, lambda: _context_tokens(config, clients)),
+            validated=lambda job, step, score: validations.of_job(job, step, score, versions.current),
+        )
+    )  # fmt: skip
+    versions.also = arbor.model
     return Parts(
         clients=clients,
         fleet=fleet,
@@ -152,8 +176,9 @@ def build_parts(config: RuntimeConfig) -> Parts:
         versions=versions,
         steps=steps,
         admission=admission,
-        readiness=Readiness(config, machine, fleet, versions, samples, admission),
-        validations=Validations(state_dir, newest_step(checkpoints)),
+        readiness=readiness,
+        validations=validations,
+        arbor=arbor,
         state_dir=state_dir,
         config=config,
     )
@@ -164,7 +189,7 @@ def build_app(parts: Parts) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        loops = (parts.fleet.watch, parts.admission.run, parts.steps.run)
+        loops = (parts.fleet.watch, parts.admission.run, parts.steps.run, parts.arbor.rounds.run)
         background = [asyncio.create_task(_or_die(work())) for work in loops]
         yield
         await parts.completions.flights.close()
@@ -174,7 +199,7 @@ def build_app(parts: Parts) -> FastAPI:
             await client.close()
 
     app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.router.routes += _openai_routes(parts)
+    app.router.routes += _openai_routes(parts) + arbor_routes(parts.arbor)
     metrics = parts.state_dir / "metrics.jsonl"
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
     app.include_router(receipt_routes(parts.samples))

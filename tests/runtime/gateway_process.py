@@ -55,6 +55,11 @@ class Gateway:
         os.replace(fresh, self._sockets / f"engine-{index}.sock")
 
     @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self._sockets / "gateway.sock"
+
+    @property
     def name(self) -> str:
         """The policy's."""
         return self._settings.get("served_name", "policy")
@@ -81,7 +86,7 @@ class Gateway:
         assert self.process.stdin
         self.process.stdin.write(TOKEN.encode() + b"\n")
         self.process.stdin.close()
-        transport = httpx.HTTPTransport(uds=str(self._sockets / "gateway.sock"))
+        transport = httpx.HTTPTransport(uds=str(self.socket))
         headers = {"Authorization": f"Bearer {TOKEN}"}
         self.http = httpx.Client(transport=transport, base_url="http://x", headers=headers, timeout=150)
         wait_until(self._answers, what=self._said)

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from tests.support.waiting import wait_until_async
 class PretendEngine:
     """`asked` counts chat requests by their text; `adapters` maps names to folders, read when loaded.
 
-    `off`: how far what it scores is from the checkpoint's own word; `refuses`: why it loads no adapter.
+    `off`: how far what it scores is from the checkpoint's own word; `refuses`: why it loads no adapter;
+    `says`: its answer to messages, the text of the last of them.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -33,6 +35,7 @@ class PretendEngine:
         self.adapters: dict[str, Path] = {}
         self.off = 0.0
         self.refuses = ""
+        self.says: Callable[[list[dict[str, Any]]], str] = lambda messages: messages[-1]["content"]
         # Names it was asked to load; it does so once `loads` is set.
         self.loading: list[str] = []
         self.loads = threading.Event()
@@ -99,8 +102,8 @@ class PretendEngine:
         asked = await request.json()
         if asked["model"] not in ("base", *self.adapters):
             return web.json_response({"error": {"message": "no such model"}}, status=404)
-        text = asked["messages"][-1]["content"]
-        self.asked[text] += 1
+        self.asked[asked["messages"][-1]["content"]] += 1
+        text = self.says(asked["messages"])
         ids = [3 + (hash(text) + place) % (VOCABULARY - 3) for place in range(5)] + [EOS]
         choice = {
             "index": 0,

@@ -26,6 +26,7 @@ MOST_CHARACTERS = 400_000
 _MOST_TRIES = 2_000
 _MOST_READ = 4_000_000
 _KEY_BYTES = 16
+_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _HEADER = re.compile(r"\[\[ ## (\w+) ## \]\]")
 
 Messages = Sequence[Mapping[str, Any]]
@@ -83,7 +84,7 @@ def names(messages: Messages, answer: str) -> Names | None:
 
 
 def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) -> Names:
-    question, outputs, said = _question(task, texts[-1]), _outputs(task, answer), answer.strip()
+    question, outputs, said = _question(task, texts[-1]), _outputs(task, answer), _shown(answer)
     turns = [
         [message.get("role"), _turn(task, message, text)]
         for message, text in zip(earlier, texts[:-1], strict=True)
@@ -101,6 +102,11 @@ def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) ->
         key("raw", said),
         frozenset(_key("input", *pair) for pair in _pairs(question)),
     )
+
+
+def _shown(answer: str) -> str:
+    """An answer without the thoughts that it begins with: LiteLLM takes them out of what a program gets."""
+    return _THOUGHTS.sub("", answer).strip()
 
 
 def _key(*said: Any) -> str:

@@ -83,6 +83,7 @@ class StepQueue:
         self._rewind = Rewind.read(state_dir)
         self._claims = Claims(samples, self._folder, max_lag)
         self._steps = KnownSteps(self._folder, self._claims)
+        self.has = self._claims.has
         self._handover = Handover(
             self._folder, self._claims, samples, checkpoints, trainer_failure, said, learn
         )
