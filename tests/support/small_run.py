@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
 from runtime.shared.schema import RestoreRequest, StepRequest
+from tests.support.played_text import Matched
 
 TOKEN = "a-token-of-the-test"
 # An answer that ends so was cut off at its length limit.
@@ -89,6 +90,12 @@ class SmallRun:
     # As the trainer does: samples of a group whose rewards are all the same teach nothing.
     drop_flat: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    # What it was answered with, in order: members given as text are found among these, each once.
+    answered: list[tuple[Asked, str]] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+    # What it says that train_kwargs mean, and what it was asked so.
+    meaning: dict[str, Any] = field(default_factory=dict)
+    train_kwargs: list[dict[str, Any]] = field(default_factory=list)
     # Which version it claims to have answered with, whatever was asked; None: the one that was named.
     claims: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -107,7 +114,7 @@ class SmallRun:
 
     def lose_machine(self, to_step: int) -> None:
         """Be another machine, begun at `to_step`: later steps and all rollouts so far are unknown to it."""
-        self.lost |= {it.tag("rollout") or "" for it in self.asked}
+        self.lost |= {it.tag("rollout") or "" for it in self.asked} - {""}
         self.machine += 1
         for number in [number for number in self.steps if number > to_step]:
             del self.steps[number]
@@ -143,7 +150,7 @@ class SmallRun:
     def complete(self, asked: Asked) -> tuple[int, dict[str, Any], dict[str, str]]:
         with self.lock:
             known = next((it for it in self.asked if it.tag("request") == asked.tag("request")), None)
-            if known is None:
+            if known is None or asked.tag("request") is None:
                 self.asked.append(asked)
             version = self.version_of(asked.body["model"])
             if version is None:
@@ -153,6 +160,8 @@ class SmallRun:
             return answer[0], answer[1], {}
         name = f"policy@v{version}"
         text = answer.removesuffix(CUT_OFF)
+        with self.lock:
+            self.answered.append((asked, text))
         message = {"role": "assistant", "content": text}
         reason = "stop" if text == answer else "length"
         body = {
@@ -201,6 +210,8 @@ class SmallRun:
         if self.lost & {member.rollout for group in request.groups for member in group.members}:
             return self.rewound("these rollouts")
         counts = self._counts(request)
+        if request.examples:
+            counts |= {"samples": len(request.examples), "trained": len(request.examples)}
         if self.refuse_empty and not counts["trained"] + counts["dropped"].get(FLAT, 0):
             status, body = _error(422, "no sample of this step can be trained", "nothing_to_train")
             body["error"]["counts"] = counts
@@ -242,6 +253,8 @@ class SmallRun:
             is_flat = len({it.reward for it in group.members if it.reward is not None}) < 2
             flat += is_flat
             for member in group.members:
+                if member.messages is not None:
+                    continue  # counted below
                 wanted = member.predictor or group.predictor
                 found = sum(
                     count
@@ -257,7 +270,10 @@ class SmallRun:
                     dropped[FLAT] += found
                 else:
                     trained += found
+        by_text, unknown = Matched(self.answered, self.taken).of(request.groups)
+        samples, trained = samples + by_text + unknown, trained + by_text + unknown
         return {
+            "retokenised": unknown,
             "groups": len(request.groups),
             "members": sum(len(group.members) for group in request.groups),
             "samples": samples,
@@ -369,6 +385,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return run.pin(name)
             case ["slipway", "checkpoints", name, "restore"]:
                 return run.restore(name, RestoreRequest.model_validate_json(content or b""))
+            case ["slipway", "train_kwargs"]:
+                run.train_kwargs.append(json.loads(content or b"")["train_kwargs"])
+                return 200, {"settings": {}, "sampling": {}, "notes": [], "refusals": []} | run.meaning
             case ["slipway", "metrics"]:
                 return 200, [{"step": number} for number in run.steps]
         return _error(404, "no such route")
