@@ -1,7 +1,7 @@
 """`POST /slipway/train_kwargs`: what a program asked its trainer for, held against this run.
 
-Neighbours: gateway.py mounts it, and gives the same to the Arbor routes; `runtime/shared/train_kwargs/` has the
-table. Trains and changes nothing.
+Neighbours: gateway.py mounts it, and gives the same to the Arbor routes; `runtime/shared/train_kwargs/` has
+the table. Trains and changes nothing.
 """
 
 from __future__ import annotations

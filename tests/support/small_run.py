@@ -22,6 +22,7 @@ from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
 from runtime.shared.schema import RestoreRequest, RuntimeConfig, StepRequest, Validation
 from runtime.shared.train_kwargs import Run, TrainKwargs, read
+from tests.support.played_text import Matched
 
 TOKEN = "a-token-of-the-test"
 # An answer that ends so was cut off at its length limit.
@@ -101,6 +102,11 @@ class SmallRun:
     metrics: dict[str, float] = field(default_factory=dict)
     # Of its `train.` keys, those that were said.
     settings: dict[str, Any] = field(default_factory=dict)
+    # What it was answered with, in order: members given as text are found among these, each once.
+    answered: list[tuple[Asked, str]] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+    # What it says that train_kwargs mean, in the place of the runtime's table.
+    meaning: dict[str, Any] = field(default_factory=dict)
     # Which version it claims to have answered with, whatever was asked; None: the one that was named.
     claims: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -119,7 +125,7 @@ class SmallRun:
 
     def lose_machine(self, to_step: int) -> None:
         """Be another machine, begun at `to_step`: later steps and all rollouts so far are unknown to it."""
-        self.lost |= {it.tag("rollout") or "" for it in self.asked}
+        self.lost |= {it.tag("rollout") or "" for it in self.asked} - {""}
         self.machine += 1
         for number in [number for number in self.steps if number > to_step]:
             del self.steps[number]
@@ -165,6 +171,8 @@ class SmallRun:
             return answer[0], answer[1], {}
         name = f"policy@v{version}"
         text = answer.removesuffix(CUT_OFF)
+        with self.lock:
+            self.answered.append((asked, text))
         message = {"role": "assistant", "content": text}
         reason = "stop" if text == answer else "length"
         body = {
@@ -213,6 +221,8 @@ class SmallRun:
         if self.lost & {member.rollout for group in request.groups for member in group.members}:
             return self.rewound("these rollouts")
         counts = self._counts(request)
+        if request.examples:
+            counts |= {"samples": len(request.examples), "trained": len(request.examples)}
         if self.refuse_empty and not counts["trained"] + counts["dropped"].get(FLAT, 0):
             status, body = _error(422, "no sample of this step can be trained", "nothing_to_train")
             body["error"]["counts"] = counts
@@ -254,6 +264,8 @@ class SmallRun:
             is_flat = len({it.reward for it in group.members if it.reward is not None}) < 2
             flat += is_flat
             for member in group.members:
+                if member.messages is not None:
+                    continue  # counted below
                 wanted = member.predictor or group.predictor
                 found = sum(
                     count
@@ -269,7 +281,10 @@ class SmallRun:
                     dropped[FLAT] += found
                 else:
                     trained += found
+        by_text, unknown = Matched(self.answered, self.taken).of(request.groups)
+        samples, trained = samples + by_text + unknown, trained + by_text + unknown
         return {
+            "retokenised": unknown,
             "groups": len(request.groups),
             "members": sum(len(group.members) for group in request.groups),
             "samples": samples,
@@ -310,6 +325,8 @@ class SmallRun:
     def read_train_kwargs(self, body: TrainKwargs) -> tuple[int, dict[str, Any]]:
         """By the runtime's own table."""
         self.train_kwargs.append(body.train_kwargs)
+        if self.meaning:
+            return 200, {"settings": {}, "sampling": {}, "notes": [], "refusals": []} | self.meaning
         places = {"run_id": self.run_id, "state_dir": "none", "socket_dir": "none"}
         config = RuntimeConfig.model_validate({**places, "model_path": self.hub_name, **self.config})
         answer = read(body.train_kwargs, Run(config), strict=body.strict, steps=body.steps)

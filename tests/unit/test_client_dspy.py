@@ -12,8 +12,6 @@ import dspy
 import pytest
 from dspy.dsp.utils.settings import main_thread_config
 from dspy.streaming import StreamListener, StreamResponse
-from dspy.teleprompt import grpo as dspys
-from dspy.utils.exceptions import LMUnsupportedFeatureError
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed, evaluate
 from launcher.client.dspy import standing_in
@@ -107,22 +105,6 @@ def test_better_together_goes_from_prompts_to_weights(run: SmallRun) -> None:
     assert not program.flag_compilation_error_occurred
     assert {it["strategy"] for it in program.candidate_programs} == {"", "p", "p -> w"}
     assert {it.body["max_tokens"] for it in run.asked} == {17}
-
-
-# ----------------------------------------------------------------- what it is not
-
-
-def test_dspys_own_grpo_is_refused_with_the_way_out(run: SmallRun) -> None:
-    stock = dspys.GRPO(metric=a.length, exclude_demos=True, num_train_steps=1)
-    with pytest.raises(LMUnsupportedFeatureError, match=r"launcher\.client\.GRPO\(metric, …\)\.compile"):
-        stock.compile(with_lm(run), trainset=examples())
-
-
-def test_dspys_own_finetuning_is_refused_with_the_way_out(run: SmallRun) -> None:
-    with pytest.raises(
-        LMUnsupportedFeatureError, match=r"PolicyLM takes no fine-tuning(.|\n)*launcher\.client\.GRPO"
-    ):
-        dspy.BootstrapFinetune(metric=a.length).compile(with_lm(run), trainset=examples())
 
 
 @pytest.mark.slow

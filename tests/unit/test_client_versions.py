@@ -93,7 +93,7 @@ def test_c55_a_number_that_a_lost_machine_gave_out_before_does_not_answer_to_the
 def test_c55_an_optimizer_that_had_finished_names_its_weights_after_a_loss_as_well(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It trains nothing more, so no step tells it the hash; the number alone is refused on this machine."""
+    """It trains nothing more, so no step tells it the hash; what came after it is not what it made."""
     begin_life(monkeypatch)
     compiled(PolicyLM(run.session()))
     run.lose_machine(to_step=1)
@@ -102,8 +102,8 @@ def test_c55_an_optimizer_that_had_finished_names_its_weights_after_a_loss_as_we
     compiled(PolicyLM(run.session()), steps=1)
     begin_life(monkeypatch, 3)
     finished = compiled(PolicyLM(run.session()))
-    assert (run.version, finished.lm.model) == (3, run.name_of(3))
-    assert finished(english="hi").french == run.name_of(3)
+    assert (run.version, finished.lm.model) == (3, run.name_of(2))
+    assert finished(english="hi").french == run.name_of(2)
 
 
 def test_what_is_not_kept_at_the_end_is_said_and_its_training_is_not_lost(

@@ -3,7 +3,8 @@
 DSPy keeps copies of what it compares: BetterTogether's candidates, an optimizer's best so far, a user's
 `before = program.deepcopy()`. What was scored with one version would answer with another once the policy is
 trained. So a training begins with giving such copies the name of today's version. An LM that the user made
-keeps meaning the newest. Neighbours: `lm.py` tells of each copy of an LM, `grpo.py` says when.
+keeps meaning the newest. Neighbours: `lm.py` tells of each copy of an LM, `grpo.py` and the jobs of
+`provider.py` say when.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ def name_copies(student: dspy.Module, session: Session) -> str | None:
     """Have the copies that mean the newest version ask today's by its name, but for those of `student`, which
     is what goes on to be trained. A word on it; None where there are none.
     """
-    trained = {id(lm) for lm in _held(student)}
+    return name_copies_but(_held(student), session)
+
+
+def name_copies_but(lms: Iterable[Any], session: Session) -> str | None:
+    """The same, but for these LMs."""
+    trained = {id(lm) for lm in lms}
     with _lock:
         present = [lm for lm in _copies if id(lm) not in trained and _means_the_newest(lm, session)]
     if not present:

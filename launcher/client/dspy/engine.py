@@ -1,6 +1,7 @@
 """DSPy's engine for the run's endpoint: a canonical request out with our tags, a canonical response back.
 
-Neighbours: `lm.py` puts it under a `dspy.LM`, `tagging.py` says who is calling, `wire.py` carries it.
+Neighbours: `lm.py` puts it under a `dspy.LM`, `tagging.py` says who is calling, `sampling_live.py` whether it
+is trained outside a rollout, `wire.py` carries it.
 DSPy 3.4 asks this of a custom LM (`complete(Request) -> Response`; `forward` is deprecated). Each `complete`
 is one sample. Retries are the wire's, with one request id, so DSPy's own are off: they would be a second
 sample under the same rollout (C6). Knows nothing of adapters, predictors or training.
@@ -13,16 +14,17 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 from dspy import lm15
 
-from launcher.client.bodies import REQUEST_HEADER, VERSION_HEADER
+from launcher.client.bodies import PURPOSE_HEADER, REQUEST_HEADER, VERSION_HEADER
 from launcher.client.dspy.alarms import repeated_share
 from launcher.client.dspy.naming import version_in
+from launcher.client.dspy.sampling_live import for_training
 from launcher.client.dspy.tagging import Answered, Call, RolloutOver, astray, begin_call, current_rollout
 from launcher.client.failures import EndpointLost
 from launcher.client.session import Session
@@ -70,14 +72,14 @@ class _Dialect:
         if of_policy and astray():
             with self._lock:
                 self.astray += 1
-        sampling = call.sampling if call is not None else {}
+        sampling, purpose = _how(call)
         body = json.loads(self._chat.build_request(_shaped(request, sampling), stream=False).body)
         if request.config.top_k is not None and not sampling:
             body["top_k"] = request.config.top_k  # the dialect drops it; vLLM takes it
         extra = self.extra_body
         if sampling:
             extra = {key: value for key, value in extra.items() if key not in SUPPORT_EXTRAS}
-        headers = {"content-type": "application/json", REQUEST_HEADER: new_request_id()}
+        headers = {"content-type": "application/json", REQUEST_HEADER: new_request_id(), **purpose}
         if call is not None:
             headers |= call.headers
         return _Sent(json.dumps(body | extra).encode(), headers, call)
@@ -103,6 +105,14 @@ class _Dialect:
         return answer
 
 
+def _how(call: Call | None) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """How a request is sampled; and the header of what no rollout asks, which is never trained (C48)."""
+    if call is not None:
+        return call.sampling, {}
+    job = for_training()
+    return ({}, {PURPOSE_HEADER: "eval"}) if job is None else (job.asked, {})
+
+
 def _in_pieces(events: Iterable[Any]) -> Iterator[Any]:
     """The same events with each text in pieces; what else rides on a text stays with its first."""
     for event in events:
@@ -115,7 +125,7 @@ def _in_pieces(events: Iterable[Any]) -> Iterator[Any]:
             yield replace(event, delta=replace(event.delta, text=piece, logprobs=(), logprobs_complete=True))
 
 
-def _shaped(request: lm15.Request, sampling: dict[str, Any]) -> lm15.Request:
+def _shaped(request: lm15.Request, sampling: Mapping[str, Any]) -> lm15.Request:
     if not sampling:
         return request
     return replace(request, config=replace(request.config, **dict.fromkeys(_SUPPORT), **sampling))

@@ -24,6 +24,7 @@ from launcher.client.dspy.alarms import Thresholds
 from launcher.client.dspy.examples import checked, oddities
 from launcher.client.dspy.grouping import Grouping, Rules
 from launcher.client.dspy.held_out import Keep
+from launcher.client.dspy.naming import version_in
 from launcher.client.dspy.parameters import (
     DEFAULT_ROLLOUTS,
     check_sampling,
@@ -39,7 +40,7 @@ from launcher.client.dspy.rolling import Sampling, described, most_extra
 from launcher.client.dspy.rollouts import Limits
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric, positional
-from launcher.client.dspy.starting import Start, begin
+from launcher.client.dspy.starting import Start, begin, made
 from launcher.client.dspy.training import OnAlarm, Plan, Training
 from launcher.client.dspy.training_place import Work
 from launcher.client.session import Session, connect
@@ -316,7 +317,12 @@ class GRPO(Teleprompter):
 
     def _name_version(self, training: Training, trained: Trained) -> None:
         """The program asks the version it was compiled to by its name, whatever is trained after it (C55)."""
-        version, name = training.kept or training.served.keep()
+        if training.place.made is not None:
+            name = training.place.made
+            version: int | None = int(version_in(name) or 0)
+        else:
+            version, name = training.kept or training.served.keep()
+        made(training.place, name, training.session)
         self.summary["version"] = version
         for policy in trained.policies:
             policy.name(name)

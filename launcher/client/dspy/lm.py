@@ -1,7 +1,8 @@
 """The run's policy as a DSPy LM.
 
 Neighbours: `engine.py` sends its requests, `grpo.py` trains the predictors that hold one, `tagging.py` tags,
-`standing_in.py` has one answer what DSPy's optimizers have left without an LM.
+`standing_in.py` has one answer what DSPy's optimizers have left without an LM, `provider.py` trains it for
+DSPy's own weight optimizers.
 Works with every adapter, `n`, `temperature`, `max_tokens`, `stop` and `tools`, in threads and async.
 Knows nothing of rewards or steps.
 """
@@ -14,11 +15,13 @@ from typing import Any
 
 import dspy
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
-from dspy.utils.exceptions import LMUnsupportedFeatureError
+from dspy.clients.provider import Provider
 
 from launcher.client.dspy import earlier, standing_in
 from launcher.client.dspy.engine import BASE_MODEL, PolicyEngine
 from launcher.client.dspy.naming import name_of, version_in
+from launcher.client.dspy.provider import SlipwayProvider
+from launcher.client.dspy.sampling_live import Sampling, calling
 from launcher.client.dspy.tagging import current_rollout
 from launcher.client.session import Session, connect
 
@@ -34,8 +37,9 @@ class PolicyLM(dspy.LM):
     came with a copy of its program goes on asking what it asks when a training begins. The model before any
     training is `PolicyLM(run, model="base")`. With `cache=True` the name is today's version, as the name is
     the cache's key; a rollout, and what means the newest, is never answered from a cache. `extra_body` goes
-    into each request as it is: `chat_template_kwargs`, `min_p`, … Other keyword arguments are dspy.LM's.
-    Raises NotConnected outside a run.
+    into each request as it is: `chat_template_kwargs`, `min_p`, … Other keyword arguments are dspy.LM's. What
+    is asked outside a rollout is an evaluation, never trained. DSPy's own BootstrapFinetune and GRPO train
+    it as well (`provider.py`). Raises NotConnected outside a run.
     """
 
     # What is saved names the class by its public place, which stays.
@@ -54,6 +58,8 @@ class PolicyLM(dspy.LM):
     ) -> None:
         self.session = session or connect()
         self.compiled = self.stands_in = False
+        self.sampling: Sampling | None = None  # of the job that trains it, while DSPy's own GRPO does
+        self.cache_asked = cache  # DSPy's GRPO turns it off, and back on only if nothing goes wrong
         is_newest = model is None
         if model is None:
             model = name_of(self.session, self.session.version) if cache else self.session.model
@@ -93,36 +99,35 @@ class PolicyLM(dspy.LM):
         """A copy over the same engine that no compile has named."""
         copied = self.copy()
         copied.compiled = copied.stands_in = False
+        copied.sampling = None
         return copied
 
     def name(self, model: str) -> None:
         """Ask this version from here on: what a program was compiled to."""
         self.model, self.compiled = model, True
 
-    def finetune(self, *words: Any, **named: Any) -> Any:
-        """Refused: DSPy's BootstrapFinetune trains text that was rendered again."""
-        raise self._not_so("fine-tuning", "dspy.BootstrapFinetune")
+    def copy(self, **kwargs: Any) -> Any:
+        """See dspy.LM. One with a version's name of its own asks that, whatever is trained."""
+        copied = super().copy(**kwargs)
+        if "model" in kwargs:
+            copied.compiled = version_in(copied.model) is not None
+        if "cache" in kwargs:
+            copied.cache_asked = copied.cache
+        return copied
 
-    def reinforce(self, *words: Any, **named: Any) -> Any:
-        """Refused: DSPy's own GRPO trains text that was rendered again."""
-        raise self._not_so("reinforcement learning", "dspy.teleprompt.GRPO")
-
-    def _not_so(self, what: str, whose: str) -> LMUnsupportedFeatureError:
-        return LMUnsupportedFeatureError(
-            f"PolicyLM takes no {what} through DSPy's own providers ({whose}): this run trains what was "
-            "sampled. Hint: launcher.client.GRPO(metric, …).compile(program, trainset=…)",
-            model=self.model,
-            provider="slipway",
-            features=[what],
-        )
+    def infer_provider(self) -> Provider:
+        """Who trains it for DSPy's own weight optimizers: its run."""
+        return SlipwayProvider(self.session)
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         self._say_that_it_stands_in()
-        return super().__call__(prompt, messages=messages, **self._of_this_run(kwargs))
+        with calling(self.sampling):
+            return super().__call__(prompt, messages=messages, **self._of_this_run(kwargs))
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         self._say_that_it_stands_in()
-        return await super().acall(prompt, messages=messages, **self._of_this_run(kwargs))
+        with calling(self.sampling):
+            return await super().acall(prompt, messages=messages, **self._of_this_run(kwargs))
 
     def _of_this_run(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The same with what tells answers in DSPy's cache apart beside the model's name.

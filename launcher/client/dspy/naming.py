@@ -53,7 +53,12 @@ def keep(session: Session, version: int, weights: str | None = None) -> str:
 
 def name_of(session: Session, version: int) -> str:
     """The name that means what is served as this version now, kept or not."""
-    return _with(f"{session.model}@v{version}", weights_of(session, version))
+    return named(session, version, weights_of(session, version))
+
+
+def named(session: Session, version: int, weights: str | None) -> str:
+    """The name that means the version with these weights; None: whatever has its number."""
+    return _with(f"{session.model}@v{version}", weights)
 
 
 def weights_of(session: Session, version: int) -> str | None:

@@ -1,8 +1,8 @@
 """Where a compile begins: at step 0 on the policy as it is, or where an earlier life of its program stopped.
 
-Neighbours: `grpo.py` asks, `training_place.py` knows what is another's work, `launch --resume` starts a
-program again. Nobody else's steps are taken for one's own: a second program on the same endpoint trains all
-of its own.
+Neighbours: `grpo.py` and the jobs of `provider.py` ask, `training_place.py` knows what is another's work,
+`launch --resume` starts a program again. Nobody else's steps are taken for one's own: a second program on the
+same endpoint trains all of its own.
 """
 
 from __future__ import annotations
@@ -11,20 +11,34 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import dspy
 
 from launcher.client.bodies import RuntimeStatus
-from launcher.client.dspy.report import Journal
 from launcher.client.dspy.training_place import PROGRAM_VARIABLE, Place, Work, digest_of
 from launcher.client.failures import TrainingFailed
 from launcher.client.session import Session
 
 _WITHOUT_RESUME = "without resume=True it starts at step 0, with the policy as it is now"
 
-# The work of the optimizers that this process has compiled on each run: their order tells their places apart
-# after a restart.
-_compiles: defaultdict[str, list[str]] = defaultdict(list)
+
+@dataclass
+class _Compiled:
+    """The digest of an optimizer's work, and the name of the version that came out of it, once it has."""
+
+    digest: str
+    name: str | None = None
+
+
+# What this process has compiled on each run: the order of it tells the places apart after a restart.
+_compiles: defaultdict[str, list[_Compiled]] = defaultdict(list)
+
+
+class Says(Protocol):
+    """Says a line to people: an optimizer's journal, for one."""
+
+    def note(self, text: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -37,10 +51,10 @@ class Start:
     resume: bool | None
 
 
-def begin(start: Start, session: Session, journal: Journal) -> Place:
+def begin(start: Start, session: Session, journal: Says) -> Place:
     """The place to begin at; it is said which. Raises TrainingFailed where nothing can be taken up."""
     fresh = _fresh(start, _compiles[session.endpoint.root])
-    _compiles[session.endpoint.root].append(start.work.digest)
+    _compiles[session.endpoint.root].append(_Compiled(start.work.digest))
     status = session.settle()
     place = _taken_up(start, fresh, status)
     if place is not None:
@@ -52,6 +66,13 @@ def begin(start: Start, session: Session, journal: Journal) -> Place:
     return place or fresh
 
 
+def made(place: Place, name: str, session: Session) -> None:
+    """The version that came out of the training at this place: after a restart its program asks it again."""
+    compiled = _compiles[session.endpoint.root]
+    if place.compile < len(compiled):
+        compiled[place.compile].name = name
+
+
 def _where(place: Place, steps: int) -> str:
     finished = "this optimizer finished before the program was restarted: nothing is left to train"
     if place.superseded:
@@ -61,11 +82,12 @@ def _where(place: Place, steps: int) -> str:
     return f"resuming after {place.step} of {steps} steps"
 
 
-def _fresh(start: Start, compiled: Sequence[str]) -> Place:
+def _fresh(start: Start, compiled: Sequence[_Compiled]) -> Place:
     return Place(
         start.work,
         compile=len(compiled),
-        earlier=tuple(compiled),
+        earlier=tuple(it.digest for it in compiled),
+        names=tuple(it.name for it in compiled),
         life=os.environ.get(PROGRAM_VARIABLE),
         held_out=digest_of([dict(it.items()) for it in start.held_out]),
     )

@@ -78,16 +78,18 @@ class Validated:
 class Place:
     """`step` is how many steps are done; `compile` counts a program's optimizers from 0.
 
-    `earlier` are the digests of those before it, `life` is what `PROGRAM_VARIABLE` says. `best_scores` has
-    the best validation's score on each example, None where it has none. `held_out` is the digest of the
-    validation set. `trained`: whether a step of it has taught the policy anything, in earlier lives too.
-    `superseded`: a later optimizer of the same program has trained since, so this one had finished.
+    `earlier` are the digests of those before it, `names` what came out of them, `life` is what
+    `PROGRAM_VARIABLE` says. `best_scores` has the best validation's score on each example, None where it has
+    none. `held_out` is the digest of the validation set. `trained`: whether a step of it has taught anything,
+    in earlier lives too. `superseded`: a later optimizer of the same program has trained since, so
+    this one had finished; `made` is the version that it had made, by its name, as far as that is known.
     `settings`: what its steps do otherwise than the run.
     """
 
     work: Work
     compile: int = 0
     earlier: tuple[str, ...] = ()
+    names: tuple[str | None, ...] = ()
     life: str | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     held_out: str | None = None
@@ -99,6 +101,7 @@ class Place:
     restored: str | None = None
     superseded: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+    made: str | None = None
 
     # ------------------------------------------------------------- validations
 
@@ -138,6 +141,7 @@ class Place:
             "work": self.work.to_dict(),
             "compile": self.compile,
             "earlier": list(self.earlier),
+            "names": list(self.names),
             "held_out": self.held_out,
             "step": step,
             "settings": self.settings,
@@ -159,7 +163,7 @@ class Place:
         if not _is_a_place(state) or not _is_earlier(state["life"], self.life):
             return None
         if self._had_finished(state):
-            return replace(self, superseded=True)
+            return self._finished_by(state)
         if state["compile"] != self.compile or self.work.differences(state["work"]):
             return None
         return self._at(state, metrics)
@@ -170,7 +174,7 @@ class Place:
             whose = _OTHER_VERSION if _is_of_another_version(state) else "not made by an optimizer"
             raise ValueError(f"the run's last step was {whose}")
         if self._had_finished(state):
-            return replace(self, superseded=True)
+            return self._finished_by(state)
         whoever = replace(self.work, program=state["work"].get("program", ""))
         if different := whoever.differences(state["work"]):
             raise ValueError(f"the run's last step is different work: {', '.join(different)}")
@@ -203,6 +207,10 @@ class Place:
             if different
             else None
         )
+
+    def _finished_by(self, state: dict[str, Any]) -> Place:
+        made = [*state.get("names", ()), *[None] * len(state["earlier"])][self.compile]
+        return replace(self, superseded=True, made=made)
 
     def _had_finished(self, state: dict[str, Any]) -> bool:
         return self.work.digest in state["earlier"][self.compile : self.compile + 1]

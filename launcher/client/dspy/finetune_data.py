@@ -1,0 +1,31 @@
+"""The examples of an imitation under way, kept in the run's folder for a program that is started again.
+
+DSPy makes them by running the program, and the policy that answers it then is another one half-way through: a
+restarted job goes on with the very examples that it began with.
+Neighbours: `training_job.py` alone. Knows nothing of steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.client.bodies import SupervisedExample
+from launcher.client.dspy.training_place import Place
+
+
+def kept(
+    folder: Path | None, place: Place, examples: Sequence[SupervisedExample]
+) -> Sequence[SupervisedExample]:
+    """Those that the job at this place began with; these, where it begins now or where none are found."""
+    if folder is None or not folder.is_dir():
+        return examples
+    path = folder / f"finetune-{place.id}.jsonl"
+    if place.step and path.is_file():
+        return [SupervisedExample.model_validate_json(line) for line in path.read_text().splitlines()]
+    if not place.superseded:
+        fresh = path.with_name(f".{path.name}")
+        fresh.write_text("".join(f"{it.model_dump_json(exclude_none=True)}\n" for it in examples))
+        os.replace(fresh, path)
+    return examples

@@ -1,0 +1,33 @@
+"""Where a job of DSPy's own weight optimizers stands: a place among this program's trainings, as GRPO's is.
+
+So that a restarted program goes on within it, and what came before or after it is told apart from it.
+Neighbours: `training_job.py` and `reinforce_job.py` begin here, `starting.py` and `training_place.py` know
+how. Knows nothing of what is trained.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.client.dspy.starting import Start, begin
+from launcher.client.dspy.training_place import Place, Work, digest_of
+from launcher.client.session import Session
+
+# The jobs say themselves where they begin: how many steps there are is theirs to know.
+_ANY_NUMBER = sys.maxsize
+
+
+def begin_job(kind: str, train_kwargs: Mapping[str, Any], session: Session) -> Place:
+    """The place of this program's next job: at its beginning, or where an earlier life of it was left."""
+    program = Path(sys.argv[0]).name if sys.argv else ""
+    what = f"{kind} {digest_of([dict(train_kwargs)])}"
+    work = Work(program, what, (), examples=0, seed=0, examples_per_step=0, rollouts=0)
+    return begin(Start(work, (), _ANY_NUMBER, None), session, _Silent())
+
+
+class _Silent:
+    def note(self, text: str) -> None:
+        """Nothing is said."""

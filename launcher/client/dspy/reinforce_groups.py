@@ -1,0 +1,52 @@
+"""What DSPy's own GRPO hands a job, as the groups of one step of the run: each that is fresh, once.
+
+It fills as many places as ids are listed, with copies of a step's groups and with what an earlier step left
+over; and a group that came out short with copies of its own members. A copy is the very same object, so that
+is how it is told: the same words may well have been sampled twice.
+Neighbours: `reinforce_job.py` sends what is made here. Knows nothing of the run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.client.bodies import Group, Member
+
+
+@dataclass
+class FreshGroups:
+    """Remembers the groups of the last two steps, which holds what is compared in being."""
+
+    copies: int = 0
+    _sent: deque[list[Any]] = field(default_factory=lambda: deque(maxlen=2))
+
+    def of(self, train_data: Sequence[Mapping[str, Any]], prefix: str) -> list[Group]:
+        """The groups that were not sent before."""
+        known = {id(it) for groups in self._sent for it in groups}
+        groups, fresh = [], []
+        for item in train_data:
+            members = item["group"]
+            if id(members) in known:
+                self.copies += 1
+                continue
+            known.add(id(members))
+            fresh.append(members)
+            groups.append(Group(id=f"{prefix}/{item.get('batch_id')}", members=_members(members)))
+        if fresh:
+            self._sent.append(fresh)
+        return groups
+
+
+def _members(members: Iterable[Mapping[str, Any]]) -> list[Member]:
+    once = {id(it): it for it in members}
+    return [_member(it) for it in once.values()]
+
+
+def _member(said: Mapping[str, Any]) -> Member:
+    completion = said["completion"]
+    text = completion["content"] if isinstance(completion, Mapping) else completion
+    messages = [dict(it) for it in said["messages"]]
+    return Member(messages=messages, completion=text, reward=float(said["reward"]))

@@ -1,0 +1,296 @@
+"""One `lm.reinforce(…)` of DSPy's own GRPO: its groups become steps of the run, one for each of its steps.
+
+Neighbours: `provider.py` names it, `reinforce_groups.py` makes the groups of what DSPy hands over,
+`sampling_live.py` lets the LM's untagged answers be trained meanwhile, `said_kwargs.py` says what its
+keywords mean. DSPy's loop has no end for what goes wrong, so each of these raises out of it: an endpoint that
+is away, a step that failed, a training in which no step was taken. launcher.client.GRPO is the better loop:
+it trains what was sampled, and is resumed without sampling again. Knows nothing of programs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import dspy
+from dspy.clients.provider import ReinforceJob
+from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
+
+from launcher.client.bodies import Group, StepStatus
+from launcher.client.dspy import earlier, naming
+from launcher.client.dspy.job_places import begin_job
+from launcher.client.dspy.reinforce_groups import FreshGroups
+from launcher.client.dspy.said_kwargs import meant
+from launcher.client.dspy.sampling_live import Sampling
+from launcher.client.dspy.starting import made
+from launcher.client.dspy.training_place import Place
+from launcher.client.failures import Refused, Rewound, TrainingFailed
+from launcher.client.session import Session, connect
+from launcher.client.train_kwargs import Meant
+
+# So many groups are asked for at first. DSPy throws away what it rolled out beyond the ids that are listed,
+# and fills what is listed beyond that with copies, which are not sent again.
+_LISTED = 256
+# Losses of the machine, and steps of which nothing could be trained, without another step between them.
+_REWINDS_IN_A_ROW = 3
+_EMPTY_IN_A_ROW = 16
+
+# An optimizer remembers which ids it has served, also from one job to the next.
+_ids = itertools.count(1)
+_ids_lock = threading.Lock()
+
+
+class SlipwayReinforceJob(ReinforceJob):
+    """Trains the LM in place: after each step it asks the new version, by its name."""
+
+    def __init__(self, lm: Any, train_kwargs: Mapping[str, Any] | None = None) -> None:
+        super().__init__(lm=lm, train_kwargs=dict(train_kwargs or {}))
+        self.lm: Any = lm
+        self.session: Session = _session_of(lm)
+        self.checkpoints: dict[str, dict[str, Any]] = {}
+        self.last_checkpoint: str | None = None
+        self.history: list[StepStatus] = []
+        self._status = TrainingStatus.not_started
+        self._fresh = FreshGroups()
+        self._pending = _new_ids(_LISTED)
+        self._empty = self._rewinds = 0
+        self._version: int | None = None
+        self._weights: str | None = None
+
+    # ------------------------------------------------------------- its life
+
+    def initialize(self) -> None:
+        """Begin. Raises NotImplementedError for an adapter whose answers DSPy cannot write again, ValueError
+        for a temperature at which a group's rollouts are all the same, TrainingFailed for train_kwargs that
+        need another run.
+        """
+        _check_adapter()
+        # DSPy's loop does not say how many steps it will make.
+        self._meant: Meant = meant(self.session, self.train_kwargs, _say, self.train_kwargs.get("max_steps"))
+        temperature = self._temperature()
+        if said := earlier.name_copies_but((self.lm,), self.session):
+            _say(said)
+        self.place: Place = begin_job("dspy reinforce", self.train_kwargs, self.session)
+        self._taken_before = math.inf if self.place.superseded else self.place.step
+        sampling = Sampling({"temperature": temperature})
+        # An exception within DSPy's loop drops the job, and nothing else says that it is over.
+        self._let_go = weakref.finalize(self, _let_go, self.lm, sampling)
+        self.lm.sampling = sampling
+        self._name_newest(self.session.version)
+        self._status = TrainingStatus.running
+        _say(f"DSPy's own loop trains {self.lm.model}, sampling at temperature {temperature:g}")
+        if self._taken_before:
+            done = "all steps" if self.place.superseded else f"{self.place.step} steps"
+            _say(f"{done} were taken before the restart: DSPy samples for them again, none is trained twice")
+
+    def terminate(self) -> None:
+        """End. The LM asks what was trained, by its name. Raises TrainingFailed where no step was taken."""
+        if self._status != TrainingStatus.running:
+            return
+        if not self.place.step and not self.place.superseded:
+            self._end(TrainingStatus.failed)
+            raise TrainingFailed(
+                "DSPy's GRPO sent no step that could be trained",
+                "no rollout made a group: its warnings say why",
+                "score the program with dspy.Evaluate and look at its answers",
+            )
+        self._end(TrainingStatus.succeeded)
+        name = self.place.made or naming.keep(self.session, self._version or 0, self._weights)
+        made(self.place, name, self.session)
+        _name(self.lm, name)
+        _say(f"{self.place.step} steps were taken; the program now uses {self.lm.model}")
+
+    def cancel(self) -> None:
+        """End; the LM goes on asking the newest version it knows."""
+        self._end(TrainingStatus.cancelled)
+
+    def status(self) -> TrainingStatus:
+        """Where it stands."""
+        return self._status
+
+    def _end(self, status: TrainingStatus) -> None:
+        self._status = status
+        self._let_go()
+
+    @contextmanager
+    def _or_failed(self) -> Iterator[None]:
+        """DSPy's loop does not end a job that raises."""
+        try:
+            yield
+        except BaseException:
+            self._end(TrainingStatus.failed)
+            raise
+
+    # ------------------------------------------------------------- what the loop reads
+
+    @property
+    def current_model(self) -> str:
+        """The version that is asked now, by its name."""
+        return self.lm.model
+
+    def get_status(self) -> dict[str, Any]:
+        """As DSPy's loop reads it. Asks the run, so that the loop ends with it: raises EndpointLost."""
+        if self._status == TrainingStatus.running:
+            with self._or_failed():
+                version = self.session.version
+                if version != self._version:  # the machine was lost, or another program trains
+                    self._name_newest(version)
+        return {
+            "job_id": self.place.id,
+            "status": self._status.value,
+            "current_model": self.lm.model,
+            "checkpoints": self.checkpoints,
+            "last_checkpoint": self.last_checkpoint,
+            "pending_batch_ids": list(self._pending),
+        }
+
+    def save_checkpoint(
+        self, checkpoint_name: str, score: float | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Keep the version that is served now (see `Session.pin`), under a name."""
+        kept = naming.keep(self.session, self._version or 0, self._weights)
+        self.checkpoints[checkpoint_name] = {
+            "checkpoint_name": checkpoint_name,
+            "model": kept,
+            "global_step": self.place.step,
+            "metadata": {**(metadata or {}), **({} if score is None else {"score": score})},
+            "timestamp": time.time(),
+        }
+        self.last_checkpoint = checkpoint_name
+
+    # ------------------------------------------------------------- a step
+
+    def step(self, train_data: Sequence[Mapping[str, Any]], train_data_format: Any = None) -> None:
+        """Train one step on all fresh groups; the LM asks the new version once it is served.
+
+        Raises StepFailed, EndpointLost, and TrainingFailed where nothing can be trained again and again.
+        """
+        with self._or_failed():
+            if train_data_format not in (None, TrainDataFormat.GRPO_CHAT):
+                raise ValueError(f"a step takes TrainDataFormat.GRPO_CHAT, not {train_data_format!r}")
+            groups = self._fresh.of(train_data, f"{self.place.id}/{self._pending[0]}")
+            # Without a copy among them there were perhaps more: twice as many are asked for from here on.
+            more = 2 if len(groups) == len(self._pending) else 1
+            self._pending = _new_ids(len(self._pending) * more)
+            if self._taken_before:
+                self._taken_before -= 1
+            elif groups:
+                self._train(groups)
+
+    def _train(self, groups: Sequence[Group]) -> None:
+        step = self.place.step
+        try:
+            status = self.session.step(
+                groups, settings=self._meant.at(step), client_state=self.place.client_state(step + 1)
+            )
+        except Rewound as rewound:
+            self._go_back(rewound)
+        except Refused as refused:
+            self._note_empty(refused)
+        else:
+            self._rewinds = self._empty = 0
+            self.place.step, self.place.trained = step + 1, True
+            self.history.append(status)
+            self._asks(status.version or 0, (status.publication or {}).get("sha256"))
+            counts = status.counts
+            _say(
+                f"step {step + 1} · {counts.groups} groups · trained {counts.trained} of {counts.samples} · "
+                f"v{status.version}"
+            )
+
+    def _note_empty(self, refused: Refused) -> None:
+        if refused.code != "nothing_to_train":
+            raise refused
+        self._empty += 1
+        why = refused.why or refused.message
+        _say(f"a step trained nothing: {why}")
+        if self._empty >= _EMPTY_IN_A_ROW:
+            raise TrainingFailed(
+                f"Nothing could be trained in {self._empty} steps in a row",
+                why,
+                "launcher.client.GRPO trains what was sampled, whatever the adapter",
+            )
+
+    def _go_back(self, rewound: Rewound) -> None:
+        """These rollouts are lost, and DSPy's loop goes on with its next."""
+        self._rewinds += 1
+        if self._rewinds > _REWINDS_IN_A_ROW:
+            raise rewound
+        status, was = self.session.settle(), self.place.step
+        self.place = self.place.rewound(status.client_state, status.last_metrics)
+        self._name_newest(status.version)
+        _say(f"the machine was lost: back from step {was} to step {self.place.step}; its groups are lost")
+
+    def _name_newest(self, version: int) -> None:
+        self._asks(version, naming.weights_of(self.session, version) if version else None)
+
+    def _asks(self, version: int, weights: str | None) -> None:
+        self._version, self._weights = version, weights
+        self.lm.model = _prefix(self.lm) + naming.named(self.session, version, weights)
+
+    def _temperature(self) -> float:
+        """What its rollouts are sampled at: as it was asked for, or as the LM has it."""
+        asked = self._meant.sampling.get("temperature", self.lm.kwargs.get("temperature"))
+        if asked is None:
+            return 1.0
+        if not 0 < asked <= 2:
+            raise ValueError(
+                f"temperature {asked:g}: the rollouts of a group would all be the same. "
+                'Give the LM another, or train_kwargs={"temperature": 1.0}'
+            )
+        return float(asked)
+
+
+def _new_ids(count: int) -> list[int]:
+    with _ids_lock:
+        return list(itertools.islice(_ids, count))
+
+
+def _session_of(lm: Any) -> Session:
+    session = getattr(lm, "session", None) or getattr(lm.provider, "session", None)
+    return session if isinstance(session, Session) else connect()
+
+
+def _prefix(lm: Any) -> str:
+    """What a plain LM's model begins with, to say how it is asked."""
+    before, slash, _ = str(lm.model).rpartition("/")
+    return before + slash if before == "openai" else ""
+
+
+def _name(lm: Any, name: str) -> None:
+    if hasattr(lm, "name"):
+        lm.name(name)
+    else:
+        lm.model = _prefix(lm) + name
+
+
+def _let_go(lm: Any, sampling: Sampling) -> None:
+    """The LM's answers are evaluations again, and its cache is as it was made."""
+    sampling.over = True
+    if lm.sampling is sampling:
+        lm.sampling = None
+        lm.cache = getattr(lm, "cache_asked", True)
+
+
+def _check_adapter() -> None:
+    adapter = dspy.settings.adapter
+    if adapter is not None and (
+        not isinstance(adapter, dspy.ChatAdapter) or isinstance(adapter, dspy.JSONAdapter)
+    ):
+        raise NotImplementedError(
+            f"DSPy's GRPO cannot write the answers of {type(adapter).__name__} again, which it trains. "
+            "Hint: dspy.configure(adapter=dspy.ChatAdapter()), or launcher.client.GRPO, which trains what "
+            "was sampled with any adapter"
+        )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"grpo: {text}\n")
+    sys.stderr.flush()

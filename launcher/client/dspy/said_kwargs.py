@@ -1,0 +1,39 @@
+"""`train_kwargs` of DSPy's weight optimizers: what of them the run is asked about, and what is said of it.
+
+Neighbours: `training_job.py` and `reinforce_job.py` ask; `client/train_kwargs.py` asks the run. What says how
+much is trained, and not how, is taken out here: it belongs to whoever makes the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launcher.client.session import Session
+from launcher.client.train_kwargs import Meant, ask
+
+# What DSPy itself adds, and what the jobs here read themselves.
+_NOT_ASKED = frozenset(
+    {
+        "num_generations",
+        "num_train_epochs",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "max_steps",
+        "seed",
+    }
+)
+
+
+def meant(
+    session: Session, train_kwargs: Mapping[str, Any], say: Callable[[str], Any], steps: int | None = None
+) -> Meant:
+    """Ask the run; each note is said. `steps`: how many there will be, where that is known.
+
+    Raises what `ask` raises: TrainingFailed where the run would have to be another one.
+    """
+    asked = {name: value for name, value in train_kwargs.items() if name not in _NOT_ASKED}
+    found = ask(session, asked, steps, strict=False)
+    for note in found.notes:
+        say(note)
+    return found

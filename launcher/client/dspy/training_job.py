@@ -1,0 +1,209 @@
+"""One `lm.finetune(…)` of DSPy: supervised steps of the run, whose last version is the LM that comes out.
+
+Neighbours: `provider.py` hands it over, `supervised_plan.py` says which examples a step has,
+`said_kwargs.py` what its other keywords mean, `finetune_data.py` keeps the examples for a restarted program.
+The policy is one: what is trained goes on from the newest version, and jobs that DSPy starts at once take
+turns, in the order in which it made them. Knows nothing of programs or rewards.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+from dspy.clients.provider import TrainingJob
+from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
+from pydantic import ValidationError
+
+from launcher.client.bodies import StepStatus, SupervisedExample
+from launcher.client.dspy import earlier, finetune_data, naming
+from launcher.client.dspy.job_places import begin_job
+from launcher.client.dspy.naming import version_in
+from launcher.client.dspy.said_kwargs import meant
+from launcher.client.dspy.starting import made
+from launcher.client.dspy.supervised_plan import SupervisedPlan
+from launcher.client.failures import Rewound, TrainingFailed
+from launcher.client.session import Session
+from launcher.client.train_kwargs import Meant
+
+# Losses of the machine without a finished step between them, before the training gives up.
+_REWINDS_IN_A_ROW = 3
+
+_lock = threading.Lock()
+_last: threading.Event | None = None
+
+
+class SlipwayTrainingJob(TrainingJob):
+    """`result()` is the trained LM, or raises; `cancel()` ends it after the step under way."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        global _last
+        self._over = threading.Event()
+        self._status = TrainingStatus.pending
+        with _lock:
+            self._before, _last = _last, self._over
+
+    def cancel(self) -> bool:
+        """Take no further step. What was trained so far stays, and is no version of this job's."""
+        return super(TrainingJob, self).cancel()
+
+    def status(self) -> TrainingStatus:
+        """Where it stands."""
+        return TrainingStatus.cancelled if self.cancelled() else self._status
+
+    def set_result(self, result: Any) -> None:
+        """As DSPy hands it over; it hands over an exception too."""
+        if self.cancelled():
+            return
+        if isinstance(result, BaseException):
+            self._status = TrainingStatus.failed
+            self.set_exception(result)
+        else:
+            self._status = TrainingStatus.succeeded
+            super().set_result(result)
+
+    def train(
+        self,
+        session: Session,
+        model: str,
+        train_data: Sequence[Mapping[str, Any]],
+        train_data_format: Any,
+        train_kwargs: Mapping[str, Any],
+    ) -> str:
+        """Take all steps; the name of the version they made, with the prefix that `model` has.
+
+        Raises TrainingFailed and ValueError for what cannot be trained, StepFailed, EndpointLost, and
+        CancelledError.
+        """
+        try:
+            if self._before is not None:
+                self._before.wait()
+            self._status = TrainingStatus.running
+            examples = _examples(train_data, train_data_format)
+            imitation = _Imitation(self, session, examples, train_kwargs)
+            imitation.say_what_is_meant(model)
+            name = imitation.run()
+            return f"openai/{name}" if model.startswith("openai/") else name
+        finally:
+            self._over.set()
+
+
+class _Imitation:
+    """The steps of one job."""
+
+    def __init__(
+        self,
+        job: SlipwayTrainingJob,
+        session: Session,
+        examples: Sequence[SupervisedExample],
+        train_kwargs: Mapping[str, Any],
+    ) -> None:
+        self.job, self.session = job, session
+        plan = SupervisedPlan.of(len(examples), train_kwargs)
+        self.meant: Meant = meant(session, train_kwargs, self.note, plan.steps)
+        if said := earlier.name_copies_but((), session):
+            self.note(said)
+        self.place = begin_job("dspy finetune", train_kwargs, session)
+        self.examples = finetune_data.kept(session.run_dir, self.place, examples)
+        self.plan = SupervisedPlan.of(len(self.examples), train_kwargs)
+        self.last: StepStatus | None = None
+        self._rewinds = 0
+
+    def note(self, text: str) -> None:
+        """A line for people."""
+        sys.stderr.write(f"finetune: {text}\n")
+        sys.stderr.flush()
+
+    def say_what_is_meant(self, model: str) -> None:
+        """That an older version, or the model before training, is not what is trained here."""
+        named, newest = version_in(model), self.session.version
+        if model.rpartition("/")[2] == "base" or (named is not None and int(named) != newest):
+            self.note(f"the policy is one: this goes on from v{newest}, not from {model}")
+
+    def run(self) -> str:
+        """Take the steps that are left, and have the version kept; its name."""
+        self._say_where()
+        while self.place.step < self.plan.steps and not self.place.superseded:
+            if self.job.cancelled() or _program_is_over():
+                self.note(f"cancelled after {self.place.step} of {self.plan.steps} steps")
+                raise CancelledError
+            self._step()
+        name = self.place.made or self._kept()
+        made(self.place, name, self.session)
+        self.note(f"the trained LM is {name}")
+        return name
+
+    def _kept(self) -> str:
+        if self.last is not None and self.last.version is not None:
+            version, weights = self.last.version, (self.last.publication or {}).get("sha256")
+        else:  # all of it was trained before a restart
+            version = self.session.version
+            weights = naming.weights_of(self.session, version)
+        return naming.keep(self.session, version, weights)
+
+    def _say_where(self) -> None:
+        if self.place.superseded or self.place.step >= self.plan.steps:
+            self.note("this job finished before the program was restarted: nothing is left to train")
+            return
+        began = f"resuming after {self.place.step} of" if self.place.step else "training"
+        self.note(
+            f"{began} {self.plan.steps} steps of {self.plan.per_step} of {self.plan.examples} examples, from "
+            f"v{self.session.version}"
+        )
+
+    def _step(self) -> None:
+        step = self.place.step
+        try:
+            self.last = self.session.step(
+                examples=[self.examples[index] for index in self.plan.at(step)],
+                key=f"finetune-{self.place.id}-{step + 1}",
+                settings=self.meant.at(step),
+                client_state=self.place.client_state(step + 1),
+            )
+        except Rewound as rewound:
+            self._go_back(rewound)
+            return
+        self._rewinds = 0
+        self.place.step, self.place.trained = step + 1, True
+        loss = self.last.metrics.get("loss")
+        said = "" if loss is None else f" · loss {loss:.4f}"
+        self.note(f"step {step + 1}/{self.plan.steps}{said} · v{self.last.version}")
+
+    def _go_back(self, rewound: Rewound) -> None:
+        self._rewinds += 1
+        if self._rewinds > _REWINDS_IN_A_ROW:
+            raise rewound
+        status, was = self.session.settle(), self.place.step
+        self.place = self.place.rewound(status.client_state, status.last_metrics)
+        self.last = None
+        self.note(f"the machine was lost: back from step {was} to step {self.place.step}")
+
+
+def _program_is_over() -> bool:
+    """Whether only DSPy's thread of this job keeps the program from ending: after Ctrl-C, for one."""
+    return not threading.main_thread().is_alive()
+
+
+def _examples(train_data: Sequence[Mapping[str, Any]], train_data_format: Any) -> list[SupervisedExample]:
+    """The conversations. Raises ValueError for another form, TrainingFailed where there is none."""
+    if train_data_format not in (None, TrainDataFormat.CHAT):
+        raise ValueError(
+            f"the policy learns from conversations (TrainDataFormat.CHAT), not {train_data_format!r}"
+        )
+    if not train_data:
+        raise TrainingFailed(
+            "There is no example to learn from",
+            "no run of the program on the trainset was good by the metric",
+            "look at the metric's scores on the trainset, or give a better teacher",
+        )
+    examples = []
+    for number, it in enumerate(train_data):
+        try:
+            examples.append(SupervisedExample.model_validate(dict(it)))
+        except ValidationError as error:
+            raise ValueError(f"example {number} of the training data is no conversation: {error}") from None
+    return examples
