@@ -32,6 +32,7 @@ from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.engines.version_proof import Prover
+from runtime.gateway.fine_tuning.routes import FineTuning
 from runtime.gateway.http.auth import BearerAuth
 from runtime.gateway.http.bodies import WholeBodies
 from runtime.gateway.http.openai_errors import ApiError, not_served
@@ -70,6 +71,7 @@ class Parts:
     steps: StepQueue
     admission: Admission
     readiness: Readiness
+    fine_tuning: FineTuning
     state_dir: Path
 
 
@@ -139,6 +141,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         steps=steps,
         admission=admission,
         readiness=Readiness(config, machine, fleet, versions, samples, admission),
+        fine_tuning=FineTuning(state_dir, steps, versions, config.train.learning_rate),
         state_dir=state_dir,
     )
 
@@ -148,7 +151,7 @@ def build_app(parts: Parts) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        loops = (parts.fleet.watch, parts.admission.run, parts.steps.run)
+        loops = (parts.fleet.watch, parts.admission.run, parts.steps.run, parts.fine_tuning.run)
         background = [asyncio.create_task(_or_die(work())) for work in loops]
         yield
         await parts.completions.flights.close()
@@ -162,6 +165,7 @@ def build_app(parts: Parts) -> FastAPI:
     metrics = parts.state_dir / "metrics.jsonl"
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
     app.include_router(receipt_routes(parts.samples))
+    app.include_router(parts.fine_tuning.router)
     app.add_middleware(WholeBodies)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)

@@ -41,7 +41,8 @@ FLOORS = {
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/engine", "runtime/gateway/http",
         "runtime/gateway/requests", "runtime/gateway/samples", "runtime/gateway/engines",
-        "runtime/gateway/versions", "runtime/gateway/steps", "runtime/gateway/completions", "runtime/gateway",
+        "runtime/gateway/versions", "runtime/gateway/steps", "runtime/gateway/fine_tuning",
+        "runtime/gateway/completions", "runtime/gateway",
         "runtime/trainer", "runtime/recipes", "runtime",
     ),
     "tiny": ("runtime/tiny",),
