@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.client.dspy.saved import load
     from launcher.client.dspy.tagging import rollout
     from launcher.client.dspy.validation import evaluate
-    from launcher.client.starting import start
+    from launcher.client.started_run import start
 
 __all__ = [
     "GRPO",
@@ -54,7 +54,7 @@ _LATER = {
     "evaluate": "dspy.validation",
     "load": "dspy.saved",
     "rollout": "dspy.tagging",
-    "start": "starting",
+    "start": "started_run",
 }
 
 

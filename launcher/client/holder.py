@@ -6,7 +6,7 @@ It stands between the process and `launch`, in a session of its own, so that a C
 nothing. At the pipe's end, which a kill -9 brings as well, it tells `launch` to end the run in order. The
 run's program is `python -m launcher.client.holder` without arguments: it waits for the end of its input,
 which is the end of the holder, so that the run ends also where the holder itself is killed.
-Neighbours: `starting.py` starts it and reads what `launch` says. Knows nothing of runs.
+Neighbours: `started_run.py` starts it and reads what `launch` says. Knows nothing of runs.
 """
 
 from __future__ import annotations

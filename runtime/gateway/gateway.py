@@ -35,6 +35,7 @@ from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.engines.version_proof import Prover
+from runtime.gateway.fine_tuning.routes import FineTuning
 from runtime.gateway.http.auth import BearerAuth
 from runtime.gateway.http.bodies import WholeBodies
 from runtime.gateway.http.openai_errors import ApiError, not_served
@@ -79,6 +80,7 @@ class Parts:
     readiness: Readiness
     validations: Validations
     arbor: Jobs
+    fine_tuning: FineTuning
     state_dir: Path
     config: RuntimeConfig
 
@@ -179,6 +181,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         readiness=readiness,
         validations=validations,
         arbor=arbor,
+        fine_tuning=FineTuning(state_dir, steps, versions, config.train.learning_rate),
         state_dir=state_dir,
         config=config,
     )
@@ -189,7 +192,13 @@ def build_app(parts: Parts) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        loops = (parts.fleet.watch, parts.admission.run, parts.steps.run, parts.arbor.rounds.run)
+        loops = (
+            parts.fleet.watch,
+            parts.admission.run,
+            parts.steps.run,
+            parts.arbor.rounds.run,
+            parts.fine_tuning.run,
+        )
         background = [asyncio.create_task(_or_die(work())) for work in loops]
         yield
         await parts.completions.flights.close()
@@ -205,6 +214,7 @@ def build_app(parts: Parts) -> FastAPI:
     app.include_router(receipt_routes(parts.samples))
     app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
     app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
+    app.include_router(parts.fine_tuning.router)
     app.add_middleware(WholeBodies)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)

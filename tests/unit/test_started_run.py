@@ -1,4 +1,4 @@
-"""starting.py, holder.py, attaching.py: a run that a Python process starts, and what ends it."""
+"""started_run.py, holder.py, attaching.py: a run that a Python process starts, and what ends it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,82 @@
+"""Reads a file of conversations, as OpenAI's fine-tuning has it: one JSON object a line, with `messages`.
+
+Neighbours: `job_runner.py` asks, in a thread: a file may be large. What is wrong is said with its line.
+Knows nothing of tokens: what the chat template makes of a conversation is found out when a step is built.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from runtime.shared.schema import SupervisedExample
+
+MOST_LINES = 100_000
+# Of one conversation: each is a sequence of its own unless it goes on from the one before.
+MOST_ANSWERS = 256
+# Of OpenAI's form, and means nothing to what is learned.
+_PASSED_OVER = ("parallel_tool_calls", "functions", "metadata")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class ConversationError(Exception):
+    """The file is not one that can be learned from; the text says which line, and why."""
+
+
+def read(path: Path) -> list[SupervisedExample]:
+    """Every conversation of a file. Raises ConversationError for the first line that is none, and OSError."""
+    found: list[SupervisedExample] = []
+    # By "\n" alone: a text may hold other characters that end a line for some.
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        if len(found) >= MOST_LINES:
+            raise ConversationError(f"more than {MOST_LINES} lines")
+        try:
+            found.append(_conversation(line))
+        except ConversationError as error:
+            raise ConversationError(f"line {number}: {error}") from None
+    if not found:
+        raise ConversationError("it is empty")
+    return found
+
+
+def _conversation(line: bytes) -> SupervisedExample:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ConversationError("not JSON") from None
+    if not isinstance(said, dict):
+        raise ConversationError("not a JSON object")
+    if "messages" not in said:
+        hint = " (prompt and completion: write them as messages)" if "prompt" in said else ""
+        raise ConversationError(f"no messages{hint}")
+    if isinstance(said.get("functions"), list) and said["functions"]:
+        raise ConversationError("functions: write them as tools")
+    kept = {name: value for name, value in said.items() if name not in _PASSED_OVER}
+    try:
+        example = SupervisedExample.model_validate(kept)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConversationError(f"{where}: {first['msg'].lower()}") from None
+    _check(example.messages)
+    return example
+
+
+def _check(messages: list[dict[str, Any]]) -> None:
+    answers = 0
+    for message in messages:
+        if message.get("role") not in _ROLES:
+            raise ConversationError(f"a message's role is one of {', '.join(_ROLES)}")
+        weight = message.get("weight", 1)
+        if weight not in (0, 1) or isinstance(weight, bool):
+            raise ConversationError("a message's weight is 0 or 1")
+        answers += message["role"] == "assistant" and weight == 1
+    if not answers:
+        raise ConversationError("no message of the assistant to learn")
+    if answers > MOST_ANSWERS:
+        raise ConversationError(f"more than {MOST_ANSWERS} messages of the assistant: split it")

@@ -1,0 +1,95 @@
+"""The files of OpenAI's `/v1/files`, on the machine's disk: uploaded to learn from, or the results of a job.
+
+    files/file-….data    the bytes as they came
+    files/file-….json    what is said of them; written last, removed first: a file is there while this is
+
+Neighbours: `routes.py` asks; `conversations.py` reads what is in one. Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.shared import files
+
+TO_LEARN_FROM = "fine-tune"
+RESULTS = "fine-tune-results"
+# Of all files together; one has at most what a request may have.
+MOST_BYTES = 2 * 2**30
+MOST_FILES = 2048
+_ID = re.compile(r"file-[0-9a-f]{24}")
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file, as OpenAI's API says it."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    object: str = "file"
+    status: str = "processed"
+
+
+class FileStore:
+    """All files of the run. The gateway's event loop is its only user."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._files: dict[str, StoredFile] = {}
+        for path in sorted(folder.glob("file-*.json")):
+            said = files.read_json(path)
+            if isinstance(said, dict):
+                self._files[said["id"]] = StoredFile(**said)
+        for path in folder.glob("file-*.data"):
+            if path.stem not in self._files:  # the end came between its two files
+                path.unlink(missing_ok=True)
+
+    def add(self, content: bytes, filename: str, purpose: str) -> StoredFile:
+        """Keep a file. Raises ApiError where there is no room, OSError where the disk has none."""
+        total = sum(one.bytes for one in self._files.values()) + len(content)
+        if total > MOST_BYTES or len(self._files) >= MOST_FILES:
+            raise ApiError(413, "the run keeps no more files: delete some", code="too_many_files")
+        name = Path(filename.replace("\\", "/")).name[:_LONGEST_NAME] or "file"
+        # Ids are in the order of their making.
+        file_id = f"file-{time.time_ns():016x}{uuid.uuid4().hex[:8]}"
+        one = StoredFile(file_id, len(content), int(time.time()), name, purpose)
+        try:
+            (self._folder / f"{one.id}.data").write_bytes(content)
+            files.sync(self._folder / f"{one.id}.data")
+            files.write_json(self._folder / f"{one.id}.json", asdict(one), durable=True)
+        except OSError:
+            (self._folder / f"{one.id}.data").unlink(missing_ok=True)
+            raise
+        self._files[one.id] = one
+        return one
+
+    def list(self) -> list[StoredFile]:
+        """All of them, the newest first."""
+        return sorted(self._files.values(), key=lambda one: one.id, reverse=True)
+
+    def get(self, file_id: str) -> StoredFile:
+        """What is said of a file. Raises ApiError(404)."""
+        if not _ID.fullmatch(file_id) or file_id not in self._files:
+            raise ApiError(404, "there is no such file", param="file_id", code="not_found")
+        return self._files[file_id]
+
+    def path(self, file_id: str) -> Path:
+        """Where its bytes are. Raises ApiError(404)."""
+        return self._folder / f"{self.get(file_id).id}.data"
+
+    def remove(self, file_id: str) -> None:
+        """Forget a file. Raises ApiError(404)."""
+        one = self.get(file_id)
+        (self._folder / f"{one.id}.json").unlink(missing_ok=True)
+        (self._folder / f"{one.id}.data").unlink(missing_ok=True)
+        del self._files[one.id]

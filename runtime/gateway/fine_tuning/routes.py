@@ -1,0 +1,206 @@
+"""`/v1/files` and `/v1/fine_tuning/jobs`, as the `openai` SDK asks for them.
+
+Neighbours: `file_store.py`, `jobs.py` and `job_runner.py` do the work; `gateway.py` includes the router.
+Supervised learning alone; what of OpenAI's API means nothing here is said in a job's events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, File, Form, Query, Response, UploadFile
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from runtime.gateway.fine_tuning.file_store import TO_LEARN_FROM, FileStore
+from runtime.gateway.fine_tuning.job_runner import JobRunner, Steps
+from runtime.gateway.fine_tuning.jobs import Hyperparameters, Job, JobStore
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.versions.versions import Versions
+from runtime.shared.schema import StepSettings
+
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+_AUTO = "auto"
+
+
+class JobRequest(BaseModel):
+    """`POST /v1/fine_tuning/jobs`. Hyperparameters may also be a step's own settings, such as `schedule`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    training_file: str
+    validation_file: str | None = None
+    hyperparameters: dict[str, Any] | None = None
+    method: dict[str, Any] | None = None
+    seed: int | None = None
+    suffix: str | None = None
+    metadata: dict[str, str] | None = None
+    integrations: list[dict[str, Any]] | None = None
+
+
+class FineTuning:
+    """Files, jobs and what drives them, wired together: `router` answers, `run` is to go on for ever."""
+
+    def __init__(self, state_dir: Path, steps: Steps, versions: Versions, learning_rate: float) -> None:
+        """`learning_rate`: the run's own."""
+        store, jobs = FileStore(state_dir / "files"), JobStore(state_dir / "fine_tuning")
+        runner = JobRunner(jobs, store, steps, versions.named, learning_rate)
+        self.run = runner.run
+        self.router = APIRouter(prefix="/v1")
+        _file_routes(self.router, store)
+        _job_routes(self.router, store, jobs, runner, versions)
+
+
+def _job_routes(
+    router: APIRouter, store: FileStore, jobs: JobStore, runner: JobRunner, versions: Versions
+) -> None:
+
+    @router.post("/fine_tuning/jobs")
+    async def create(request: JobRequest) -> dict[str, Any]:
+        if versions.resolve(request.model).version != versions.current:
+            message = (
+                "training goes on from the newest weights: name the policy, or restore a checkpoint first"
+            )
+            raise ApiError(400, message, param="model")
+        if store.get(request.training_file).purpose != TO_LEARN_FROM:
+            raise ApiError(400, f"its purpose is not {TO_LEARN_FROM}", param="training_file")
+        hyperparameters, settings = _asked(request)
+        job = await _on_disk(
+            jobs.create, model=request.model, training_file=request.training_file,
+            validation_file=request.validation_file, hyperparameters=hyperparameters, settings=settings,
+            seed=request.seed, suffix=request.suffix, metadata=request.metadata,
+        )  # fmt: skip
+        for note in _unheeded(request):
+            jobs.say(job, note, level="warn")
+        runner.wake()
+        return job.body()
+
+    @router.get("/fine_tuning/jobs")
+    async def list_jobs(after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
+        return _page([job.body() for job in jobs.list()], after, limit)
+
+    @router.get("/fine_tuning/jobs/{job_id}")
+    async def retrieve(job_id: str) -> dict[str, Any]:
+        return jobs.get(job_id).body()
+
+    @router.post("/fine_tuning/jobs/{job_id}/cancel")
+    async def cancel(job_id: str) -> dict[str, Any]:
+        job = jobs.get(job_id)
+        if job.status in ("succeeded", "failed"):
+            raise ApiError(400, f"the job has {job.status}", param="fine_tuning_job_id")
+        if not job.ended:
+            await _on_disk(jobs.end, job, "cancelled", "cancelled; steps that were taken stay in the policy")
+            runner.wake()
+        return job.body()
+
+    @router.get("/fine_tuning/jobs/{job_id}/events")
+    async def events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
+        return _page(jobs.events(jobs.get(job_id)), after, limit)
+
+    @router.get("/fine_tuning/jobs/{job_id}/checkpoints")
+    async def checkpoints(job_id: str, after: str | None = None, limit: Limit = 10) -> dict[str, Any]:
+        return _page(_checkpoints(jobs.get(job_id)), after, limit)
+
+
+def _file_routes(router: APIRouter, store: FileStore) -> None:
+    @router.post("/files")
+    async def upload(file: Annotated[UploadFile, File()], purpose: Annotated[str, Form()]) -> dict[str, Any]:
+        if purpose != TO_LEARN_FROM:
+            raise ApiError(400, f"files are for {TO_LEARN_FROM} here", param="purpose")
+        content = await file.read()
+        return asdict(await _on_disk(store.add, content, file.filename or "file", purpose))
+
+    @router.get("/files")
+    async def list_files(
+        after: str | None = None,
+        limit: Limit = 10_000,
+        purpose: str | None = None,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> dict[str, Any]:
+        found = [asdict(one) for one in store.list() if purpose in (None, one.purpose)]
+        return _page(found if order == "desc" else found[::-1], after, limit)
+
+    @router.get("/files/{file_id}")
+    async def retrieve_file(file_id: str) -> dict[str, Any]:
+        return asdict(store.get(file_id))
+
+    @router.get("/files/{file_id}/content")
+    async def content(file_id: str) -> Response:
+        return Response(
+            await asyncio.to_thread(store.path(file_id).read_bytes), media_type="application/octet-stream"
+        )
+
+    @router.delete("/files/{file_id}")
+    async def delete(file_id: str) -> dict[str, Any]:
+        await _on_disk(store.remove, file_id)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+
+async def _on_disk(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Do what writes; a full disk is an answer, not a bug."""
+    try:
+        return work(*given, **named)
+    except OSError as error:
+        message = f"the machine's disk does not take it: {error.strerror or error}"
+        raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
+
+
+def _asked(request: JobRequest) -> tuple[Hyperparameters, StepSettings | None]:
+    """The job's hyperparameters and its steps' settings. Raises ApiError(400)."""
+    method = request.method or {}
+    kind = method.get("type", "supervised")
+    if kind != "supervised":
+        raise ApiError(400, f"method {str(kind)[:40]!r}: only supervised is served here", param="method")
+    given = dict(request.hyperparameters or {})
+    given |= (method.get("supervised") or {}).get("hyperparameters") or {}
+    given = {name: value for name, value in given.items() if value not in (None, _AUTO)}
+    own = {name: given.pop(name) for name in Hyperparameters.model_fields if name in given}
+    try:
+        return Hyperparameters(**own), StepSettings(**given) if given else None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(["hyperparameters", *map(str, first["loc"])])
+        raise ApiError(400, f"{where}: {first['msg'].lower()}", param=where) from None
+
+
+def _unheeded(request: JobRequest) -> list[str]:
+    """What was asked and means nothing here, in words."""
+    notes = []
+    if request.validation_file is not None:
+        notes.append("validation_file: no loss is measured on it; evaluate the checkpoints by their names")
+    if request.suffix is not None:
+        notes.append("suffix: the model's name is the policy's with its version")
+    if request.integrations:
+        notes.append("integrations: launch --wandb online logs the run's steps")
+    return notes
+
+
+def _checkpoints(job: Job) -> list[dict[str, Any]]:
+    return [
+        {
+            "object": "fine_tuning.job.checkpoint",
+            "id": one.id,
+            "created_at": one.created_at,
+            "fine_tuned_model_checkpoint": one.model,
+            "fine_tuning_job_id": job.id,
+            "step_number": one.step_number,
+            "metrics": one.metrics,
+        }
+        for one in reversed(job.checkpoints)
+    ]
+
+
+def _page(found: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
+    """One page of a list, as OpenAI's SDK turns them."""
+    if after is not None:
+        place = next((index for index, one in enumerate(found) if one["id"] == after), None)
+        if place is None:
+            raise ApiError(400, "nothing in the list has this id", param="after")
+        found = found[place + 1 :]
+    shown = found[:limit]
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
+    return {"object": "list", "data": shown, "has_more": len(found) > limit, **ends}
