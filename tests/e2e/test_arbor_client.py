@@ -98,7 +98,16 @@ def test_a10_so_they_do_with_the_whole_product_at_work(home: Path, tmp_path: Pat
     launched = Launched(home, [*arguments, *program], environ={"DSPY_CACHEDIR": str(tmp_path / "cache")})
     try:
         assert launched.wait(900) == 0, launched.stdout + launched.stderr
-        check(launched.events[-1], launched.run_dir / "machine")
+        machine = launched.run_dir / "machine"
+        check(launched.events[-1], machine)
+        # What the client said in Python is what its steps used, each at its place in the job's schedule.
+        lines = [json.loads(line) for line in (machine / "metrics.jsonl").open()]
+        used = [
+            [line["settings"][key] for key in ("learning_rate", "loss", "schedule_step")] for line in lines
+        ]
+        assert used == [[1e-4, "dapo", number] for number in range(3)]
+        scores = [json.loads(line)["score"] for line in (machine / "validations.jsonl").open()]
+        assert len(scores) == 3 and sorted(scores) == scores
     finally:
         launched.kill_tree()
 
