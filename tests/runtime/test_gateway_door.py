@@ -40,12 +40,19 @@ OF_VLLM = [
 ]  # fmt: skip
 
 
+# In the place of what a route's path leaves open.
+PARTS = {
+    "rollout": "r", "step": 1, "name": "step-000001", "model": "policy", "file_id": "file-1",
+    "job_id": "ftjob-1",
+}  # fmt: skip
+
+
 @pytest.mark.slow
 def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_path: Path) -> None:
     config = RuntimeConfig.model_validate(gateway.config | {"state_dir": str(tmp_path)})
     app = build_app(build_parts(config))
     routes = [
-        (method, route.path_format.format(rollout="r", step=1, name="step-000001", model="policy"))
+        (method, route.path_format.format(**PARTS))
         for route in app.routes
         if isinstance(route, Route)
         for method in route.methods or ()

@@ -203,7 +203,10 @@ def test_a_packed_body_is_read_on_every_route(gateway: Gateway, engine: Engine) 
         assert packed(gateway, content, encoding).status_code == 200, encoding
         assert engine.last["messages"] == MESSAGES
     step = json.dumps({"key": "k", "groups": []}).encode()
-    assert refused(packed(gateway, gzip.compress(step), "gzip", "/slipway/steps"))["param"] == "groups"
+    assert (
+        "groups, or examples"
+        in refused(packed(gateway, gzip.compress(step), "gzip", "/slipway/steps"))["message"]
+    )
 
 
 def test_a_body_that_cannot_be_unpacked_is_refused_by_name(gateway: Gateway) -> None:
@@ -248,6 +251,7 @@ def test_several_greedy_answers_are_one_given_so_many_times(gateway: Gateway, en
     body = gateway.chat("greedy", n=4, temperature=0, logprobs=True).json()
     assert engine.last["n"] == 1
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert len({choice.pop("slipway")["sample"] for choice in body["choices"]}) == 4
     assert len({json.dumps(choice | {"index": 0}) for choice in body["choices"]}) == 1
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
     assert gateway.counts("greedy")["samples"] == 4

@@ -80,9 +80,9 @@ def test_g23_one_patience_is_told_to_the_door_the_heart_the_work_and_the_program
     told: dict[str, float] = {}
     open_door, first_beat, watch = Relay.__init__, Pulse.start, Watched.__init__
 
-    def door(self: Relay, socket: Path, port: int | None, replay_seconds: float, token: str) -> None:
+    def door(self: Relay, socket: Path, port: int | None, replay_seconds: float, *others: Any) -> None:
         told["door"] = replay_seconds
-        open_door(self, socket, port, replay_seconds, token)
+        open_door(self, socket, port, replay_seconds, *others)
 
     def beat(self: Pulse, patience_seconds: float, *others: Any) -> None:
         told["heart"] = patience_seconds

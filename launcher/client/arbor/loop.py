@@ -7,9 +7,9 @@ Knows nothing of Arbor's spellings.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from launcher.client.arbor.jobs import Job
+from launcher.client.dspy.rolling import Rolled
 from launcher.client.dspy.training import Training
 
 
@@ -32,7 +32,7 @@ class StoppableTraining(Training):
             self._validate(self.place.step)
             self._restore_best()
 
-    def _roll_out(self, step: int) -> Any:
+    def _roll_out(self, step: int) -> Rolled:
         if self.job is not None and self.job.is_cancelled.is_set():
             raise _NoMoreSteps
         return super()._roll_out(step)

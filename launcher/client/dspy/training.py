@@ -127,7 +127,7 @@ class Training:
         self._validate_if_due(self.place.step)
         under_way: tuple[Rolled, int, float] | None = None
         for step in range(self.place.step, self.plan.steps):
-            rolled = self.rolling.step(step)
+            rolled = self._roll_out(step)
             if under_way is not None:
                 self._finish(*under_way)
             under_way = self._send(rolled)
@@ -139,6 +139,9 @@ class Training:
             if self.alarms.raised and self.plan.on_alarm == "stop":
                 self._stop(under_way)
         self._restore_best()
+
+    def _roll_out(self, step: int) -> Rolled:
+        return self.rolling.step(step)
 
     def _restore_best(self) -> None:
         restored = self.held_out.restore_best(self.place)

@@ -232,6 +232,8 @@ class StepQueue:
     async def _drive(self, step: Step) -> None:
         try:
             if step.state == "queued":
+                if step.kind == "supervised" and step.client_state is None:
+                    step.client_state = self.client_state  # of whoever trains beside it
                 await self._handover.give(step)
             if step.state == "training":
                 self._commit(step, await self._handover.until_committed(step))
