@@ -194,6 +194,7 @@ def test_a05_what_a_keyword_means_is_in_the_settings_of_each_step(
         ({"beta": 0.1, "kl_beta": 0.2}, "kl_beta", "beta says 0.1 of the same"),
         ({"loss_type": "dr_grpo", "scale_rewards": True}, "scale_rewards", "dr_grpo is grpo without"),
         ({"epsilon": 1.5}, "epsilon", "a ratio is never below 0"),
+        ({"lr_scheduler_type": "linear", "warmup_steps": 20}, "warmup_steps", "its rise must end before"),
         ({"soft_completion_penalty_length": 400}, "soft_completion_penalty_length", "give it as well"),
         (
             {"soft_completion_penalty_length": 600, "max_completion_length": 512},

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from runtime.shared.schema import StepSettings
-from runtime.shared.train_config import TrainConfig, complaint
+from runtime.shared.step_settings import SettingsError, settle
 from runtime.shared.train_kwargs.applied import APPLIED, settle_together
 from runtime.shared.train_kwargs.bodies import TrainKwargsRead
 from runtime.shared.train_kwargs.checked import CHECKED
@@ -34,11 +32,6 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
     "frequency_penalty": (0,),
 }
 _HOTTEST = 2.0
-# What the run says of its own loss, or of its own way with answers cut off, is not said of another.
-_BELONG = {
-    "loss": ("normaliser", "constant_tokens", "scale_rewards", "clip_low", "clip_high", "dual_clip"),
-    "overlong": ("overlong_tokens", "overlong_buffer"),
-}
 
 
 @dataclass(frozen=True)
@@ -114,15 +107,7 @@ def _unknown(reading: Reading, name: str) -> None:
 
 def _check_together(reading: Reading) -> None:
     """What contradicts what is the run's own rule, whoever says it (C60)."""
-    run, said = reading.run.config.train, reading.settings
-    values = run.model_dump()
-    for choice, keys in _BELONG.items():
-        if said.get(choice, getattr(run, choice)) != getattr(run, choice):
-            values |= dict.fromkeys(keys)
     try:
-        TrainConfig.model_validate(
-            values | {name: value for name, value in said.items() if name in TrainConfig.model_fields}
-        )
-    except ValidationError as error:
-        key, _, why = complaint(error)
-        reading.refuse(reading.sources.get(key, key), why)
+        settle(reading.run.config.train, StepSettings.model_validate(reading.settings), 1)
+    except SettingsError as error:
+        reading.refuse(reading.sources.get(error.key, error.key), str(error))
