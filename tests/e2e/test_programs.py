@@ -163,8 +163,7 @@ class Trainer:
         return found
 
 
-@pytest.fixture(scope="module")
-def trainer(endpoint: Launched) -> Trainer:
+def session_of(endpoint: Launched) -> Session:
     done = subprocess.run(
         [*endpoint.executable, "env", "shared"],
         env={**os.environ, "LAUNCH_HOME": str(endpoint.home)},
@@ -174,7 +173,12 @@ def trainer(endpoint: Launched) -> Trainer:
     )
     pairs = (line.removeprefix("export ").partition("=") for line in done.stdout.splitlines())
     variables = {name: value.strip("'\"") for name, _, value in pairs}
-    session = connect(variables["LAUNCH_BASE_URL"], variables["LAUNCH_API_KEY"])
+    return connect(variables["LAUNCH_BASE_URL"], variables["LAUNCH_API_KEY"])
+
+
+@pytest.fixture(scope="module")
+def trainer(endpoint: Launched) -> Trainer:
+    session = session_of(endpoint)
     trainer = Trainer(endpoint, session)
     original = session.step
 
@@ -278,3 +282,44 @@ def test_demos_and_a_custom_adapter_are_in_the_prompt_that_is_trained(trainer: T
     assert min(len(line["prompts"][0]) for line in trained.recorded.values()) > longest
     for key, answer in answers(trained).items():
         assert (trained.reward_of(*key) == FORMAT_FAILURE) == answer.failed
+
+
+def test_a05_a_rate_and_a_loss_said_in_python_are_those_of_each_step_and_of_no_other_compile(
+    endpoint: Launched,
+) -> None:
+    session = session_of(endpoint)
+    before = session.status().step
+    said = {
+        "learning_rate": 1e-4, "lr_scheduler_type": "linear", "warmup_steps": 1, "loss_type": "dapo",
+        "weight_decay": 0.01, "max_grad_norm": 0.5, "beta": 0.01, "scale_rewards": False,
+    }  # fmt: skip
+    for train_kwargs, steps, seed in ((said, 3, 0), (None, 1, 1)):
+        program = dspy.Predict("english -> french")
+        program.set_lm(PolicyLM(session, max_tokens=32))
+        optimizer = GRPO(
+            lambda example, prediction, trace=None: value(prediction.french),
+            train_kwargs=train_kwargs,
+            num_train_steps=steps,
+            num_dspy_examples_per_grpo_step=1,
+            num_rollouts_per_grpo_step=4,
+            seed=seed,
+            adapter=Anything(),
+            checkpoint="none",
+            session=session,
+        )
+        data = [dspy.Example(english=it.english).with_inputs("english") for it in training_phrases(3, seed=7)]
+        optimizer.compile(program, trainset=data)
+    lines = session.metrics(after=before)
+    rates = [line["metrics"]["learning_rate"] for line in lines]
+    assert rates == pytest.approx([1e-4, 1e-4, 0.5e-4, lines[3]["settings"]["learning_rate"]])
+    settings = {
+        "loss": "dapo",
+        "weight_decay": 0.01,
+        "max_grad_norm": 0.5,
+        "kl_beta": 0.01,
+        "scale_rewards": False,
+    }
+    for line in lines[:3]:
+        assert {name: line["settings"][name] for name in settings} == settings
+    assert (lines[3]["settings"]["loss"], lines[3]["settings"]["schedule"]) == ("grpo", "constant")
+    assert lines[3]["settings"]["learning_rate"] == 2e-3  # the tiny model's own
