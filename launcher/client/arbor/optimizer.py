@@ -24,7 +24,6 @@ from launcher.client.arbor.spellings import (
     keep_as_here,
     of_program,
     rollouts_as_here,
-    say_of_learning_rate,
     say_of_multitask,
 )
 from launcher.client.arbor.validations import Validations
@@ -113,7 +112,6 @@ class ArborGRPO(GRPO):
         self.train_kwargs = of_program(self._train_kwargs, lms) or {}
         check_train_kwargs(self.train_kwargs)
         self.adapter = of_program(self._adapter, lms)
-        say_of_learning_rate(self.train_kwargs)
         self.session = self.session or server.session()
         for name in {it.model for it in lms if isinstance(getattr(it, "provider", None), ArborProvider)}:
             server.check_model(self.session, name)

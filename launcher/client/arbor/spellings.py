@@ -21,8 +21,6 @@ ByLM = Mapping[dspy.LM, Mapping[str, Any]]
 
 _ROLLOUTS = 4
 _FILL_STRATEGIES = (None, "randint", "max")
-# From here on a learning rate is what people use for LoRA with one update a step.
-_LOW_LEARNING_RATE = 5e-6
 
 
 def check_as_arbor_does(
@@ -111,13 +109,3 @@ def of_program(given: Any, lms: Sequence[Any] | None) -> Any:
 
 def _is_by_lm(given: Any) -> bool:
     return isinstance(given, Mapping) and bool(given) and all(isinstance(it, dspy.BaseLM) for it in given)
-
-
-def say_of_learning_rate(train_kwargs: Mapping[str, Any]) -> None:
-    """Arbor's rates are for many small updates (X12): said, not changed."""
-    rate = train_kwargs.get("learning_rate")
-    if isinstance(rate, (int, float)) and 0 < rate < _LOW_LEARNING_RATE:
-        say_once(
-            f"learning_rate {rate:g} is used as it is. Arbor makes one update for each group, but here one "
-            "update is made of all groups of a step: if the reward does not rise, try 2e-5"
-        )

@@ -141,6 +141,7 @@ class Training:
         self._restore_best()
 
     def _roll_out(self, step: int) -> Rolled:
+        """A step's rollouts; another loop around these steps may end it here."""
         return self.rolling.step(step)
 
     def _restore_best(self) -> None:
