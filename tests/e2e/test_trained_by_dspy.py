@@ -1,4 +1,4 @@
-"""DSPy's own weight optimizers, as they come, on a real engine and trainer.
+"""DSPy's own weight optimizers, as they come, on a real engine and trainer. After the tests that need version 0.
 
 One run for all: an imitation first, then DSPy's GRPO from what came out, then BetterTogether with both.
 """
