@@ -1,4 +1,6 @@
-"""DSPy's own weight optimizers, as they come, on a real engine and trainer. After the tests that need version 0.
+"""DSPy's own weight optimizers, as they come, on a real engine and trainer.
+
+They train the run that other tests share: they come after those that ask its first version.
 
 One run for all: an imitation first, then DSPy's GRPO from what came out, then BetterTogether with both.
 """

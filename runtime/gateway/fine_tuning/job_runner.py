@@ -140,7 +140,7 @@ class JobRunner:
         job.steps += 1
         if status is not None:
             loss = status.metrics.get("loss")
-            job.trained_tokens += status.counts.sampled_tokens
+            job.trained_tokens += status.counts.learned_tokens
             metrics = {"step": float(job.steps), "total_tokens": float(job.trained_tokens)}
             if loss is not None:
                 job.losses.append((job.steps, loss))
