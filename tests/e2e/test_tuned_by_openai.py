@@ -1,4 +1,4 @@
-"""Fine-tuning as the stock `openai` SDK asks for it, on a real engine and trainer: in the run others share."""
+"""Fine-tuning as the stock `openai` SDK asks for it, on a real engine and trainer, in the shared run."""
 
 from __future__ import annotations
 
