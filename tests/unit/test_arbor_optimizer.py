@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -358,6 +359,8 @@ def test_the_provider_starts_and_ends_nothing(run: SmallRun) -> None:
     asked.launch()
     asked.kill()
     assert len(run.posted) == posted
+    assert asked.provider.finetunable and asked.provider.reinforceable
+    assert type(pickle.loads(pickle.dumps(asked.provider))) is ArborProvider  # noqa: S301 - our own
     assert ArborProvider.is_provider_model(asked.model) and not ArborProvider.is_provider_model(
         "openai/gpt-4"
     )
@@ -400,6 +403,7 @@ def test_a09_the_blogs_calls_train_and_its_evaluations_are_never_trainable(run: 
             metric=metric, num_rollouts_per_grpo_step=4, exclude_demos=True, num_train_steps=2, num_threads=4,
         )  # fmt: skip
         optimized = compiler.compile(student=program, trainset=trainset, valset=devset)
+        asked_before = len(run.asked)
         after = evaluate(optimized)
     assert 0 <= before.score <= 100 and 0 <= after.score <= 100
     assert len(direct) == 2 and {it.tag("purpose") for it in direct} == {"eval"}
@@ -411,3 +415,5 @@ def test_a09_the_blogs_calls_train_and_its_evaluations_are_never_trainable(run: 
         it.rollout for request in run.requests.values() for group in request.groups for it in group.members
     }
     assert trained and not trained & {it.tag("rollout") for it in direct}
+    asked_after = run.asked[asked_before:]
+    assert len(asked_after) == 2 and {it.tag("purpose") for it in asked_after} == {"eval"}

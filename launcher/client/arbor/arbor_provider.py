@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any
 
 import dspy
-from dspy.clients.provider import Provider
 
 # DSPy's own `configure` would make this thread the only one that may configure it from then on.
 from dspy.dsp.utils.settings import main_thread_config
@@ -24,17 +23,25 @@ from dspy.utils.callback import BaseCallback
 from launcher.client.arbor import server
 from launcher.client.arbor.said import say_once
 from launcher.client.bodies import PURPOSE_HEADER
+from launcher.client.dspy.addressed import points_at
 from launcher.client.dspy.lm import PolicyLM
-from launcher.client.dspy.programs import points_at
+from launcher.client.dspy.provider import SlipwayProvider
 from launcher.client.failures import NotConnected
+from launcher.client.session import Session
 
 
-class ArborProvider(Provider):
-    """Takes the place of Arbor's. `launch` and `kill` do nothing: the run is up, and `launch` ends it."""
+class ArborProvider(SlipwayProvider):
+    """Takes the place of Arbor's: with it DSPy's own weight optimizers train the run's policy.
 
-    def __init__(self) -> None:
-        super().__init__()
+    `launch` and `kill` do nothing: the run is up, and `launch` ends it.
+    """
+
+    def __init__(self, session: Session | None = None) -> None:
+        super().__init__(session)
         _answer_directly()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArborProvider, ()  # as its base: the run that it is unpickled in
 
     @staticmethod
     def is_provider_model(model: str) -> bool:
