@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import pickle
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import dspy
 import pytest
+from dspy.teleprompt import grpo as dspys
 
 from launcher.client import GRPO, PolicyLM, Refused, arbor
 from launcher.client.arbor import best_copy, jobs
@@ -364,6 +366,22 @@ def test_the_provider_starts_and_ends_nothing(run: SmallRun) -> None:
     assert ArborProvider.is_provider_model(asked.model) and not ArborProvider.is_provider_model(
         "openai/gpt-4"
     )
+
+
+@pytest.mark.process
+def test_dspys_own_grpo_trains_an_lm_of_arbors_as_it_was_written(run: SmallRun) -> None:
+    numbers = itertools.count()
+    run.answer = lambda asked: answering(french=f"mot {next(numbers)}")(asked)
+    program: Any = dspy.Predict("english -> french")
+    program.set_lm(lm(run, api_key="arbor", temperature=1.0, max_tokens=64))
+    compiler = dspys.GRPO(
+        metric=length, exclude_demos=True, num_train_steps=1, num_threads=2,
+        num_dspy_examples_per_grpo_step=2, num_rollouts_per_grpo_step=3,
+    )  # fmt: skip
+    compiler.compile(program, trainset=examples(4))
+    counts = run.steps[1]["counts"]
+    assert (counts["trained"], counts["retokenised"]) == (6, 0)
+    assert {it.headers["authorization"] for it in run.asked} == {f"Bearer {TOKEN}"}
 
 
 class Answering(dspy.Module):

@@ -260,8 +260,7 @@ def _session_of(lm: Any) -> Session:
 
 def _prefix(lm: Any) -> str:
     """What a plain LM's model begins with, to say how it is asked."""
-    before, slash, _ = str(lm.model).rpartition("/")
-    return before + slash if before == "openai" else ""
+    return "openai/" if str(lm.model).startswith("openai/") else ""  # and after it perhaps a hub's name
 
 
 def _name(lm: Any, name: str) -> None:
