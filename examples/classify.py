@@ -51,11 +51,13 @@ def main() -> None:
     parser.add_argument("--offline", action="store_true", help="our own phrases, on the tiny model")
     parser.add_argument("--steps", type=int, default=20, help="of the reward; default: 20")
     parser.add_argument("--epochs", type=int, default=4, help="of the imitation; default: 4")
+    parser.add_argument("--examples", type=int, help="default: 160 offline, else 1000")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
     run = connect()
-    examples, signature = offline(160, asked.seed) if asked.offline else banking(1000, asked.seed)
+    make = offline if asked.offline else banking
+    examples, signature = make(asked.examples or (160 if asked.offline else 1000), asked.seed)
     program = dspy.Predict(signature)
     program.set_lm(PolicyLM(run, max_tokens=64))
     cut = len(examples) * 3 // 5

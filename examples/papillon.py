@@ -11,8 +11,8 @@ privacy (the judge counts the private pieces that the request gives away).
 Rented, the untrusted model and the judge are gpt-4.1-mini with your OPENAI_API_KEY (with `--openai-env` that
 name is the run's own key: put yours into JUDGE_API_KEY), the data is Columbia-NLP/PUPA (`pip install
 "datasets>=3"`). Offline both are played by a small server that this program starts on 127.0.0.1, by
-rules: the tiny model writes a phrase in French, the stranger leaves out each adjective that is not right there,
-and the tiny model reads the rest back in English. "my" is what should not go out.
+rules: the tiny model writes a phrase in French, the stranger leaves out each adjective that is not right
+there, and the tiny model reads the rest back in English. "my" is what should not go out.
 
 Cost and duration: offline $0.00 and OFFLINE on 2 cores; rented about $15 for 3 hours of an H100 and
 gpt-4.1-mini (estimated). Figure to beat: 54.6 → 60.0, of DSPy's tutorial, which trains it with Arbor in 3
