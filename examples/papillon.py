@@ -1,16 +1,22 @@
-"""PAPILLON: a small model guards your private words before a large, untrusted one, and learns to.
+"""PAPILLON: keep what is private at home, and still get the help of a stronger model nobody vouches for.
 
+    launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python papillon.py
     launch -- python papillon.py --offline
-    launch --gpus H100:4 --train-gpus 3 --model Qwen/Qwen2.5-1.5B-Instruct -- python papillon.py
 
-Two predictors are trained together: one writes a request without the private words, the untrusted model
-answers that, the other makes the answer out of what comes back. A judge scores quality and leakage. The
-program is that of DSPy's tutorial in our own words; the judge, which it leaves out, is written out here.
+Two predictors on the policy are trained together. `rewrite` turns a private query into a request that gives
+nothing away; an untrusted model answers that; `compose` makes the answer to the query out of what came back.
+The reward is half quality (a judge holds the response against a strong model's, in both orders) and half
+privacy (the judge counts the private pieces that the request gives away).
 
-Offline: the embedded model, phrases of ours, untrusted model and judge played by this file; 5 minutes or
-less, nothing rented. Rented: the PUPA data and gpt-4.1-mini (`pip install datasets`, OPENAI_API_KEY);
-estimated 3 hours of 4 H100, and OpenAI's part. To beat: 54.6 -> 60.0, as the tutorial reports it. We have not
-run that.
+Rented, the untrusted model and the judge are gpt-4.1-mini with your OPENAI_API_KEY (with `--openai-env` that
+name is the run's own key: put yours into JUDGE_API_KEY), the data is Columbia-NLP/PUPA (`pip install
+"datasets>=3"`). Offline both are played by a small server that this program starts on 127.0.0.1, by
+rules: the tiny model writes a phrase in French, the stranger leaves out each adjective that is not right
+there, and the tiny model reads the rest back in English. "my" is what should not go out.
+
+Cost and duration: offline $0.00 and a few minutes on 2 cores; rented about $15 for 3 hours of an H100 and
+gpt-4.1-mini (estimated). Figure to beat: 54.6 → 60.0, of DSPy's tutorial, which trains it with Arbor in 3
+hours on 4 H100.
 """
 
 import argparse
@@ -18,207 +24,317 @@ import json
 import os
 import random
 import threading
-import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import dspy
 
 from launcher.client import GRPO, PolicyLM, connect, evaluate
 
-OPENAI = "https://api.openai.com/v1"
+UNTRUSTED = "gpt-4.1-mini"
+
+
+class Rewrite(dspy.Signature):
+    """Write a request for a powerful model that nobody vouches for. It must bring back what the user needs
+    and name nothing private: no persons, places, employers, dates or numbers of the user's."""
+
+    user_query = dspy.InputField()
+    llm_request = dspy.OutputField()
+
+
+class Compose(dspy.Signature):
+    """Answer the user's query, with what a powerful model said to a request that hides what is private."""
+
+    llm_request = dspy.InputField(desc="what the powerful model was asked")
+    llm_response = dspy.InputField(desc="what it said; it may be incomplete")
+    user_query = dspy.InputField()
+    response = dspy.OutputField(desc="what the user is told")
 
 
 class Papillon(dspy.Module):
-    """What is trained are the two predictors; the untrusted model is an LM of its own, and is not."""
-
-    def __init__(self, craft, respond, untrusted):
+    def __init__(self, untrusted):
         super().__init__()
-        self.craft = dspy.Predict(craft)
-        self.respond = dspy.Predict(respond)
-        self.untrusted = untrusted
-        # The fields that they write and read.
-        self.asks, (self.knows, self.answers) = craft.split(" -> ")[1], respond.split(" -> ")
+        self.rewrite, self.compose = self.predictors_of()
+        self.untrusted = untrusted  # a plain LM, no predictor: never trained
 
-    def forward(self, **inputs):
-        query = next(iter(inputs.values()))
+    def predictors_of(self):
+        return dspy.ChainOfThought(Rewrite), dspy.Predict(Compose)
+
+    def forward(self, user_query):
         try:
-            request = self.craft(**inputs)[self.asks]
-            came_back = self.untrusted(request)[0]
-            answer = self.respond(**{self.knows: came_back})[self.answers]
-        except dspy.utils.exceptions.AdapterParseError:
-            return dspy.Prediction(query=query, request="", answer="")
-        return dspy.Prediction(query=query, request=request, answer=answer)
+            request = self.asked(user_query)
+            told = self.untrusted(request)[0]
+            response = self.answered(user_query, request, told)
+        except Exception:  # noqa: BLE001 - as the original: what fails has said nothing, which the judge then sees
+            return dspy.Prediction(llm_request="", llm_response="", response="")
+        return dspy.Prediction(llm_request=request, llm_response=told, response=response)
+
+    def asked(self, user_query):
+        return self.rewrite(user_query=user_query).llm_request
+
+    def answered(self, user_query, request, told):
+        return self.compose(llm_request=request, llm_response=told, user_query=user_query).response
 
 
-class Quality(dspy.Signature):
-    """Is the answer at least as good for this user as the reference?"""
+class TinyPapillon(Papillon):
+    """The same for the tiny model, which knows these two signatures and no others."""
+
+    def predictors_of(self):
+        return dspy.Predict("english -> french"), dspy.Predict("french -> english")
+
+    def asked(self, user_query):
+        return self.rewrite(english=user_query).french
+
+    def answered(self, user_query, request, told):
+        return self.compose(french=told).english
+
+
+class AtLeastAsGood(dspy.Signature):
+    """Say whether response A helps the user at least as much as response B."""
 
     user_query: str = dspy.InputField()
-    reference: str = dspy.InputField()
-    answer: str = dspy.InputField()
-    as_good: bool = dspy.OutputField()
+    response_a: str = dspy.InputField()
+    response_b: str = dspy.InputField()
+    at_least_as_good: bool = dspy.OutputField()
 
 
-class Leakage(dspy.Signature):
-    """How many of these private words, or what gives them away, does the request show?"""
+class Leaked(dspy.Signature):
+    """Count how many of the private pieces the request gives away."""
 
-    private_words: list[str] = dspy.InputField()
-    request: str = dspy.InputField()
-    shown: int = dspy.OutputField()
+    private_pieces: list[str] = dspy.InputField()
+    llm_request: str = dspy.InputField()
+    pieces_given_away: int = dspy.OutputField()
 
 
 class Judge(dspy.Module):
-    """A large model's judgement: quality 0 or 1, leakage from 0 to 1."""
-
     def __init__(self, lm):
         super().__init__()
-        self.quality, self.leakage = dspy.ChainOfThought(Quality), dspy.ChainOfThought(Leakage)
+        self.compare, self.count = dspy.Predict(AtLeastAsGood), dspy.Predict(Leaked)
         self.set_lm(lm)
 
-    def forward(self, example, prediction):
-        good = self.quality(
-            user_query=prediction.query, reference=example.reference, answer=prediction.answer
-        )
-        private = example.private
-        shown = self.leakage(private_words=private, request=prediction.request).shown if private else 0
-        return float(good.as_good), min(1.0, max(0, shown) / max(1, len(private)))
+    def forward(self, user_query, new, old, request, pieces):
+        first = self.better(user_query, new, old)
+        second = self.better(user_query, old, new)  # a judge prefers what it reads first, or last
+        quality = first or first == second
+        given_away = self.count(private_pieces=pieces, llm_request=request).pieces_given_away
+        return dspy.Prediction(quality=float(quality), leakage=min(1.0, given_away / len(pieces)))
 
-
-class PlayedJudge:
-    """Offline: right words are quality, private words in the request are leakage."""
-
-    def __call__(self, example, prediction):
-        given, wanted = prediction.answer.lower().split(), example.reference.split()
-        right = sum(a == b for a, b in zip(given, wanted, strict=False)) / max(len(given), len(wanted))
-        said = prediction.request.lower().split()
-        return right, sum(word in said for word in example.private) / max(1, len(example.private))
+    def better(self, user_query, a, b):
+        return self.compare(user_query=user_query, response_a=a, response_b=b).at_least_as_good
 
 
 def metric_of(judge):
-    def metric(example, prediction, trace=None):
-        """The mean of quality and of what was kept private; nothing asked keeps all and helps nobody."""
-        if not prediction.request:
-            return 0.0
-        quality, leakage = judge(example, prediction)
-        return (quality + (1 - leakage)) / 2
+    def overall(example, prediction, trace=None):
+        if not prediction.llm_request:
+            return 0.0  # nothing was asked: silence is private, but worth nothing
+        found = judge(
+            user_query=example.user_query,
+            new=prediction.response,
+            old=example.target_response,
+            request=prediction.llm_request,
+            pieces=example.pieces,
+        )
+        score = (found.quality + 1 - found.leakage) / 2
+        return score if trace is None else score >= 1
 
-    return metric
+    return overall
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a guard of private words before an untrusted model.")
-    parser.add_argument("--offline", action="store_true", help="play the untrusted model and the judge here")
-    parser.add_argument("--steps", type=int, default=None)
-    parser.add_argument("--examples", type=int, default=4, help="examples a step")
-    parser.add_argument("--held-out", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = argparse.ArgumentParser(description="PAPILLON: two predictors, an untrusted model and a judge.")
+    parser.add_argument(
+        "--offline", action="store_true", help="our own data and stand-ins, on the tiny model"
+    )
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--held-out", type=int, default=100, help="examples to judge with; default: 100")
+    parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
     run = connect()
-    setting = offline(asked) if asked.offline else online(asked)
-    program, judge, train, test = setting
-    program.set_lm(PolicyLM(run, max_tokens=64 if asked.offline else 2000))
-    metric = metric_of(judge)
+    if asked.offline:
+        stranger = Stranger()
+        address, key = stranger.address, "offline"
+        train, test = phrases(200, asked.held_out, asked.seed)
+    else:
+        stranger = None
+        address, key = "https://api.openai.com/v1", own_key()
+        train, test = pupa(asked.held_out)
+    # An address of its own: with `launch --openai-env` OPENAI_BASE_URL would send it to the policy.
+    outside = dspy.LM(f"openai/{UNTRUSTED}", api_base=address, api_key=key, max_tokens=2000)
+    program = (TinyPapillon if asked.offline else Papillon)(outside)
+    program.set_lm(PolicyLM(run, max_tokens=64 if asked.offline else 1024))
+    metric = metric_of(Judge(outside))
 
     before = evaluate(program, test, metric)
     optimizer = GRPO(
         metric,
-        num_train_steps=asked.steps or (30 if asked.offline else 500),
-        num_dspy_examples_per_grpo_step=asked.examples,
+        num_train_steps=asked.steps,
+        num_dspy_examples_per_grpo_step=4,
         num_rollouts_per_grpo_step=8,
-        num_steps_for_val=10,
         seed=asked.seed,
     )
-    program = optimizer.compile(program, trainset=train, valset=test)
+    program = optimizer.compile(program, trainset=train)
     after = evaluate(program, test, metric)
-    print(f"held-out: {before.score:.3f} -> {after.score:.3f} over {len(test)}")
+
+    report = optimizer.report
+    scores = " → ".join(f"{it.score:.3f} ± {it.standard_error:.3f}" for it in (before, after))
+    print(f"held-out: {scores}")
+    print(f"groups {report.groups}, of which without variance {report.groups_without_variance}")
+    print(f"answers {report.samples}: trained {report.trained}, dropped {dict(report.dropped)}")
     if run.run_dir:
-        summary = {"before": before.to_dict(), "after": after.to_dict(), "training": optimizer.summary}
-        (run.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        summary = {
+            "before": before.to_dict(),
+            "after": after.to_dict(),
+            "report": report.to_dict(),
+            "predictors": sorted(optimizer.history[0]["rewards"]),
+            "asked_outside": stranger.asked if stranger else None,
+        }
+        (run.run_dir / "papillon.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 
-def online(asked):
-    """The PUPA data and OpenAI's model. Its address and key are named: the run's are not meant."""
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise SystemExit("the PUPA data need one package more: pip install datasets") from None
-    lm = dspy.LM(
-        "openai/gpt-4.1-mini", api_base=OPENAI, api_key=os.environ["OPENAI_API_KEY"], max_tokens=4000
-    )
-    rows = load_dataset("Columbia-NLP/PUPA", "pupa_new")["train"]
-    examples = [
+def own_key():
+    """Your OpenAI key, which is never sent to the run, nor the run's to OpenAI."""
+    key = os.environ.get("JUDGE_API_KEY")
+    if not key and not os.environ.get("OPENAI_BASE_URL"):
+        key = os.environ.get("OPENAI_API_KEY")
+    if not key:
+        raise SystemExit(
+            "the untrusted model and the judge need a key: export JUDGE_API_KEY=... (or --offline)"
+        )
+    return key
+
+
+def pupa(held_out):
+    rows = list(loader()("Columbia-NLP/PUPA", "pupa_new", split="train"))
+    made = [
         dspy.Example(
-            user_query=row["user_query"], reference=row["target_response"],
-            private=[it for it in str(row["pii_units"] or "").split("||") if it],
+            user_query=row["user_query"],
+            target_response=row["target_response"],
+            pieces=row["pii_units"].split("||"),
         ).with_inputs("user_query")
         for row in rows
-    ]  # fmt: skip
-    random.Random(asked.seed).shuffle(examples)
-    program = Papillon("user_query -> llm_request", "llm_response -> answer", lm)
-    return program, Judge(lm), examples[:225], examples[225 : 225 + asked.held_out]
+        if row["pii_units"]
+    ]
+    return made[:225], made[225 : 225 + held_out]
 
 
-# ---------------------------------------------------------------- offline: all of it on this computer
+# Offline: private queries of words that the tiny model knows, and rules in place of the two models.
+
+NOUNS = {
+    "cat": "chat", "dog": "chien", "book": "livre", "garden": "jardin", "boat": "bateau", "bridge": "pont",
+    "house": "maison", "table": "table", "car": "voiture", "door": "porte", "key": "clé", "city": "ville",
+}  # fmt: skip
+FEMININE = {"maison", "table", "voiture", "porte", "clé", "ville"}
+ADJECTIVES = {
+    "black": ("noir", "noire"), "white": ("blanc", "blanche"), "green": ("vert", "verte"),
+    "grey": ("gris", "grise"), "heavy": ("lourd", "lourde"), "cold": ("froid", "froide"),
+}  # fmt: skip
+OWNED = ("my", "the", "this")
+LINKS = ("under", "on", "with", "behind")
 
 
-def words(text):
-    """Each English word with its French."""
-    return [entry.split() for entry in text.split(", ")]
+def phrases(count, held_out, seed):
+    """Different queries such as "my green house behind the car": to train on, and to judge with."""
+    test = drawn(held_out, random.Random("held out"), {})
+    train = drawn(count, random.Random(seed), dict.fromkeys(it.user_query for it in test))
+    return train, test
 
 
-NOUNS = words(
-    "cat chat, dog chien, book livre, garden jardin, bread pain, horse cheval, boat bateau, bridge pont, "
-    "king roi, cheese fromage"
-)
-ADJECTIVES = words(
-    "black noir, white blanc, green vert, blue bleu, grey gris, heavy lourd, cold froid, new neuf"
-)
-# What must not be shown: the colours, in the request's own language.
-PRIVATE = {"noir", "blanc", "vert", "bleu", "gris"}
-
-
-def offline(asked):
-    """Phrases whose colours are private. The untrusted model is an endpoint that this program starts."""
-    played = ThreadingHTTPServer(("127.0.0.1", 0), PlayedModel)
-    threading.Thread(target=played.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{played.server_port}/v1"
-    lm = dspy.LM("openai/gpt-4.1-mini", api_base=address, api_key="played", cache=False)
-    program = Papillon("english -> french", "french -> english", lm)
+def drawn(count, rng, known):
     found = []
-    for noun, _ in NOUNS:
-        for adjective, its in ADJECTIVES:
-            english = f"the {adjective} {noun}"
-            private = [its] if its in PRIVATE else []
-            example = dspy.Example(english=english, reference=english, private=private)
-            found.append(example.with_inputs("english"))
-    held_out = [one for one in found if zlib.crc32(one.english.encode()) % 3 == 0]
-    train = [one for one in found if zlib.crc32(one.english.encode()) % 3]
-    random.Random(asked.seed).shuffle(train)
-    return program, PlayedJudge(), train, held_out[: asked.held_out]
+    while len(found) < count:
+        adjective, noun = rng.choice(sorted(ADJECTIVES)), rng.choice(sorted(NOUNS))
+        rest = ""
+        if rng.random() < 0.5:
+            rest = f" {rng.choice(LINKS)} {rng.choice(sorted(OWNED))} {rng.choice(sorted(NOUNS))}"
+        query = f"my {adjective} {noun}{rest}"
+        if query not in known:
+            known[query] = None
+            # What the strong model told the user: all but the adjective.
+            example = dspy.Example(user_query=query, target_response=f"my {noun}{rest}", pieces=["my"])
+            found.append(example.with_inputs("user_query"))
+    return found
 
 
-class PlayedModel(BaseHTTPRequestHandler):
-    """The untrusted model: it gives back what it was asked, in good form."""
+def understood(request):
+    """What a stranger makes of a French phrase: without the adjectives that are not right there."""
+    words = request.lower().split()
+    kept = []
+    for place, word in enumerate(words):
+        forms = next((it for it in ADJECTIVES.values() if word in it), None)
+        before = words[place - 1] if place else ""
+        if forms is None or (before in NOUNS.values() and word == forms[before in FEMININE]):
+            kept.append(word)
+    return " ".join(kept)
 
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        said = asked["messages"][-1]["content"]
-        text = said if isinstance(said, str) else "".join(part.get("text", "") for part in said)
-        message = {"role": "assistant", "content": " ".join(text.split())}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        body = {"id": "1", "object": "chat.completion", "created": 0, "model": asked["model"]}
-        body |= {"choices": [choice], "usage": usage}
-        content = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
 
-    def log_message(self, format, *args):  # noqa: A002 - as the class has it
-        """Nothing: the terminal is for what is learned."""
+def right_share(response, query):
+    """The share of the words that are the query's, wherever they stand."""
+    given, wanted = response.lower().split(), query.split()
+    return len(set(given) & set(wanted)) / max(len(given), len(wanted))
+
+
+def ruled(text):
+    """The stand-ins' answer to a prompt: a judgement where its fields ask for one, else the stranger's."""
+    if "[[ ## response_a ## ]]" in text:
+        query, a, b = (field(text, name) for name in ("user_query", "response_a", "response_b"))
+        return said("at_least_as_good", right_share(a, query) >= right_share(b, query))
+    if "[[ ## private_pieces ## ]]" in text:
+        pieces = json.loads(field(text, "private_pieces"))
+        words = field(text, "llm_request").lower().split()
+        return said("pieces_given_away", len(pieces) * bool({"mon", "ma", "mes"} & set(words)))
+    return understood(text)
+
+
+def field(text, name):
+    """A field of a prompt that DSPy wrote."""
+    return text.rpartition(f"[[ ## {name} ## ]]\n")[2].partition("\n\n")[0].strip()
+
+
+def said(name, value):
+    return f"[[ ## {name} ## ]]\n{value}\n\n[[ ## completed ## ]]"
+
+
+class Stranger:
+    """An OpenAI-like server on this computer, of this process: the untrusted model and the judge."""
+
+    def __init__(self):
+        self.asked = 0
+        owner = self
+
+        class Door(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                owner.asked += 1
+                message = {"role": "assistant", "content": ruled(body["messages"][-1]["content"])}
+                choice = {"index": 0, "message": message, "finish_reason": "stop"}
+                usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+                answer = {"id": "offline", "object": "chat.completion", "created": 0, "model": body["model"]}
+                sent = json.dumps(answer | {"choices": [choice], "usage": usage}).encode()
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(sent)))
+                self.end_headers()
+                self.wfile.write(sent)
+
+            def log_message(self, *words):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+        self.address = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+def loader():
+    """`datasets.load_dataset`, or how to get it."""
+    try:
+        from datasets import load_dataset  # not needed offline
+    except ImportError:
+        raise SystemExit(
+            'the data needs a package: pip install "datasets>=3" (or run it with --offline)'
+        ) from None
+    return load_dataset
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import html
 import importlib.util
+import json
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -17,11 +20,15 @@ from tests.picture import COLUMNS
 from tests.support.environment import REPOSITORY
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
-TRANSLATING = ("quickstart", "two_predictors")
+TRANSLATING = ("quickstart", "two_predictors", "arbor_quickstart", "better_together")
+# With `--offline`, and public data without it.
+OFFLINE = ("arbor_quickstart", "better_together", "classify", "papillon")
+# What `launch --arbor` puts on a program's path.
+ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
 # What `pip install slipway-rl[dspy]` brings, and our own public surface.
 INSTALLED = {"dspy", "matplotlib"}
-# What an example asks for by its `pip install` line, where its real data are wanted.
-ASKED_FOR = {"datasets"}
+# Only under `launch --arbor`, and only where the data is not our own.
+BESIDE = {"arbor", "datasets"}
 OURS = "launcher.client"
 
 
@@ -41,15 +48,17 @@ def load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"example_{name}", REPOSITORY / "examples" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ARBORS_PLACE)
+        spec.loader.exec_module(module)
     return module
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_imports_our_client_and_what_is_installed_alone(path: Path) -> None:
     others = {name for name in imported(path) if name.partition(".")[0] not in sys.stdlib_module_names}
-    assert OURS in others
-    assert {name.partition(".")[0] for name in others - {OURS}} <= INSTALLED | ASKED_FOR
+    assert {OURS, "arbor"} & others
+    assert {name.partition(".")[0] for name in others - {OURS}} <= INSTALLED | BESIDE
 
 
 @pytest.mark.process
@@ -58,8 +67,9 @@ def test_an_example_copied_alone_says_its_options_in_another_folder(path: Path, 
     copied = tmp_path / path.name
     copied.write_bytes(path.read_bytes())
     done = subprocess.run(
-        [sys.executable, copied.name, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+        [sys.executable, copied.name, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ARBORS_PLACE)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "--steps" in done.stdout
 
@@ -101,3 +111,79 @@ def test_the_picture_and_the_text_beside_it_are_of_one_run() -> None:
     assert any(line.startswith("held-out: ") for line in run)
     assert all(line in picture for line in run if len(line) <= COLUMNS)
     assert "@font-face" not in picture, "whoever looks at it asks nobody for a font"
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_a20_the_head_of_an_example_says_how_to_run_it_what_it_costs_and_what_to_beat(name: str) -> None:
+    head = ast.get_docstring(ast.parse((REPOSITORY / "examples" / f"{name}.py").read_text())) or ""
+    arbor = " --arbor" if name == "arbor_quickstart" else ""
+    assert f"launch{arbor} -- python {name}.py --offline" in head
+    assert f"launch{arbor} --gpus H100" in head
+    said = " ".join(head.partition("Cost and duration: ")[2].split())
+    assert said.startswith("offline $0.00 and ") and "(estimated)" in said
+    assert "Figure to beat: " in said
+    assert name in (REPOSITORY / "examples" / "README.md").read_text()
+
+
+def test_a20_offline_data_is_the_same_for_a_seed_and_the_tiny_model_knows_its_words() -> None:
+    known = {word for it in grammar.phrases(20_000) for word in f"{it.english} {it.french}".split()}
+    classify, papillon = load("classify"), load("papillon")
+    labelled = [(it.english, it.french) for _ in range(2) for it in classify.offline(60, 3)[0]]
+    assert labelled[:60] == labelled[60:] and len(dict(labelled)) == 60
+    assert {word for pair in labelled for word in " ".join(pair).split()} <= known
+    (train, test), again = papillon.phrases(60, 20, 3), papillon.phrases(60, 20, 3)
+    assert (train, test) == again
+    assert not {it.user_query for it in train} & {it.user_query for it in test}
+    assert {word for it in train + test for word in it.user_query.split()} <= known
+    assert {form for forms in papillon.ADJECTIVES.values() for form in forms} <= known
+
+
+def test_a08_the_stand_ins_of_papillon_judge_by_their_rules() -> None:
+    papillon = load("papillon")
+    assert papillon.understood("mon chat noir sous la porte noir") == "mon chat noir sous la porte"
+    stranger = papillon.Stranger()
+    outside = papillon.dspy.LM(
+        "openai/gpt-4.1-mini", api_base=stranger.address, api_key="offline", cache=False
+    )
+    assert outside("mon noir chat") == ["mon chat"]
+    judge = papillon.Judge(outside)
+    of = {"user_query": "my black cat", "old": "my cat", "pieces": ["my"]}
+    good = judge(new="my black cat", request="le chat noir", **of)
+    assert (good.quality, good.leakage) == (1.0, 0.0)
+    bad = judge(new="the dog", request="mon chat noir", **of)
+    assert (bad.quality, bad.leakage) == (0.0, 1.0)
+    assert stranger.asked == 7
+
+
+def test_a08_papillon_never_takes_the_key_of_the_run_for_one_of_openai(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    papillon = load("papillon")
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "of-the-run")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:7453/v1")
+    with pytest.raises(SystemExit, match="JUDGE_API_KEY"):
+        papillon.own_key()
+    monkeypatch.setenv("JUDGE_API_KEY", "of-the-user")
+    assert papillon.own_key() == "of-the-user"
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_a20_where_the_data_needs_a_package_the_error_has_the_line_that_installs_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(SystemExit, match='pip install "datasets>=3"'):
+        load(name).loader()
+    described = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert described["project"]["optional-dependencies"]["examples"] == ["datasets>=3"]
+    assert "examples" not in described["dependency-groups"]["dev"][0], "CI installs nothing of it"
+
+
+def test_a20_the_notebook_is_committed_without_answers_and_its_cells_are_python() -> None:
+    notebook = json.loads((REPOSITORY / "examples" / "notebook.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 3
+    for cell in cells:
+        ast.parse("".join(cell["source"]))
+        assert cell["outputs"] == [] and cell["execution_count"] is None

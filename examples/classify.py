@@ -1,0 +1,142 @@
+"""Classification, as Banking77 asks for it: imitate right answers first, then go on with a reward.
+
+    launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python classify.py
+    launch -- python classify.py --offline
+
+BootstrapFinetune trains the policy on answers of a teacher that were right, GRPO on its own. Rented it sorts
+questions to a bank into 77 intents (PolyAI/banking77, with `pip install "datasets>=3"`) and the policy
+teaches itself; on this computer it names, in French, the colour of what a phrase speaks of, and a teacher who
+knows the answers shows it how.
+
+Cost and duration: offline $0.00 and a few minutes on 2 cores; rented about $3 and an hour on
+one H100 (estimated). Figure to beat: 73.4, the average of six cells in mmGRPO's paper (arXiv 2508.04660), of
+which Banking77 is one task; we have no figure of its own for it.
+"""
+
+import argparse
+import json
+import random
+
+import dspy
+
+from launcher.client import GRPO, PolicyLM, connect, evaluate
+
+COLOURS = {"black": "noir", "white": "blanc", "green": "vert", "blue": "bleu", "grey": "gris"}
+THINGS = (
+    "cat",
+    "dog",
+    "book",
+    "garden",
+    "house",
+    "table",
+    "car",
+    "door",
+    "flower",
+    "key",
+    "mouse",
+    "city",
+    "moon",
+)
+LINKS = ("under", "on", "with", "behind")
+OWNERS = ("the", "a", "my", "this")
+
+
+def right(example, prediction, trace=None):
+    """1 for the right label, else 0."""
+    return float(prediction.french.strip().lower() == example.french)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Classify: imitation, then a reward.")
+    parser.add_argument("--offline", action="store_true", help="our own phrases, on the tiny model")
+    parser.add_argument("--steps", type=int, default=20, help="of the reward; default: 20")
+    parser.add_argument("--epochs", type=int, default=4, help="of the imitation; default: 4")
+    parser.add_argument("--examples", type=int, help="default: 160 offline, else 1000")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+
+    run = connect()
+    make = offline if asked.offline else banking
+    examples, signature = make(asked.examples or (160 if asked.offline else 1000), asked.seed)
+    program = dspy.Predict(signature)
+    program.set_lm(PolicyLM(run, max_tokens=64))
+    cut = len(examples) * 3 // 5
+    train, test = examples[:cut], examples[cut:]
+    before = evaluate(program, test, right)
+
+    imitation = {"num_train_epochs": asked.epochs, "gradient_accumulation_steps": 16}
+    if asked.offline:
+        imitation["learning_rate"] = 3e-3  # the tiny model learns in larger steps
+    teacher = knowing(program, train) if asked.offline else None
+    finetune = dspy.BootstrapFinetune(metric=right, train_kwargs=imitation, num_threads=4)
+    taught = finetune.compile(program, trainset=train, teacher=teacher)
+    between = evaluate(taught, test, right)
+
+    optimizer = GRPO(
+        right,
+        num_train_steps=asked.steps,
+        num_dspy_examples_per_grpo_step=8,
+        num_rollouts_per_grpo_step=8,
+        seed=asked.seed,
+    )
+    program = dspy.Predict(signature)
+    program.set_lm(PolicyLM(run, max_tokens=64))  # the newest, which is what was taught
+    program = optimizer.compile(program, trainset=train)
+    after = evaluate(program, test, right)
+    scores = {"before": before, "imitation": between, "reward": after}
+    for name, found in scores.items():
+        print(f"{name:<10}{found.score:.2f} ± {found.standard_error:.2f}")
+    if run.run_dir:
+        found = {name: it.score for name, it in scores.items()} | {"report": optimizer.report.to_dict()}
+        (run.run_dir / "classify.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
+def knowing(program, examples):
+    """A teacher that gives the right answer to each of these."""
+    answers = {f"## ]]\n{it.english}\n": {"french": it.french} for it in examples}
+    teacher = program.deepcopy()
+    teacher.set_lm(dspy.utils.DummyLM(answers))
+    return teacher
+
+
+def banking(count, seed):
+    """Questions to a bank, each with its intent. The fields are called as offline: one metric for both."""
+    rows = loader()("PolyAI/banking77", split="train")
+    names = rows.features["label"].names
+    signature = dspy.Signature(
+        "english -> french", f"Name the intent of a question to a bank: {', '.join(names)}."
+    )
+    rows = rows.shuffle(seed=seed).select(range(count))
+    return [labelled(row["text"], names[row["label"]]) for row in rows], signature
+
+
+def labelled(text, label):
+    return dspy.Example(english=text, french=label).with_inputs("english")
+
+
+def offline(count, seed):
+    """`count` different phrases with one colour each, such as "my green book behind a cup"."""
+    rng = random.Random(seed)
+    found = {}
+    while len(found) < count:
+        colour = rng.choice(sorted(COLOURS))
+        words = [rng.choice(OWNERS), colour, rng.choice(THINGS)]
+        if rng.random() < 0.5:
+            words += [rng.choice(LINKS), rng.choice(OWNERS), rng.choice(THINGS)]
+        found[" ".join(words)] = COLOURS[colour]
+    return [labelled(text, label) for text, label in found.items()], "english -> french"
+
+
+def loader():
+    """`datasets.load_dataset`, or how to get it."""
+    try:
+        from datasets import load_dataset  # not needed offline
+    except ImportError:
+        raise SystemExit(
+            'the data needs a package: pip install "datasets>=3" (or run it with --offline)'
+        ) from None
+    return load_dataset
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The examples with `--offline`, and the notebook, on the run that other tests share: no run of their own.
+
+They train it, so they come after the tests that ask its first version. What `launch` would set for a program
+is set here, which is what `launch env` is for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.environment import REPOSITORY
+from tests.support.launched import Launched
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = REPOSITORY / "examples"
+ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
+_SECONDS = 300
+# Every cell of a notebook in its order and in one namespace, as Jupyter does it, without Jupyter.
+_CELLS = """
+import json, sys
+names = {"__name__": "__main__"}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        exec(compile("".join(cell["source"]), sys.argv[1], "exec"), names)
+"""
+
+
+@pytest.fixture(scope="module")
+def variables(endpoint: Launched, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a program in this run."""
+    environ = {**os.environ, "LAUNCH_HOME": str(endpoint.home)}
+    done = subprocess.run(
+        [*endpoint.executable, "env", "shared"], env=environ, capture_output=True, text=True, check=True
+    )
+    pairs = (line.removeprefix("export ").partition("=") for line in done.stdout.splitlines())
+    found = {name: value.strip("'\"") for name, _, value in pairs if name.startswith("LAUNCH_")}
+    return environ | found | {"DSPY_CACHEDIR": str(tmp_path_factory.mktemp("dspy"))}
+
+
+def _run(words: list[str], environ: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=REPOSITORY,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def _example(name: str, environ: dict[str, str], *words: str) -> dict[str, Any]:
+    """What an example left in the run's folder."""
+    _run([str(EXAMPLES / f"{name}.py"), "--offline", "--steps", "2", *words], environ)
+    return json.loads((Path(environ["LAUNCH_RUN_DIR"]) / f"{name}.json").read_text())
+
+
+def _all_counted(report: dict[str, Any]) -> None:
+    assert report["trained"] > 0
+    assert report["trained"] + sum(report["dropped"].values()) == report["samples"]
+
+
+def test_a08_papillon_trains_both_predictors_and_nothing_outside_reaches_the_policy(
+    variables: dict[str, str],
+) -> None:
+    """Also where the environment names the run for all of OpenAI's names, as `launch --openai-env` does."""
+    of_openai = {
+        "OPENAI_BASE_URL": variables["LAUNCH_BASE_URL"],
+        "OPENAI_API_KEY": variables["LAUNCH_API_KEY"],
+    }
+    found = _example("papillon", variables | of_openai, "--held-out", "8")
+    report = found["report"]
+    assert found["predictors"] == ["compose", "rewrite"]
+    # 2 steps of 4 examples: a group for each predictor. All that was rolled out was part of a step, and the
+    # one reason not to train a group is that all its rewards were the same.
+    assert (report["groups"], report["rollouts"], report["members"]) == (16, 64, 128)
+    _all_counted(report)
+    assert set(report["dropped"]) <= {"no variance in its group"}
+    assert report["groups"] > report["groups_without_variance"]
+    assert not report["outside"] and not report["calls_outside_rollouts"]
+    # One request for the untrusted model in each of 64 rollouts, and the judge's besides, less what DSPy's
+    # cache has answered: they came to the stand-in, as the run knows no such model (404 to whoever asks).
+    assert found["asked_outside"] > 16
+
+
+def test_a20_arbors_quickstart_runs_as_it_stands(variables: dict[str, str]) -> None:
+    found = _example("arbor_quickstart", variables | {"PYTHONPATH": str(ARBORS_PLACE)})
+    assert set(found["scores"]) == {"-1", "1"}
+    _all_counted(found["report"])
+
+
+def test_a20_prompts_and_then_weights_have_a_score_each(variables: dict[str, str]) -> None:
+    found = _example("better_together", variables)
+    assert {strategy for strategy, _ in found["scores"]} >= {"p", "p -> w"}
+    _all_counted(found["report"])
+
+
+def test_a20_the_notebook_runs_from_its_first_cell_to_its_last(variables: dict[str, str]) -> None:
+    outside = {name: it for name, it in variables.items() if name == "LAUNCH_HOME" or "LAUNCH_" not in name}
+    said = _run(["-c", _CELLS, str(EXAMPLES / "notebook.ipynb")], outside | {"RUN": "shared"})
+    assert "reward" in said.splitlines()[-1]
+
+
+def test_a20_labels_are_imitated_and_then_rewarded(variables: dict[str, str]) -> None:
+    """The last here: after it the policy names colours and translates no more."""
+    found = _example("classify", variables, "--epochs", "1", "--examples", "80")
+    assert 0.0 <= found["before"] <= 1.0 and found["report"]["steps"] == 2
+    report = found["report"]
+    assert report["trained"] + sum(report["dropped"].values()) == report["samples"]
