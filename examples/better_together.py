@@ -54,11 +54,12 @@ def main() -> None:
     together = dspy.BetterTogether(metric=right_words, p=prompts, w=weights)
     best = together.compile(program, trainset=train, valset=held_out, strategy="p -> w")
 
-    for candidate in best.candidate_programs:  # pyright: ignore[reportAttributeAccessIssue] - set by DSPy
+    candidates = vars(best)["candidate_programs"]  # DSPy sets it
+    for candidate in candidates:
         print(f"{candidate['strategy'] or 'as it was':<12}{candidate['score']:6.1f}")
     if run.run_dir:
         found = {
-            "scores": [[it["strategy"], it["score"]] for it in best.candidate_programs],  # pyright: ignore[reportAttributeAccessIssue]
+            "scores": [[it["strategy"], it["score"]] for it in candidates],
             "report": weights.report.to_dict(),
         }
         (run.run_dir / "better_together.json").write_text(json.dumps(found, indent=2) + "\n")

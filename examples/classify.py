@@ -103,7 +103,7 @@ def banking(count, seed):
     """Questions to a bank, each with its intent. The fields are called as offline: one metric for both."""
     rows = loader()("PolyAI/banking77", split="train")
     names = rows.features["label"].names
-    signature = dspy.Signature(
+    signature = dspy.ensure_signature(
         "english -> french", f"Name the intent of a question to a bank: {', '.join(names)}."
     )
     rows = rows.shuffle(seed=seed).select(range(count))
