@@ -105,9 +105,8 @@ def banking(count, seed):
     """Questions to a bank, each with its intent. The fields are called as offline: one metric for both."""
     rows = loader()("PolyAI/banking77", split="train")
     names = rows.features["label"].names
-    signature = dspy.Signature(
-        "english -> french", f"Name the intent of a question to a bank: {', '.join(names)}."
-    )
+    asked = f"Name the intent of a question to a bank: {', '.join(names)}."
+    signature = dspy.Signature("english -> french", asked)  # pyright: ignore[reportCallIssue]
     rows = rows.shuffle(seed=seed).select(range(count))
     return [labelled(row["text"], names[row["label"]]) for row in rows], signature
 
