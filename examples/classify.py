@@ -8,7 +8,8 @@ questions to a bank into 77 intents (PolyAI/banking77, with `pip install "datase
 teaches itself; on this computer it names, in French, the colour of what a phrase speaks of, and a teacher who
 knows the answers shows it how.
 
-Cost and duration: offline $0.00 and a few minutes on 2 cores; rented about $3 and an hour on
+Cost and duration: offline $0.00 and half a minute for 3 steps of imitation and 2
+of reward on 2 busy cores; rented about $3 and an hour on
 one H100 (estimated). Figure to beat: 73.4, the average of six cells in mmGRPO's paper (arXiv 2508.04660), of
 which Banking77 is one task; we have no figure of its own for it.
 """
@@ -42,8 +43,9 @@ OWNERS = ("the", "a", "my", "this")
 
 
 def right(example, prediction, trace=None):
-    """1 for the right label, else 0."""
-    return float(prediction.french.strip().lower() == example.french)
+    """1 for the right label alone; where it stands among other words, its share of them."""
+    said = prediction.french.strip().lower()
+    return float(said == example.french) or said.split().count(example.french) / max(2, len(said.split()))
 
 
 def main() -> None:
@@ -95,7 +97,7 @@ def knowing(program, examples):
     """A teacher that gives the right answer to each of these."""
     answers = {f"## ]]\n{it.english}\n": {"french": it.french} for it in examples}
     teacher = program.deepcopy()
-    teacher.set_lm(dspy.utils.DummyLM(answers))
+    teacher.set_lm(dspy.utils.DummyLM(answers))  # pyright: ignore[reportCallIssue]
     return teacher
 
 
@@ -103,9 +105,8 @@ def banking(count, seed):
     """Questions to a bank, each with its intent. The fields are called as offline: one metric for both."""
     rows = loader()("PolyAI/banking77", split="train")
     names = rows.features["label"].names
-    signature = dspy.ensure_signature(
-        "english -> french", f"Name the intent of a question to a bank: {', '.join(names)}."
-    )
+    asked = f"Name the intent of a question to a bank: {', '.join(names)}."
+    signature = dspy.Signature("english -> french", asked)  # pyright: ignore[reportCallIssue]
     rows = rows.shuffle(seed=seed).select(range(count))
     return [labelled(row["text"], names[row["label"]]) for row in rows], signature
 

@@ -14,9 +14,9 @@ name is the run's own key: put yours into JUDGE_API_KEY), the data is Columbia-N
 rules: the tiny model writes a phrase in French, the stranger leaves out each adjective that is not right
 there, and the tiny model reads the rest back in English. "my" is what should not go out.
 
-Cost and duration: offline $0.00 and a few minutes on 2 cores; rented about $15 for 3 hours of an H100 and
-gpt-4.1-mini (estimated). Figure to beat: 54.6 → 60.0, of DSPy's tutorial, which trains it with Arbor in 3
-hours on 4 H100.
+Cost and duration: offline $0.00 and a minute for 2 steps on 2 busy cores; rented about $15 for 3 hours of an
+H100 and gpt-4.1-mini (estimated). Figure to beat: 54.6 → 60.0, of DSPy's tutorial, which trains it with Arbor
+in 3 hours on 4 H100.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Papillon(dspy.Module):
         self.rewrite, self.compose = self.predictors_of()
         self.untrusted = untrusted  # a plain LM, no predictor: never trained
 
-    def predictors_of(self):
+    def predictors_of(self) -> tuple[dspy.Module, dspy.Module]:
         return dspy.ChainOfThought(Rewrite), dspy.Predict(Compose)
 
     def forward(self, user_query):
@@ -78,7 +78,7 @@ class Papillon(dspy.Module):
 class TinyPapillon(Papillon):
     """The same for the tiny model, which knows these two signatures and no others."""
 
-    def predictors_of(self):
+    def predictors_of(self) -> tuple[dspy.Module, dspy.Module]:
         return dspy.Predict("english -> french"), dspy.Predict("french -> english")
 
     def asked(self, user_query):
@@ -318,8 +318,8 @@ class Stranger:
                 self.end_headers()
                 self.wfile.write(sent)
 
-            def log_message(self, format, *args):  # noqa: A002 - as the class has it
-                """Nothing: the terminal is for what is learned."""
+            def log_message(self, format, *words):  # noqa: A002 - as http.server calls it
+                pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
         self.address = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
