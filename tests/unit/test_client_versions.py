@@ -106,6 +106,23 @@ def test_c55_an_optimizer_that_had_finished_names_its_weights_after_a_loss_as_we
     assert finished(english="hi").french == run.name_of(2)
 
 
+def test_c55_one_that_had_finished_under_an_older_launch_names_the_newest_by_its_weights(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That launch did not write down what came out: of what is served now a number alone could be another's."""
+    begin_life(monkeypatch)
+    compiled(PolicyLM(run.session()))
+    run.lose_machine(to_step=1)
+    begin_life(monkeypatch, 1)
+    compiled(PolicyLM(run.session()))
+    compiled(PolicyLM(run.session()), steps=1)
+    assert run.client_state is not None
+    del run.client_state["names"]
+    begin_life(monkeypatch, 3)
+    finished = compiled(PolicyLM(run.session()))
+    assert finished.lm.model == run.name_of(3)
+
+
 def test_what_is_not_kept_at_the_end_is_said_and_its_training_is_not_lost(
     run: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
