@@ -109,7 +109,7 @@ def test_c55_an_optimizer_that_had_finished_names_its_weights_after_a_loss_as_we
 def test_c55_one_that_had_finished_under_an_older_launch_names_the_newest_by_its_weights(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That launch did not write down what came out: of what is served now a number alone could be another's."""
+    """That launch did not write down what came out: of what is served a number alone could be another's."""
     begin_life(monkeypatch)
     compiled(PolicyLM(run.session()))
     run.lose_machine(to_step=1)
