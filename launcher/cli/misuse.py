@@ -15,7 +15,7 @@ from launcher.base.errors import UsageError, suggestion
 from launcher.cli.invocation import Invocation
 
 VERBS = (
-    "plan", "status", "logs", "ssh", "exec", "push", "pull", "report", "export", "down", "gc", "doctor",
+    "plan", "status", "logs", "ssh", "exec", "push", "pull", "export", "report", "down", "gc", "doctor",
     "env", "config",
 )  # fmt: skip
 _WITH_PROGRAM = ("ssh", "exec")
