@@ -31,8 +31,17 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """`launch` without a command, held until the tests are over; then Ctrl-C, and nothing may be left."""
-    home = make_home(tmp_path_factory.mktemp("endpoint") / "home")
-    launched = Launched(home, ["--name", "shared", "--port", str(free_port())])
+    yield from _held(tmp_path_factory.mktemp("endpoint") / "home")
+
+
+@pytest.fixture(scope="session")
+def pupil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """Another one, for tests that train its policy away from what the others ask of it."""
+    yield from _held(tmp_path_factory.mktemp("pupil") / "home")
+
+
+def _held(folder: Path) -> Iterator[Launched]:
+    launched = Launched(make_home(folder), ["--name", "shared", "--port", str(free_port())])
     try:
         launched.wait_for_text("ready: http", 900)
         yield launched

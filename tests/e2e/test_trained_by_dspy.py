@@ -1,8 +1,6 @@
 """DSPy's own weight optimizers, as they come, on a real engine and trainer.
 
-They train the run that other tests share: they come after those that ask its first version.
-
-One run for all: an imitation first, then DSPy's GRPO from what came out, then BetterTogether with both.
+One run for all, which tests that train it share (`pupil`): an imitation first, then DSPy's GRPO from what came out, then BetterTogether with both.
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ def letters(example: dspy.Example, prediction: dspy.Prediction, trace: Any = Non
 
 
 @pytest.fixture(scope="module")
-def session(endpoint: Launched) -> Session:
+def session(pupil: Launched) -> Session:
     done = subprocess.run(
-        [*endpoint.executable, "env", "shared"],
-        env={**os.environ, "LAUNCH_HOME": str(endpoint.home)},
+        [*pupil.executable, "env", "shared"],
+        env={**os.environ, "LAUNCH_HOME": str(pupil.home)},
         capture_output=True,
         text=True,
         check=True,

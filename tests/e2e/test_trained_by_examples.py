@@ -1,7 +1,6 @@
-"""The examples with `--offline`, and the notebook, on the run that other tests share: no run of their own.
+"""The examples with `--offline`, and the notebook, on the run that tests that train it share (`pupil`).
 
-They train it, so they come after the tests that ask its first version. What `launch` would set for a program
-is set here, which is what `launch env` is for.
+What `launch` would set for a program is set here, which is what `launch env` is for.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
 
 
 @pytest.fixture(scope="module")
-def variables(endpoint: Launched, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def variables(pupil: Launched, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a program in this run."""
-    environ = {**os.environ, "LAUNCH_HOME": str(endpoint.home)}
+    environ = {**os.environ, "LAUNCH_HOME": str(pupil.home)}
     done = subprocess.run(
-        [*endpoint.executable, "env", "shared"], env=environ, capture_output=True, text=True, check=True
+        [*pupil.executable, "env", "shared"], env=environ, capture_output=True, text=True, check=True
     )
     pairs = (line.removeprefix("export ").partition("=") for line in done.stdout.splitlines())
     found = {name: value.strip("'\"") for name, _, value in pairs if name.startswith("LAUNCH_")}

@@ -21,9 +21,9 @@ ENDED = ("succeeded", "failed", "cancelled")
 
 
 @pytest.fixture(scope="module")
-def run(endpoint: Launched) -> Iterator[Session]:
+def run(pupil: Launched) -> Iterator[Session]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAUNCH_HOME", str(endpoint.home))
+        patch.setenv("LAUNCH_HOME", str(pupil.home))
         yield connect("shared")
 
 
