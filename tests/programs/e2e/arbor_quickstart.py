@@ -15,7 +15,7 @@ import arbor  # pyright: ignore[reportMissingImports] - under `launch --arbor` i
 import dspy
 from arbor import ArborGRPO, ArborProvider  # pyright: ignore[reportMissingImports]
 
-from runtime.tiny.grammar import held_out_phrases, training_phrases
+from examples.quickstart import phrases
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=2)
@@ -29,16 +29,10 @@ asked = parser.parse_args()
 server_info = arbor.init()
 
 # The data, shuffled and split
-phrases = [
-    dspy.Example(english=it.english, french=it.french).with_inputs("english")
-    for it in training_phrases(240, asked.seed)
-]
-random.Random(asked.seed).shuffle(phrases)
-trainset = phrases[:200]
-valset = [
-    dspy.Example(english=it.english, french=it.french).with_inputs("english")
-    for it in held_out_phrases(asked.held_out)
-]
+raw_data = phrases(240, asked.seed, held_out=False)
+random.Random(asked.seed).shuffle(raw_data)
+trainset = raw_data
+valset = phrases(asked.held_out, 0, held_out=True)
 
 # The task
 translate_program = dspy.Predict("english -> french")
