@@ -1,6 +1,7 @@
 """DSPy's own weight optimizers, as they come, on a real engine and trainer.
 
-One run for all, which tests that train it share (`pupil`): an imitation first, then DSPy's GRPO from what came out, then BetterTogether with both.
+One run for all, which tests that train it share (`pupil`): an imitation first, then DSPy's GRPO from what
+came out, then BetterTogether with both.
 """
 
 from __future__ import annotations
