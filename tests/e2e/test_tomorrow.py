@@ -30,10 +30,10 @@ EXACT = 1e-3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def this_home(endpoint: Launched) -> Any:
+def this_home(pupil: Launched) -> Any:
     """`launch` of this process and of what it starts looks where the shared run is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAUNCH_HOME", str(endpoint.home))
+        patch.setenv("LAUNCH_HOME", str(pupil.home))
         yield
 
 
@@ -117,7 +117,7 @@ def test_b19_what_is_exported_has_the_served_logprobs(
 
 
 def test_b19_a_run_begins_there_and_a_killed_python_leaves_nothing_of_it(
-    learned: tuple[str, Served], endpoint: Launched
+    learned: tuple[str, Served], pupil: Launched
 ) -> None:
     run, answer = learned
     program = subprocess.Popen(
@@ -133,7 +133,7 @@ def test_b19_a_run_begins_there_and_a_killed_python_leaves_nothing_of_it(
         program.kill()  # -9: it can tidy nothing up
         program.wait()
         program.stdout.close()
-    store = RecordStore(Home(endpoint.home, endpoint.home, endpoint.home))
+    store = RecordStore(Home(pupil.home, pupil.home, pupil.home))
     wait_until(lambda: not store.load(said["run"]).live, 120, "the run is proven to be down")
     assert (store.load(said["run"]).proof or {})["verified"]
     assert not processes_of(said["run"])
