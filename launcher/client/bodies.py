@@ -44,12 +44,17 @@ class Answer(BaseModel):
 # ------------------------------------------------------------------ what is sent
 
 
+SampleId = Annotated[str, Field(min_length=1, max_length=256)]
+# Of one member: the turns of one conversation.
+MOST_SAMPLES = 4096
+
+
 class Member(Body):
     """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
 
-    What it sampled is named by `rollout`, by `messages` and `completion` or `tool_calls`, or by `sample`;
-    `predictor` and `call` narrow the reward to those samples. `reward` None excludes the member and counts
-    `failure` (C22).
+    What it sampled is named by `rollout`, by `messages` and `completion` or `tool_calls`, or by `sample` or
+    `samples`; `predictor` and `call` narrow the reward to those samples. `reward` None excludes the member
+    and counts `failure` (C22).
     """
 
     rollout: str = Field(default="", max_length=128)
@@ -57,6 +62,7 @@ class Member(Body):
     completion: str | None = None
     tool_calls: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     sample: str | None = Field(default=None, min_length=1, max_length=256)
+    samples: Annotated[list[SampleId], Field(min_length=1, max_length=MOST_SAMPLES)] | None = None
     predictor: str | None = None
     call: int | None = Field(default=None, ge=0)
     reward: float | None = None
@@ -64,10 +70,11 @@ class Member(Body):
 
     @model_validator(mode="after")
     def _is_about_one_thing(self) -> Self:
-        named = [bool(self.rollout), self.messages is not None, self.sample is not None]
+        ids = self.sample is not None, self.samples is not None
+        named = [bool(self.rollout), self.messages is not None, *ids]
         answered = self.completion is not None or self.tool_calls is not None
         if sum(named) != 1 or (self.messages is not None) != answered:
-            raise ValueError("a member must have a rollout, or messages and a completion, or a sample")
+            raise ValueError("a member must have a rollout, or messages and a completion, or samples")
         return self
 
 

@@ -113,14 +113,20 @@ class RuntimeConfig(Body):
 # ------------------------------------------------------------------ steps
 
 
+SampleId = Annotated[str, Field(min_length=1, max_length=256)]
+# Of one member: the turns of one conversation.
+MOST_SAMPLES = 4096
+
+
 class Member(Body):
     """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
 
     What it sampled is named in one of three ways: by `rollout`, the tag of its requests; by `messages` and
     `completion` or `tool_calls` or both, the question as it was asked and what the answer's message had, for
-    clients that cannot tag; by `sample`, the id of one sample, as its answer said it. `predictor` and `call`
-    narrow the reward to those samples of the rollout; without them it holds for every sample the rollout
-    made. `reward` None excludes the member and counts `failure` (C22): an excluded reward is not a zero.
+    clients that cannot tag; by `sample` or `samples`, the ids as the answers said them: all answers of one
+    conversation are one member. `predictor` and `call` narrow the reward to those samples of the rollout;
+    without them it holds for every sample the rollout made. `reward` None excludes the member and counts
+    `failure` (C22): an excluded reward is not a zero.
     """
 
     rollout: str = Field(default="", max_length=128)
@@ -128,6 +134,7 @@ class Member(Body):
     completion: str | None = None
     tool_calls: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     sample: str | None = Field(default=None, min_length=1, max_length=256)
+    samples: Annotated[list[SampleId], Field(min_length=1, max_length=MOST_SAMPLES)] | None = None
     predictor: str | None = None
     call: int | None = Field(default=None, ge=0)
     reward: float | None = None
@@ -135,10 +142,11 @@ class Member(Body):
 
     @model_validator(mode="after")
     def _is_about_one_thing(self) -> Self:
-        named = [bool(self.rollout), self.messages is not None, self.sample is not None]
+        ids = self.sample is not None, self.samples is not None
+        named = [bool(self.rollout), self.messages is not None, *ids]
         answered = self.completion is not None or self.tool_calls is not None
         if sum(named) != 1 or (self.messages is not None) != answered:
-            raise ValueError("a member must have a rollout, or messages and a completion, or a sample")
+            raise ValueError("a member must have a rollout, or messages and a completion, or samples")
         return self
 
 

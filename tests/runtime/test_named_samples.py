@@ -188,6 +188,17 @@ def test_b02_a_sample_of_a_rollout_that_is_rewarded_too_is_trained_once(tmp_path
         assert (given.samples, given.trained, given.dropped) == (3, 2, {"named twice": 1})
 
 
+def test_b02_one_conversation_is_one_member_by_the_ids_of_its_answers(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    first, second = (*sampled(store, "r"), *sampled(store, None))
+    (lost,) = record(store, asked("q"), answer([1], choice([2], [-0.5])), delivered=False)
+    whole = Member(samples=[first, second, second], reward=1.0)
+    given = counts(store, whole, Member(samples=[lost, "never:0", first], reward=0.0))
+    assert (given.members, given.trained) == (2, 2)
+    assert given.dropped == {"named twice": 2, "answer not received": 1, "no sample": 1}
+    assert counts(store, Member(samples=["never:0"], reward=1.0)).dropped == {"no sample": 1}
+
+
 def test_b02_a_call_has_one_name_however_it_is_written_and_streamed(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
     request = asked(tools=[TOOL])

@@ -82,7 +82,7 @@ class Snapshot:
     def of(cls, groups: Iterable[Group], store: SampleStore) -> Snapshot:
         """Look up every name that the groups' members have."""
         members = [member for group in groups for member in group.members]
-        named = {member.sample for member in members if member.sample is not None}
+        named = {sample for member in members for sample in _ids(member)}
         samples = {sample: store.of_sample(sample) for sample in named}
         unreceived_samples = {sample: store.unreceived_of_sample(sample) for sample in named}
         rollouts = {one.rollout for one in members}
@@ -161,6 +161,7 @@ class _Sorting:
             self.dropped[refused] += max(1, len(refs))
             self.result.named += [Named(index, member, ref, refused) for ref in refs or [None]]
             return
+        self._count_missing(member)
         self.why = {}
         sequences = [turns for turns in self._sequences(refs) if self._is_fresh(turns)]
         self.result.named += [Named(index, member, ref, self.why.get(ref.id)) for ref in refs]
@@ -168,6 +169,13 @@ class _Sorting:
             self.result.members.append((index, member))
             rewarded = len(self.result.members) - 1
             self.result.sequences += [(turns, rewarded) for turns in sequences]
+
+    def _count_missing(self, member: Member) -> None:
+        """Of a conversation's answers those that are not there; the others are trained without them."""
+        for sample in member.samples or ():
+            if not self.store.of_sample(sample):
+                lost = self.store.unreceived_of_sample(sample)
+                self.dropped["answer not received" if lost else "no sample"] += 1
 
     def counted(self) -> Selection:
         """The selection, with its counts."""
@@ -218,17 +226,22 @@ class _Sorting:
         return fresh
 
 
+def _ids(member: Member) -> list[str]:
+    """The samples that a member names by their own ids."""
+    return member.samples or ([] if member.sample is None else [member.sample])
+
+
 def _refs(group: Group, member: Member, store: Source) -> list[SampleRef]:
     """The samples a member's reward is about."""
-    if member.sample is not None:
-        return store.of_sample(member.sample)
+    if ids := _ids(member):
+        return [ref for sample in ids for ref in store.of_sample(sample)]
     return [ref for ref in store.of_rollout(member.rollout) if _is_named(ref, group, member)]
 
 
 def _unreceived(group: Group, member: Member, store: Source) -> int:
     """How many answers a member's reward would be about, had anyone received them (C52)."""
-    if member.sample is not None:
-        return len(store.unreceived_of_sample(member.sample))
+    if ids := _ids(member):
+        return sum(len(store.unreceived_of_sample(sample)) for sample in ids)
     refs = store.unreceived_of_rollout(member.rollout)
     return sum(_is_named(ref, group, member) for ref in refs)
 

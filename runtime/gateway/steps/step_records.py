@@ -93,8 +93,9 @@ def said_in(request: StepRequest) -> dict[str, Any]:
     unsaid = {name for name in ("examples", "settings") if not getattr(request, name)}
     said = request.model_dump(mode="json", exclude={"key", *unsaid})
     for member in (one for group in said["groups"] for one in group["members"]):
-        if member["tool_calls"] is None:
-            del member["tool_calls"]
+        for name in ("tool_calls", "samples"):
+            if member[name] is None:
+                del member[name]
     return said
 
 
