@@ -45,7 +45,7 @@ class Larger:
         class Door(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                said = body["messages"][-1]["content"]
+                said: str = body["messages"][-1]["content"]
                 english = said.partition("[[ ## english ## ]]\n")[2].partition("\n\n")[0]
                 owner.asked.append(english)
                 self._answer(body["model"], completion("french", known.get(english, english)))
