@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ from launcher.results import run_weights
 from launcher.results.run_weights import RunWeights
 from launcher.screen.output import Output
 from launcher.values.settings import TINY_MODEL
+from runtime.shared.peft_form import engine_rank
 
 _CONFIG = "adapter_config.json"
 _FILES = (_CONFIG, "adapter_model.safetensors")
@@ -46,15 +48,18 @@ def export(output: Output, text: str, to: str, merge: bool, dtype: str | None, e
     weights = run_weights.find(RecordStore(home), text)
     base = base_of(weights)
     target = Path(to).expanduser().absolute()
+    type_of = dtype or dtype_of(weights)
+    serve = _serve_line(weights, base, target, merged=merge, dtype=type_of)
     with _whole(target) as folder:
         if merge:
-            found = _merge(output, home, weights, base, folder, dtype or dtype_of(weights), env_file)
+            found = _merge(output, home, weights, base, folder, type_of, env_file)
         else:
             found = _copy(weights, base, folder)
-        (folder / "README.md").write_text(_card(weights, base, merged=merge, folder=target))
+        (folder / "README.md").write_text(_card(weights, base, serve, merged=merge))
     data = {"into": str(target), "run": weights.record.id, "step": weights.step, "base": base, **found}
     kind = "model" if merge else "adapter"
-    output.result(data, f"{target}: the {kind} of {weights.label}, base {base}")
+    text = f"{target}: the {kind} of {weights.label}, base {base}\nIn vLLM: {serve}"
+    output.result(data | {"serve": serve}, text)
     return EXIT_OK
 
 
@@ -158,14 +163,23 @@ def _not_merged(weights: RunWeights, base: str, said: str) -> LaunchError:
     )
 
 
-def _card(weights: RunWeights, base: str, *, merged: bool, folder: Path) -> str:
+def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, dtype: str) -> str:
+    """The command with which vLLM alone answers as the run did.
+
+    Left to itself it rounds what is float32, and samples with the top-p and penalties that the model's own
+    files ask for. Of ranks it takes those it has kernels for.
+    """
+    words = ["vllm", "serve", str(folder) if merged else base]
+    words += ["--dtype", dtype, "--generation-config", "vllm"]
+    if not merged:
+        rank = engine_rank(json.loads((weights.folder / _CONFIG).read_text())["r"])
+        words += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"policy={folder}"]
+    return shlex.join(words)
+
+
+def _card(weights: RunWeights, base: str, serve: str, *, merged: bool) -> str:
     """What is in the folder, and how it is served: for whoever finds it later."""
     what = "A model" if merged else "A LoRA adapter"
-    how = f"vllm serve {folder}"
-    if not merged:
-        rank = json.loads((weights.folder / _CONFIG).read_text()).get("r")
-        how = f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules policy={folder}"
-    run, step = weights.record.id, weights.step
     run, step = weights.record.id, weights.step
     return f"""---
 base_model: {base}
@@ -174,6 +188,6 @@ library_name: {"transformers" if merged else "peft"}
 {what} trained by reinforcement learning with Slipway: run {run}, step {step}, on {base}.
 
 ```bash
-{how}
+{serve}
 ```
 """

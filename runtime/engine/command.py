@@ -17,6 +17,7 @@ from runtime.engine.parsers import Parsers, parsers_of
 from runtime.shared.architectures import checked_context
 from runtime.shared.memory.engine import cache_bytes
 from runtime.shared.model_shape import shape
+from runtime.shared.peft_form import engine_rank
 from runtime.shared.projections import lora_targets
 from runtime.shared.schema import RuntimeConfig
 
@@ -31,8 +32,6 @@ WORKER_PARTS = "runtime.engine.worker"
 WORKER_EXTENSION = f"{WORKER_PARTS}.WorkerExtension"
 
 _EXECUTOR = f"{WORKER_PARTS}.Executor"
-# The ranks vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # vLLM starts only where its cache holds one sequence of full length: a model's own 128k would not fit here.
 _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
 _SMALL_WEIGHTS_BYTES = 100 * 2**20
@@ -56,7 +55,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
         words += ["--max-num-seqs", str(places)]
     words += ["--scheduling-policy", "priority"]
     words += ["--max-model-len", str(context_length(config))]
-    words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.train.lora.rank))]
+    words += ["--enable-lora", "--max-lora-rank", str(engine_rank(config.train.lora.rank))]
     words += ["--lora-target-modules", *_lora_modules(config)]
     # The served version, those rollouts may still be on, and the one being staged (C35).
     slots = max(engine.max_loras, config.max_staleness + 2)
@@ -189,10 +188,6 @@ def _model_file(model: str, name: str) -> Path:
         return Path(hf_hub_download(model, name))
     except EntryNotFoundError as error:
         raise FileNotFoundError(f"{model} has no {name}") from error
-
-
-def _lora_rank(rank: int) -> int:
-    return next(size for size in _LORA_RANKS if size >= rank)
 
 
 def _cpu_environment(model: str) -> dict[str, str]:

@@ -19,6 +19,8 @@ from runtime.shared.start_adapter import FILES
 
 CONFIG, WEIGHTS = FILES
 PREFIX = "base_model.model."
+# The ranks that vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
+ENGINE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # Where the hub's own library keeps what it downloaded: the name is in the path.
 _DOWNLOADED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+/?$")
 
@@ -40,6 +42,11 @@ class Lora:
     def on(self, target_modules: Sequence[str]) -> Lora:
         """The same on these layers."""
         return replace(self, target_modules=tuple(target_modules))
+
+
+def engine_rank(rank: int) -> int:
+    """What vLLM is told for adapters of this rank."""
+    return next(size for size in ENGINE_RANKS if size >= rank)
 
 
 def portable_name(model: str) -> str:

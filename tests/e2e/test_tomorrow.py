@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,7 @@ from launcher.ledger.records import RecordStore
 from runtime import bootstrap
 from tests.support.environment import PROGRAMS
 from tests.support.launched import Launched, processes_of
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -27,6 +33,12 @@ pytestmark = pytest.mark.slow
 PROMPT = [{"role": "user", "content": "the red cat"}]
 # In fp32, over the few tokens of an answer.
 EXACT = 1e-3
+# vLLM by itself would take nine tenths of the computer for its cache, and compile what is asked twice.
+_SMALL = ("--kv-cache-memory-bytes", str(64 * 2**20), "--enforce-eager")
+_SPARING = {
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,31 +101,100 @@ def export(run: str, to: Path, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def exported(learned: tuple[str, Served], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `launch export` said of the adapter and of the merged model."""
+    folder = tmp_path_factory.mktemp("exported")
+    forms: dict[str, tuple[str, ...]] = {"adapter": (), "merged": ("--merge",)}
+    return {form: export(learned[0], folder / form, *options) for form, options in forms.items()}
+
+
+def python_of_the_runtime() -> str:
+    return str(bootstrap.ensure_environment(Home.find().environments, "cpu"))
+
+
 def in_the_runtime(program: str, *words: str) -> Any:
     """What a program prints that runs with the runtime's Python and without our code."""
-    python = bootstrap.ensure_environment(Home.find().environments, "cpu")
     done = subprocess.run(
-        [str(python), str(PROGRAMS / "runtime" / program), *words],
+        [python_of_the_runtime(), str(PROGRAMS / "runtime" / program), *words],
         capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def close(found: list[float], wanted: list[float]) -> bool:
-    return len(found) == len(wanted) and max(abs(a - b) for a, b in zip(found, wanted, strict=True)) < EXACT
+@dataclass(frozen=True)
+class PlainServer:
+    """vLLM by itself, nothing of ours in it, started by the line that the export gave."""
+
+    process: subprocess.Popen[bytes]
+    base_url: str
+    log: Path
+
+    def ready(self) -> bool:
+        """Whether it answers yet. Fails with what it said where it has ended."""
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            openai.OpenAI(base_url=self.base_url, api_key="none", timeout=5, max_retries=0).models.list()
+        except openai.APIConnectionError:
+            return False
+        return True
 
 
-@pytest.mark.parametrize("options", [(), ("--merge",)], ids=["adapter", "merged"])
+@contextmanager
+def served_plainly(line: str) -> Iterator[PlainServer]:
+    """It ends here with all it has started, whatever happened."""
+    model, *options = shlex.split(line.removeprefix("vllm serve "))
+    port = free_port()
+    # The script `vllm` asks for its version by a package's name that vllm-cpu has not: the same server.
+    words = [python_of_the_runtime(), "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options]
+    words += ["--host", "127.0.0.1", "--port", str(port), *_SMALL]
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | _SPARING
+    # A short path: what it leaves in there are Unix sockets.
+    with tempfile.TemporaryDirectory(prefix="plain-") as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as said:
+            process = subprocess.Popen(
+                words, cwd=folder, env=environ | {"TMPDIR": folder}, stdout=said, stderr=said,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            yield PlainServer(process, f"http://127.0.0.1:{port}/v1", log)
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def plain_vllm(exported: dict[str, Any]) -> Iterator[dict[str, PlainServer]]:
+    """One of each export. They come up while other tests of this file run."""
+    with (
+        served_plainly(exported["adapter"]["serve"]) as adapter,
+        served_plainly(exported["merged"]["serve"]) as merged,
+    ):
+        yield {"adapter": adapter, "merged": merged}
+
+
+def apart(found: list[float], wanted: list[float]) -> float:
+    """The largest difference of two answers' logprobs; of as many tokens."""
+    assert len(found) == len(wanted)
+    return max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("plain_vllm")
+@pytest.mark.parametrize("form", ["adapter", "merged"])
 def test_b19_what_is_exported_has_the_served_logprobs(
-    learned: tuple[str, Served], tmp_path: Path, options: tuple[str, ...]
+    learned: tuple[str, Served], exported: dict[str, Any], form: str
 ) -> None:
-    run, answer = learned
-    said = export(run, tmp_path / "exported", *options)
-    assert said["merged"] == bool(options)
+    answer, said = learned[1], exported[form]
+    assert said["merged"] == (form == "merged")
     ids = json.dumps(answer.prompt + answer.ids)
     of_peft = in_the_runtime("logprobs_of.py", said["into"], ids)
-    assert close(of_peft[len(answer.prompt) - 1 :], answer.logprobs)
+    assert apart(of_peft[len(answer.prompt) - 1 :], answer.logprobs) < EXACT
 
 
 def test_b19_a_run_begins_there_and_a_killed_python_leaves_nothing_of_it(
@@ -127,7 +208,7 @@ def test_b19_a_run_begins_there_and_a_killed_python_leaves_nothing_of_it(
     try:
         said = json.loads(program.stdout.readline())
         begun = served(said["base_url"], said["api_key"], "policy")
-        assert begun.ids == answer.ids and close(begun.logprobs, answer.logprobs)
+        assert begun.ids == answer.ids and apart(begun.logprobs, answer.logprobs) < EXACT
         assert connect("started").run_id == said["run"]
     finally:
         program.kill()  # -9: it can tidy nothing up
@@ -137,6 +218,20 @@ def test_b19_a_run_begins_there_and_a_killed_python_leaves_nothing_of_it(
     wait_until(lambda: not store.load(said["run"]).live, 120, "the run is proven to be down")
     assert (store.load(said["run"]).proof or {})["verified"]
     assert not processes_of(said["run"])
+
+
+@pytest.mark.parametrize("form", ["adapter", "merged"])
+def test_b19_vllm_by_itself_answers_by_the_exports_line_as_the_run_did(
+    learned: tuple[str, Served], exported: dict[str, Any], plain_vllm: dict[str, PlainServer], form: str
+) -> None:
+    answer, said, server = learned[1], exported[form], plain_vllm[form]
+    wait_until(server.ready, 600, server.log.read_text)
+    plain = served(server.base_url, "none", "policy" if form == "adapter" else said["into"])
+    assert (plain.prompt, plain.ids) == (answer.prompt, answer.ids)
+    assert apart(plain.logprobs, answer.logprobs) < EXACT
+    if form == "adapter":
+        base = served(server.base_url, "none", said["base"])
+        assert base.ids != answer.ids or apart(base.logprobs, answer.logprobs) > EXACT, "nothing was learned"
 
 
 def test_b19_a_run_that_is_not_there_is_said_with_what_is(this_home: None) -> None:

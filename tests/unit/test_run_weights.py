@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -136,6 +137,23 @@ def test_b19_an_adapter_is_exported_whole_and_names_its_base(
     assert written == (checkpoint(store, run, 2) / "adapter" / "adapter_model.safetensors").read_bytes()
     assert "step 2" in (target / "README.md").read_text()
     assert [path.name for path in target.parent.iterdir()] == ["adapter"], "nothing half written is left"
+
+
+def test_b19_the_line_that_serves_an_export_says_type_sampling_and_a_rank_vllm_has(
+    store: RecordStore, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    gpu = {"settings": {"model": "tiny", "gpus": "H100:1"}, "model_path": str(model_folder.tiny_folder())}
+    folder = committed.commit(store.folder(store.create(name="odd", details=gpu).id) / "machine", 1)
+    write(folder / "adapter", rank=12)
+    committed.write_manifest(folder, 1)
+    assert export_verb.export(Output(as_json=True), "odd", "out/my adapter", False, None, None) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["serve"] in (tmp_path / "out" / "my adapter" / "README.md").read_text()
+    assert shlex.split(said["serve"]) == [
+        "vllm", "serve", str(model_folder.tiny_folder()), "--dtype", "bfloat16",
+        "--generation-config", "vllm", "--enable-lora", "--max-lora-rank", "16",
+        "--lora-modules", f"policy={said['into']}",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
