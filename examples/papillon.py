@@ -267,7 +267,7 @@ def understood(request):
     for place, word in enumerate(words):
         forms = next((it for it in ADJECTIVES.values() if word in it), None)
         before = words[place - 1] if place else ""
-        if forms is None or (before in NOUNS.values() and word == forms[before in FEMININE]):
+        if forms is None or (before in NOUNS.values() and word == forms[before in FEMININE.values()]):
             kept.append(word)
     return " ".join(kept)
 

@@ -98,7 +98,7 @@ def test_a08_papillon_trains_both_predictors_and_nothing_outside_reaches_the_pol
 
 @pytest.mark.long
 def test_a08_papillons_held_out_score_rises_over_three_seeds(home: Path) -> None:
-    """As its header has it, a run for each seed, the second with `--openai-env`: 100 queries of no training."""
+    """As its header has it, a run for each seed, the second with `--openai-env`; new queries judge."""
     rises = []
     for seed in (1, 2, 3):
         program = [sys.executable, str(EXAMPLES / "papillon.py"), "--offline", "--seed", str(seed)]
