@@ -15,9 +15,9 @@ rules: the tiny model writes a phrase in French, the stranger leaves out each ad
 there, and the tiny model reads the rest back in English. "my" is what should not go out: "my green house" may
 be asked for as "une maison verte", and of the answer the judge asks only what it is about.
 
-Cost and duration: offline $0.00 and a minute for 2 steps on 2 busy cores; rented about $15 for 3 hours of an
-H100 and gpt-4.1-mini (estimated). Figure to beat: 54.6 → 60.0, of DSPy's tutorial, which trains it with Arbor
-in 3 hours on 4 H100.
+Cost and duration: offline $0.00 and five minutes on 2 cores beside much other work, where the score of 100
+held-out queries rose from 0.38 to 0.98 and more; rented about $15 for 3 hours of an H100 and gpt-4.1-mini
+(estimated). Figure to beat: 54.6 → 60.0, of DSPy's tutorial, which trains it with Arbor in 3 hours on 4 H100.
 """
 
 import argparse
