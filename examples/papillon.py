@@ -12,11 +12,12 @@ Rented, the untrusted model and the judge are gpt-4.1-mini with your OPENAI_API_
 name is the run's own key: put yours into JUDGE_API_KEY), the data is Columbia-NLP/PUPA (`pip install
 "datasets>=3"`). Offline both are played by a small server that this program starts on 127.0.0.1, by
 rules: the tiny model writes a phrase in French, the stranger leaves out each adjective that is not right
-there, and the tiny model reads the rest back in English. "my" is what should not go out.
+there, and the tiny model reads the rest back in English. "my" is what should not go out: "my green house" may
+be asked for as "une maison verte", and of the answer the judge asks only what it is about.
 
-Cost and duration: offline $0.00 and a minute for 2 steps on 2 busy cores; rented about $15 for 3 hours of an
-H100 and gpt-4.1-mini (estimated). Figure to beat: 54.6 → 60.0, of DSPy's tutorial, which trains it with Arbor
-in 3 hours on 4 H100.
+Cost and duration: offline $0.00 and five minutes on 2 cores beside much other work, where the score of 100
+held-out queries rose from 0.38 to 0.98 and more; rented about $15 for 3 hours of an H100 and gpt-4.1-mini
+(estimated). Figure to beat: 54.6 → 60.0, of DSPy's tutorial, which trains it with Arbor in 3 hours on 4 H100.
 """
 
 import argparse
@@ -144,7 +145,7 @@ def main() -> None:
     parser.add_argument(
         "--offline", action="store_true", help="our own data and stand-ins, on the tiny model"
     )
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, help="default: 40, or 15 with --offline")
     parser.add_argument("--held-out", type=int, default=100, help="examples to judge with; default: 100")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
@@ -153,11 +154,13 @@ def main() -> None:
     if asked.offline:
         stranger = Stranger()
         address, key = stranger.address, "offline"
-        train, test = phrases(200, asked.held_out, asked.seed)
+        train, test = phrases(150, asked.held_out, asked.seed)
+        steps, examples_per_step = asked.steps or 15, 8  # few of the tiny model's first answers are good
     else:
         stranger = None
         address, key = "https://api.openai.com/v1", own_key()
         train, test = pupa(asked.held_out)
+        steps, examples_per_step = asked.steps or 40, 4
     # An address of its own: with `launch --openai-env` OPENAI_BASE_URL would send it to the policy.
     outside = dspy.LM(f"openai/{UNTRUSTED}", api_base=address, api_key=key, max_tokens=2000)
     program = (TinyPapillon if asked.offline else Papillon)(outside)
@@ -167,8 +170,8 @@ def main() -> None:
     before = evaluate(program, test, metric)
     optimizer = GRPO(
         metric,
-        num_train_steps=asked.steps,
-        num_dspy_examples_per_grpo_step=4,
+        num_train_steps=steps,
+        num_dspy_examples_per_grpo_step=examples_per_step,
         num_rollouts_per_grpo_step=8,
         seed=asked.seed,
     )
@@ -177,7 +180,10 @@ def main() -> None:
 
     report = optimizer.report
     scores = " → ".join(f"{it.score:.3f} ± {it.standard_error:.3f}" for it in (before, after))
-    print(f"held-out: {scores}")
+    rise, error = after.difference(before), after.difference_error(before)
+    print(f"held-out: {scores} over {len(test)} queries: {rise:+.3f} ± {error:.3f}")
+    if rise <= 2 * error:
+        print("that is no rise that could be told from chance")
     print(f"groups {report.groups}, of which without variance {report.groups_without_variance}")
     print(f"answers {report.samples}: trained {report.trained}, dropped {dict(report.dropped)}")
     if run.run_dir:
@@ -219,40 +225,39 @@ def pupa(held_out):
 
 # Offline: private queries of words that the tiny model knows, and rules in place of the two models.
 
-NOUNS = {
-    "cat": "chat", "dog": "chien", "book": "livre", "garden": "jardin", "boat": "bateau", "bridge": "pont",
-    "house": "maison", "table": "table", "car": "voiture", "door": "porte", "key": "clé", "city": "ville",
+MASCULINE = {
+    "cat": "chat", "dog": "chien", "book": "livre", "garden": "jardin", "bread": "pain", "horse": "cheval",
+    "boat": "bateau", "wagon": "wagon", "kiwi": "kiwi", "zebra": "zèbre", "game": "jeu", "bridge": "pont",
+    "brother": "frère", "king": "roi", "yogurt": "yaourt", "cheese": "fromage",
 }  # fmt: skip
-FEMININE = {"maison", "table", "voiture", "porte", "clé", "ville"}
+FEMININE = {
+    "house": "maison", "table": "table", "car": "voiture", "door": "porte", "flower": "fleur", "key": "clé",
+    "sister": "sœur", "apple": "pomme", "chair": "chaise", "mouse": "souris", "city": "ville", "cup": "tasse",
+    "queen": "reine", "shirt": "chemise", "moon": "lune", "shop": "boutique",
+}  # fmt: skip
+NOUNS = MASCULINE | FEMININE
 ADJECTIVES = {
     "black": ("noir", "noire"), "white": ("blanc", "blanche"), "green": ("vert", "verte"),
-    "grey": ("gris", "grise"), "heavy": ("lourd", "lourde"), "cold": ("froid", "froide"),
+    "blue": ("bleu", "bleue"), "grey": ("gris", "grise"), "heavy": ("lourd", "lourde"),
+    "cold": ("froid", "froide"), "expensive": ("cher", "chère"), "new": ("neuf", "neuve"),
 }  # fmt: skip
-OWNED = ("my", "the", "this")
-LINKS = ("under", "on", "with", "behind")
+# Whose it is, or which one: not what a query is about.
+DETERMINERS = {"my", "the", "a", "this"}
 
 
 def phrases(count, held_out, seed):
-    """Different queries such as "my green house behind the car": to train on, and to judge with."""
-    test = drawn(held_out, random.Random("held out"), {})
-    train = drawn(count, random.Random(seed), dict.fromkeys(it.user_query for it in test))
-    return train, test
+    """Different queries such as "my green house": to train on, and to judge with."""
+    pairs = [(adjective, noun) for adjective in ADJECTIVES for noun in NOUNS]
+    random.Random("held out").shuffle(pairs)
+    test, rest = pairs[:held_out], pairs[held_out:]
+    random.Random(seed).shuffle(rest)
+    return [query(*it) for it in rest[:count]], [query(*it) for it in test]
 
 
-def drawn(count, rng, known):
-    found = []
-    while len(found) < count:
-        adjective, noun = rng.choice(sorted(ADJECTIVES)), rng.choice(sorted(NOUNS))
-        rest = ""
-        if rng.random() < 0.5:
-            rest = f" {rng.choice(LINKS)} {rng.choice(sorted(OWNED))} {rng.choice(sorted(NOUNS))}"
-        query = f"my {adjective} {noun}{rest}"
-        if query not in known:
-            known[query] = None
-            # What the strong model told the user: all but the adjective.
-            example = dspy.Example(user_query=query, target_response=f"my {noun}{rest}", pieces=["my"])
-            found.append(example.with_inputs("user_query"))
-    return found
+def query(adjective, noun):
+    """One with what the strong model told the user: all but the adjective."""
+    made = dspy.Example(user_query=f"my {adjective} {noun}", target_response=f"my {noun}", pieces=["my"])
+    return made.with_inputs("user_query")
 
 
 def understood(request):
@@ -262,15 +267,17 @@ def understood(request):
     for place, word in enumerate(words):
         forms = next((it for it in ADJECTIVES.values() if word in it), None)
         before = words[place - 1] if place else ""
-        if forms is None or (before in NOUNS.values() and word == forms[before in FEMININE]):
+        if forms is None or (before in NOUNS.values() and word == forms[before in FEMININE.values()]):
             kept.append(word)
     return " ".join(kept)
 
 
 def right_share(response, query):
-    """The share of the words that are the query's, wherever they stand."""
-    given, wanted = response.lower().split(), query.split()
-    return len(set(given) & set(wanted)) / max(len(given), len(wanted))
+    """The share of the words that are the query's, wherever they stand; whose it is does not count."""
+    given, wanted = (
+        [it for it in text.lower().split() if it not in DETERMINERS] for text in (response, query)
+    )
+    return len(set(given) & set(wanted)) / max(len(given), len(wanted), 1)
 
 
 def ruled(text):
