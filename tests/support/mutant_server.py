@@ -10,6 +10,7 @@ fixture `engine` asks in its turn, with {"wants": "engine"}, and is told the var
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -27,9 +28,11 @@ from typing import IO, Any
 import pytest
 
 OURS = frozenset({"runtime", "launcher", "tests"})
-_TAIL_BYTES = 4000
+_TAIL_BYTES = 16_000
 # Neither pytest's "all passed" nor its "some failed".
 _HUNG, _BROKEN = 124, 70
+# At it, a fork writes where each of its threads is.
+_SAY_WHERE = signal.SIGUSR2
 
 
 def main() -> None:
@@ -72,7 +75,7 @@ def _run(ask: dict[str, Any]) -> dict[str, Any]:
         child = os.fork()
         if child == 0:
             _become(ask, folder, log.fileno(), failed.fileno())
-        code = _wait(child, ask["timeout"])
+        code = _wait(child, log, ask["quiet_seconds"])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -91,6 +94,7 @@ def _become(ask: dict[str, Any], folder: Path, log: int, failed: int) -> None:
         door = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
         for descriptor, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
             os.dup2(source, descriptor)
+        faulthandler.register(_SAY_WHERE, file=2, all_threads=True)
         forget_our_modules(ask["tree"])
         os.environ.update(CI="", TMPDIR=str(folder))
         tempfile.tempdir = None
@@ -116,14 +120,21 @@ def _find_no_smaller_example() -> None:
         hypothesis.settings.load_profile("mutants")
 
 
-def _wait(child: int, timeout: float) -> int:
-    """The fork's exit code; one that hangs is ended, and counts as neither pass nor fail."""
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
+def _wait(child: int, log: IO[bytes], quiet_seconds: float) -> int:
+    """The fork's exit code.
+
+    One that says nothing for so long says where each thread is, and is ended: it neither passed nor failed.
+    """
+    size, since = 0, time.monotonic()
+    while time.monotonic() < since + quiet_seconds:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        if (grown := os.fstat(log.fileno()).st_size) != size:
+            size, since = grown, time.monotonic()
         time.sleep(0.02)
+    os.kill(child, _SAY_WHERE)
+    time.sleep(1)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return _HUNG
