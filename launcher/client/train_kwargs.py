@@ -13,7 +13,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -30,6 +30,9 @@ _HIDDEN = "(not sent)"
 _LORA = ("r", "lora_alpha", "target_modules", "lora_dropout", "bias", "use_rslora", "use_dora", "task_type")
 _DEEPEST = 8
 
+# Whose keywords they are.
+Trainer = Literal["trl", "art"]
+
 
 class TrainKwargs(Body):
     """The question, as the runtime has it."""
@@ -37,6 +40,7 @@ class TrainKwargs(Body):
     train_kwargs: dict[str, Any]
     strict: bool = False
     steps: int | None = None
+    trainer: Trainer = "trl"
 
 
 class Refusal(Answer):
@@ -78,7 +82,11 @@ class Meant:
 
 
 def ask(
-    session: Session, train_kwargs: Mapping[str, Any], steps: int | None = None, strict: bool = True
+    session: Session,
+    train_kwargs: Mapping[str, Any],
+    steps: int | None = None,
+    strict: bool = True,
+    trainer: Trainer = "trl",
 ) -> Meant:
     """What they are on this run; `steps`: how many will be made. Nothing is asked where nothing is said.
 
@@ -87,7 +95,7 @@ def ask(
     """
     if not train_kwargs:
         return Meant()
-    asked = TrainKwargs(train_kwargs=plain(train_kwargs), strict=strict, steps=steps)
+    asked = TrainKwargs(train_kwargs=plain(train_kwargs), strict=strict, steps=steps, trainer=trainer)
     content = json.dumps(asked.model_dump()).encode()
     headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
     response = session.wire.send("POST", _PATH, content, headers)
