@@ -32,6 +32,8 @@ _DEEPEST = 8
 
 # Whose keywords they are.
 Trainer = Literal["trl", "art"]
+# Where a program says them.
+_SAID_IN: dict[Trainer, str] = {"trl": "train_kwargs", "art": "train()"}
 
 
 class TrainKwargs(Body):
@@ -104,19 +106,20 @@ def ask(
     except ValidationError:
         what = "The run does not say what train_kwargs mean"
         raise Refused(what, response.status_code, why=response.text[:300]) from None
+    said_in = _SAID_IN[trainer]
     if answer.refusals:
-        raise _failure(answer.refusals)
+        raise _failure(answer.refusals, said_in)
     settings = answer.settings if answer.settings != StepSettings() else None
-    return Meant(settings, answer.sampling, tuple(f"train_kwargs: {note}" for note in answer.notes))
+    return Meant(settings, answer.sampling, tuple(f"{said_in}: {note}" for note in answer.notes))
 
 
-def _failure(refusals: list[Refusal]) -> TrainingFailed:
+def _failure(refusals: list[Refusal], said_in: str) -> TrainingFailed:
     options = " ".join(dict.fromkeys(it.launch for it in refusals if it.launch))
     fits = f"a run that fits starts with `launch {options} -- python PROGRAM`" if options else None
     take_out = [it.key for it in refusals if not it.launch]
-    change = f"change {', '.join(take_out)} in train_kwargs" if take_out else None
+    change = f"change {', '.join(take_out)} in {said_in}" if take_out else None
     return TrainingFailed(
-        "This run cannot train with these train_kwargs",
+        f"This run cannot train as {said_in} asks",
         why="; ".join(f"{it.key}: {it.why}" for it in refusals),
         hint="; ".join(it for it in (change, fits) if it),
     )
