@@ -1,4 +1,4 @@
-"""openpipe-art as it is installed trains the policy of a run: its newest release, and the one of 2025 (B7, B8).
+"""openpipe-art as it is installed trains the policy of a run: its newest release, and that of 2025 (B7, B8).
 
 Each in an environment of its own, whose pins are not ours, over HTTP; both on one run, one after the other.
 """

@@ -107,7 +107,7 @@ class SlipwayBackend:
         """One step on these groups, until it is served. The keywords are those of ART's `LocalBackend`.
 
         What is not said is as the run says. Where nothing can be trained there is no step, and why is
-        said. Raises TrainingFailed for a keyword that the run cannot follow, or nothing to train for too long.
+        said. Raises TrainingFailed for a keyword that the run cannot follow, or nothing to train for long.
         """
         groups = list(trajectory_groups)
         return await asyncio.to_thread(self._training.step, groups, keywords)

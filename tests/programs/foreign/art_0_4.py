@@ -8,10 +8,12 @@ The last line that it prints is what it found.
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 import art
+import httpx
 
-tasks = json.load(open(sys.argv[1]))
+tasks = json.loads(Path(sys.argv[1]).read_text())
 steps, learning_rate = int(sys.argv[2]), float(sys.argv[3])
 backend = art.Backend(base_url=sys.argv[4])
 model = art.TrainableModel(name="agent-001", project="french", base_model="tiny")
@@ -21,7 +23,7 @@ found = {"sampled": [], "steps": [], "rewards": []}
 def reward_of(said, right):
     """The share of its right words, in their places."""
     words, wanted = said.split(), right.split()
-    return sum(a == b for a, b in zip(words, wanted)) / max(len(words), len(wanted), 1)
+    return sum(a == b for a, b in zip(words, wanted, strict=False)) / max(len(words), len(wanted), 1)
 
 
 async def rollout(model, task):
@@ -57,7 +59,7 @@ async def main():
         await model.delete_checkpoints()
     try:
         await model.train(groups, config=art.TrainConfig(), _config={"advantage_balance": 0.5})
-    except Exception as error:
+    except httpx.HTTPStatusError as error:
         found["refused"] = str(error)
     found["torch"] = "torch" in sys.modules
     print(json.dumps(found))

@@ -9,28 +9,29 @@ prints is what it found.
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 import art
+
 from launcher.client.art import SlipwayBackend
 
-tasks = json.load(open(sys.argv[1]))
+tasks = json.loads(Path(sys.argv[1]).read_text())
 steps, learning_rate = int(sys.argv[2]), float(sys.argv[3])
 backend = SlipwayBackend()
 model = art.TrainableModel(name="agent-001", project="french", base_model="tiny")
 prompted = art.Model(name="prompted", project="french", inference_model_name="base")
-found = {"sampled": [], "steps": [], "rewards": [], "torch": None}
+found = {"sampled": [], "steps": [], "rewards": [], "named": None}
 
 
 def reward_of(said, right):
     """The share of its right words, in their places."""
     words, wanted = said.split(), right.split()
-    return sum(a == b for a, b in zip(words, wanted)) / max(len(words), len(wanted), 1)
+    return sum(a == b for a, b in zip(words, wanted, strict=False)) / max(len(words), len(wanted), 1)
 
 
 def text_of(choice):
-    return (choice.message.content or "").split("## ]]")[1:2] and choice.message.content.split("## ]]")[
-        1
-    ].split("[[")[0]
+    parts = (choice.message.content or "").split("## ]]")
+    return parts[1].split("[[")[0] if len(parts) > 1 else ""
 
 
 async def ask(asked, task):
@@ -54,6 +55,10 @@ async def rollout(asked, task, place=0):
         )
     trajectory.reward = reward_of(text_of(choice), task["right"])
     return trajectory.finish()
+
+
+def history_of(logged):
+    return Path(logged._get_output_dir(), "history.jsonl").read_text().splitlines()
 
 
 def samples_of(groups):
@@ -128,10 +133,9 @@ async def main():
     )
     found["named"] = named.model
     await backend.close()
-    history = [json.loads(line) for line in open(f"{model._get_output_dir()}/history.jsonl")]
+    history = [json.loads(line) for line in history_of(model)]
     found["history"] = [sorted(line) for line in history]
-    found["learned"] = max((line.get("loss/train", 0.0) for line in history), default=None)
-    found["prompted"] = sum(1 for _ in open(f"{prompted._get_output_dir()}/history.jsonl"))
+    found["prompted"] = len(history_of(prompted))
     found["state"] = model.read_state()["done"]
     found["torch"] = "torch" in sys.modules
     print(json.dumps(found))
