@@ -173,7 +173,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         )  # fmt: skip
 
     arbor = Jobs(surroundings("trl"))
-    art = Art(surroundings("art"), ModelNames.of(config))
+    art = Art(surroundings("art"), ModelNames.of(config), samples.of_content)
     versions.also = lambda name: arbor.model(name) or art.models.named(name)
     return Parts(
         clients=clients,

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.slow
 
 FOREIGN = PROGRAMS / "foreign"
 _SECONDS = 900
+# What the tiny model ends an answer with.
+END = "<|im_end|>"
 
 
 @dataclass
@@ -128,7 +130,7 @@ def test_b07_openpipe_art_as_it_is_trains_with_its_backend_line_changed(run: Run
 def test_b08_openpipe_art_of_2025_trains_over_its_own_routes_without_a_key(run: Run, tmp_path: Path) -> None:
     data = tasks(tmp_path, 2, 2, seed=1)
     said = run.said_of(python_with(ART_OF_2025), tmp_path, "art_0_4.py", str(data), "1", "1e-3", run.address)
-    check(run, said)
+    check_texts(run, said)
     settings = run.line_of(said["steps"][0])["settings"]
     assert (settings["learning_rate"], settings["kl_beta"]) == (1e-3, 0.0)
     # httpx shows no body: the refusal is in the line that it shows.
@@ -175,10 +177,11 @@ def test_b07_b08_reward_rises_on_the_tiny_model(release: str, home: Path, tmp_pa
         words = (str(tasks(tmp_path, 96, 8)), "12", "2e-3")
         if release == "0.5.18":
             said = run.said_of(python_with(ART), tmp_path, "art_0_5.py", *words, **run.of_this())
+            check(run, said)
         else:
             said = run.said_of(python_with(ART_OF_2025), tmp_path, "art_0_4.py", *words, run.address)
+            check_texts(run, said)
         print(json.dumps({"release": release, "rewards": [round(one, 3) for one in said["rewards"]]}))
-        check(run, said)
         assert mean(said["rewards"][-4:]) > mean(said["rewards"][:4]) + 0.1
     finally:
         launched.kill_tree()
@@ -188,8 +191,26 @@ def check(run: Run, said: dict[str, Any]) -> None:
     """What was sampled is what was trained: nothing else, nothing twice, no text made into other tokens."""
     for step, sampled in said["sampled"]:
         assert run.trained_in(step) == sorted(sampled)
-        counts = run.line_of(step)["counts"]
-        assert counts["retokenised"] == 0 and counts["samples"] == len(sampled)
-        assert counts["trained"] + sum(counts["dropped"].values()) == counts["samples"]
+        check_counts(run, step, len(sampled))
     everything = [sample for _, sampled in said["sampled"] for sample in sampled]
     assert len(everything) == len(set(everything))
+
+
+def check_texts(run: Run, said: dict[str, Any]) -> None:
+    """The same of a client that keeps no names: by the texts of the samples that were trained."""
+    trained = []
+    for step, texts in said["said"]:
+        path = run.machine / "logs" / "rollouts" / f"step-{step:06d}.jsonl"
+        lines = [json.loads(line) for line in path.open()]
+        assert sorted(line["completion"].removesuffix(END).strip() for line in lines) == sorted(
+            text.strip() for text in texts
+        )
+        check_counts(run, step, len(texts))
+        trained += run.trained_in(step)
+    assert len(trained) == len(set(trained))
+
+
+def check_counts(run: Run, step: int, sampled: int) -> None:
+    counts = run.line_of(step)["counts"]
+    assert counts["retokenised"] == 0 and counts["samples"] == sampled
+    assert counts["trained"] + sum(counts["dropped"].values()) == counts["samples"]

@@ -87,6 +87,16 @@ def own(tmp_path: Path) -> Iterator[Callable[..., Wire]]:
         yield make
 
 
+def without_names(trajectory: dict[str, Any]) -> dict[str, Any]:
+    """As the client keeps it that streams in its gather: the words of a choice, and nothing beside them."""
+    kept = {"finish_reason", "index", "logprobs", "message"}
+    history = [
+        {name: value for name, value in one.items() if name in kept} if "message" in one else one
+        for one in trajectory["messages_and_choices"]
+    ]
+    return {**trajectory, "messages_and_choices": history}
+
+
 def ids(trajectory: dict[str, Any]) -> list[str]:
     return [one["slipway"]["sample"] for one in trajectory["messages_and_choices"] if "slipway" in one]
 
@@ -129,10 +139,25 @@ def test_b12_another_models_choice_in_a_history_is_counted_and_never_trained(sha
     assert sorted(shared.wire.trainer.trained[step]) == sorted({*ids(pair[0]), *ids(pair[1])})
 
 
-def test_b08_the_same_groups_again_are_the_same_step(shared: Client) -> None:
+def test_b08_a_choice_that_lost_its_name_is_found_by_what_was_said_and_no_other_is(shared: Client) -> None:
+    pair = [shared.trajectory(float(number), turns=2) for number in range(4)]
+    judged = without_names(pair[1])
+    judged["messages_and_choices"].append(JUDGE)
+    (line,) = shared.train([[without_names(pair[0]), judged, pair[2], without_names(pair[3])]])
+    assert (line["samples_trained"], line["samples_left_out"]) == (8, 1)
+    step = max(shared.wire.trainer.trained)
+    assert sorted(shared.wire.trainer.trained[step]) == sorted(one for it in pair for one in ids(it))
+    batch = json.loads((shared.wire.folder / f"steps/{step:06d}/batch.json").read_text())
+    assert batch["counts"]["retokenised"] == 0
+
+
+def test_b08_one_request_asked_again_is_one_step_and_no_sample_is_trained_twice(shared: Client) -> None:
     pair = [shared.trajectory(0.0), shared.trajectory(1.0)]
-    first = shared.train([pair])
-    assert shared.train([pair]) == first
+    headers = {"x-slipway-request": "one-request"}
+    answers = {shared.ask("/_train_model", shared.body([pair]), headers=headers) for _ in range(3)}
+    assert len(answers) == 1 and json.loads(answers.pop())["samples_trained"] == 2
+    assert shared.train([pair]) == [], "sent anew they were trained before"
+    assert shared.train([[without_names(one) for one in pair]]) == []
     assert len(shared.wire.trained) == len(set(shared.wire.trained))
 
 

@@ -110,21 +110,6 @@ def test_b09_keywords_are_settings_of_that_step_notes_and_refusals(
     assert len(run.requests) == 2
 
 
-def test_b07_a_release_whose_model_trains_by_itself_is_served_too(
-    run: SmallRun, backend: SlipwayBackend
-) -> None:
-    async def trained() -> list[Any]:
-        config = SimpleNamespace(model_dump=lambda: {"learning_rate": 1e-4, "beta": 0.0})
-        steps = backend._train_model(MODEL, [pair("a/0", "b/0")], config, {"epsilon": 0.1})
-        return [line async for line in steps]
-
-    (line,) = asyncio.run(trained())
-    assert line["num_gradient_steps"] == 1
-    settings = run.requests[1].settings
-    assert settings is not None
-    assert (settings.learning_rate, settings.kl_beta, settings.clip_low) == (1e-4, 0.0, 0.1)
-
-
 @pytest.mark.parametrize(
     ("size", "rate", "batches", "rates"),
     [

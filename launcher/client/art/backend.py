@@ -13,6 +13,8 @@ import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Self
 
+import httpx
+
 from launcher.client.answers import json_of, refusal
 from launcher.client.art import supervised
 from launcher.client.art.said import say_once
@@ -81,7 +83,7 @@ class SlipwayBackend:
         """
         if not _is_trainable(model):
             return
-        said = await self._post("/register", _said_of(model))
+        said = json_of(await self._sent("/register", _said_of(model)))
         for note in said.get("notes") or ():
             say_once(str(note))
 
@@ -120,11 +122,17 @@ class SlipwayBackend:
         dev_config: Any,
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
-        """The same for releases whose model trains by itself: `model.train(groups, config=…)`."""
-        keywords = {**_fields(config), **_fields(dev_config), "verbose": verbose}
-        result = await self.train(model, trajectory_groups, **keywords)
-        if result.trained:
-            yield {"num_gradient_steps": 1.0, **result.metrics}
+        """For release 0.4, whose model trains by itself: `model.train(groups, config=…)`.
+
+        It loses what a choice carries beside its words, so the run looks for its samples by what was said.
+        """
+        body = {
+            **_logged(model, trajectory_groups), "config": _fields(config), "dev_config": _fields(dev_config),
+            "verbose": verbose,
+        }  # fmt: skip
+        answer = await self._sent("/_train_model", body)
+        for line in answer.text.splitlines():
+            yield json.loads(line)
 
     def _train_sft(
         self,
@@ -155,13 +163,11 @@ class SlipwayBackend:
 
     async def _delete_checkpoints(self, model: Any, benchmark: str, benchmark_smoothing: float = 1.0) -> None:
         """The same for release 0.4, of whose models the run has what was logged."""
-        await self._post(f"/_delete_checkpoints?benchmark={benchmark}", _said_of(model))
+        await self._sent(f"/_delete_checkpoints?benchmark={benchmark}", _said_of(model))
 
     async def _log(self, model: Any, trajectory_groups: Iterable[Any], split: str = "val") -> None:
         """For release 0.4, whose backend keeps what a model's trajectories were."""
-        groups = [group.model_dump(mode="json") for group in trajectory_groups]
-        body = {"model": _said_of(model), "trajectory_groups": groups, "split": split}
-        await self._post("/_log", body)
+        await self._sent("/_log", {**_logged(model, trajectory_groups), "split": split})
 
     async def _experimental_push_to_s3(self, model: Any, **others: Any) -> None:
         """Nothing is copied."""
@@ -171,14 +177,14 @@ class SlipwayBackend:
         """Nothing is copied."""
         say_once("nothing is fetched: the run goes on where it is, and `launch --resume` takes one up again")
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def _sent(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         """An answer of the run's. Raises Refused."""
         content = json.dumps(body).encode()
         headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
         answer = await asyncio.to_thread(self.session.wire.send, "POST", path, content, headers)
         if answer.is_error:
             raise refusal("POST", path, answer)
-        return json_of(answer)
+        return answer
 
 
 def _is_trainable(model: Any) -> bool:
@@ -197,6 +203,12 @@ def _said_of(model: Any) -> dict[str, Any]:
         "base_model": getattr(model, "base_model", None),
         "_internal_config": plain(said) | unread,
     }
+
+
+def _logged(model: Any, trajectory_groups: Iterable[Any]) -> dict[str, Any]:
+    """Groups of trajectories as release 0.4 sends them."""
+    groups = [group.model_dump(mode="json") for group in trajectory_groups]
+    return {"model": _said_of(model), "trajectory_groups": groups}
 
 
 def _fields(config: Any) -> dict[str, Any]:

@@ -3,38 +3,26 @@
     {"model", "trajectory_groups": [{"trajectories": [{"messages_and_choices", "additional_histories",
      "reward", "metrics"}], "exceptions"}], "config", "dev_config", "split"}
 
-A trajectory is one member, by the samples that its choices name (`slipway`). Nothing is matched by its text:
-a choice of another model, in whose place another's words would be trained, is counted. Neighbours: routes.py
-reads with these. Pure.
+Neighbours: routes.py reads with these; members.py finds which samples the choices are. Pure.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from pydantic import ValidationError
-
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.shared.schema import Group, Member
 
 MOST_GROUPS = 4096
 # What a name may not be: it is asked for as a model, and `@` stands before a step.
 _NAME = re.compile(r"[^\s@/\\\x00-\x1f][^@\\\x00-\x1f]{0,127}")
 _SPLIT = re.compile(r"[\w.-]{1,64}")
 _METRICS = 64
-
-# As `launcher/client/trajectories/members.py` says it of the same.
-OTHERS = "answer of another model"
-EMPTY = "no answer in its trajectory"
-TWICE = "named twice"
 
 
 @dataclass(frozen=True)
@@ -48,27 +36,36 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """An answer in a history: the sample that it names, if any, and what stood before it."""
+
+    sample: str | None
+    message: dict[str, Any]
+    before: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The answers of its histories, its own first; one that has no reward has None."""
+
+    choices: list[Choice]
+    reward: float | None
+
+
+@dataclass(frozen=True)
 class Groups:
-    """Groups to train, what of them is left out, by reason, and how their trajectories were, by split."""
+    """Groups of trajectories, the exceptions among them by type, and how they were on average."""
 
-    groups: list[Group]
-    dropped: Counter[str]
+    groups: list[list[Trajectory]]
+    raised: Counter[str]
     means: dict[str, float]
-    rewards: list[float]
-    digest: str
-
-    @property
-    def standard_error(self) -> float | None:
-        """Of the mean reward."""
-        count = len(self.rewards)
-        return stdev(self.rewards) / math.sqrt(count) if count > 1 else None
 
 
 @dataclass
 class _Seen:
     """What has been read of some groups so far."""
 
-    dropped: Counter[str] = field(default_factory=Counter)
+    raised: Counter[str] = field(default_factory=Counter)
     values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -122,53 +119,41 @@ def groups_of(said: dict[str, Any]) -> Groups:
     seen, groups = _Seen(), []
     for number, one in enumerate(listed):
         try:
-            members = [*_members(one, seen)]
-            groups += [Group(id=str(number), members=members)] if members else []
-        except (AttributeError, TypeError, ValidationError) as error:
+            groups.append([*_trajectories(one, seen)])
+        except (AttributeError, TypeError, KeyError) as error:
             where = f"trajectory_groups[{number}]"
             raise ApiError(400, f"{where} is no group of trajectories", param=where) from error
-    means = {name: mean(values) for name, values in seen.values.items()}
-    return Groups(groups, seen.dropped, means, seen.values.get("reward", []), _digest(groups))
+    return Groups(groups, seen.raised, {name: mean(values) for name, values in seen.values.items()})
 
 
-def _members(group: dict[str, Any], seen: _Seen) -> Iterator[Member]:
+def _trajectories(group: dict[str, Any], seen: _Seen) -> Iterator[Trajectory]:
     for exception in group.get("exceptions") or ():
         words = re.findall(r"\w+", str(exception.get("type")))
-        seen.dropped[f"raised {words[-1] if words else 'an error'}"[:80]] += 1
+        seen.raised[f"raised {words[-1] if words else 'an error'}"[:80]] += 1
         seen.values["exception_rate"].append(1.0)
     for trajectory in group["trajectories"]:
         seen.values["exception_rate"].append(0.0)
         reward = _number(trajectory.get("reward"))
-        if reward is not None and math.isfinite(reward):
-            seen.values["reward"].append(reward)
-        for name, value in [*(trajectory.get("metrics") or {}).items()][:_METRICS]:
+        measured = [("reward", reward), *[*(trajectory.get("metrics") or {}).items()][:_METRICS]]
+        for name, value in measured:
             number = _number(value)
             if number is not None and math.isfinite(number):
                 seen.values[str(name)[:64]].append(number)
-        samples = _samples(trajectory, seen.dropped)
-        if samples:
-            failure = "no reward" if reward is None else None
-            yield Member(samples=samples, reward=reward, failure=failure)
+        histories = (trajectory, *(trajectory.get("additional_histories") or ()))
+        yield Trajectory([choice for history in histories for choice in _choices(history)], reward)
 
 
-def _samples(trajectory: dict[str, Any], dropped: Counter[str]) -> list[str]:
-    """The samples that its choices name, each once, its own history's first."""
-    choices, found = 0, dict[str, None]()
-    for history in (trajectory, *(trajectory.get("additional_histories") or ())):
-        for entry in history.get("messages_and_choices") or ():
-            if not isinstance(entry.get("message"), dict):
-                continue  # a message that was written
-            choices += 1
-            named = entry.get("slipway")
-            sample = named.get("sample") if isinstance(named, dict) else None
-            if not isinstance(sample, str) or not sample:
-                dropped[OTHERS] += 1
-            elif sample in found:
-                dropped[TWICE] += 1
-            else:
-                found[sample] = None
-    dropped[EMPTY] += not choices
-    return [*found]
+def _choices(history: dict[str, Any]) -> Iterator[Choice]:
+    before: list[dict[str, Any]] = []
+    for entry in history.get("messages_and_choices") or ():
+        message = entry.get("message")
+        if not isinstance(message, dict):  # it was written
+            before.append(entry)
+            continue
+        named = entry.get("slipway")
+        sample = named.get("sample") if isinstance(named, dict) else None
+        yield Choice(sample if isinstance(sample, str) and sample else None, message, [*before])
+        before.append(message)
 
 
 def _number(said: Any) -> float | None:
@@ -176,9 +161,3 @@ def _number(said: Any) -> float | None:
         return float(said)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _digest(groups: list[Group]) -> str:
-    """By which the same groups are known when they come again."""
-    said = [group.model_dump(mode="json", exclude_defaults=True) for group in groups]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ from starlette.routing import Route
 from runtime.gateway.arbor.bodies import whole
 from runtime.gateway.arbor.surroundings import Runtime, on_disk
 from runtime.gateway.art import bodies
+from runtime.gateway.art.members import OfContent
 from runtime.gateway.art.models import Models
 from runtime.gateway.art.training import Training, refused
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.http.step_errors import UnknownCheckpointError
 from runtime.shared.checkpoint import checkpoint_name
 from runtime.shared.model_names import ModelNames
+from runtime.shared.schema import REQUEST_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ DOOR_HEADER = "x-slipway-door"
 REASON_HEADER = "x-slipway-reason"
 _ADDRESS = re.compile(r"[\w.\[\]:-]{1,255}")
 _REASON_CHARACTERS = 400
+_ID_CHARACTERS = 100
 # These clients send a key and know none.
 _NO_KEY = "not-needed"
 _ENDS_NOTHING = "the run goes on until `launch` ends it"
@@ -51,11 +55,11 @@ _COMES_HOME = "what is trained comes home with the run, and `launch export` give
 class Art:
     """What ART's clients may ask. The gateway's event loop is its only user."""
 
-    def __init__(self, runtime: Runtime, names: ModelNames) -> None:
+    def __init__(self, runtime: Runtime, names: ModelNames, of_content: OfContent) -> None:
         root: Path = runtime.state_dir / "art"
         self._runtime = runtime
         self.models = Models(root, runtime.versions, runtime.alias, names)
-        self._training = Training(runtime)
+        self._training = Training(runtime, of_content)
 
     async def register(self, said: dict[str, Any], request: Request) -> Any:
         """Know a model, and answer what of its configuration has no effect. Raises ApiError."""
@@ -82,7 +86,9 @@ class Art:
         self._registered(model)
         groups = bodies.groups_of(said)
         keywords = bodies.keywords_of(said)
-        lines = await self._training.train(groups, keywords | {"verbose": bool(said.get("verbose"))})
+        keywords["verbose"] = bool(said.get("verbose"))
+        asked = request.headers.get(REQUEST_HEADER, "")[:_ID_CHARACTERS] or uuid.uuid4().hex
+        lines = await self._training.train(asked, groups, keywords)
         on_disk(lambda: self.models.log(model, "train", groups.means))
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
         return Response(text, media_type="application/x-ndjson")

@@ -1,21 +1,21 @@
 """A step of an ART client: its groups of trajectories and its keywords, once, to the published version.
 
-The key of its step is made of what it trains, so the same groups again, as after a lost answer, are the same
-step. A step in which nothing can be trained is none, as it is none with ART: the client goes on, but not for
-ever. Neighbours: routes.py hands over what bodies.py has read; the queue of steps trains it. Knows nothing of
-HTTP but its errors.
+The key of its step is the request's own id, which stays when the relay asks again: a lost answer makes no
+second step. A step in which nothing can be trained is none, as it is none with ART: the client goes on, but
+not for ever. Neighbours: routes.py hands over what bodies.py has read; members.py finds the samples, and the
+queue of steps trains them. Knows nothing of HTTP but its errors.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 from typing import Any
 
 from runtime.gateway.arbor.surroundings import Runtime
 from runtime.gateway.art.bodies import Groups
+from runtime.gateway.art.members import Members, OfContent, members_of
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.http.step_errors import (
     KeyReusedError,
@@ -24,7 +24,7 @@ from runtime.gateway.http.step_errors import (
     RewoundError,
     SettingsRefusedError,
 )
-from runtime.shared.schema import StepRequest, StepSettings, StepStatus
+from runtime.shared.schema import StepCounts, StepRequest, StepSettings, StepStatus
 
 log = logging.getLogger(__name__)
 
@@ -40,29 +40,38 @@ _REASONS = 5
 class Training:
     """The steps of all clients. The gateway's event loop is its only user."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, of_content: OfContent) -> None:
         self._runtime = runtime
+        self._of_content = of_content
         self._untrained = 0
         self._said: set[str] = set()
 
-    async def train(self, groups: Groups, keywords: dict[str, Any]) -> list[dict[str, float]]:
+    async def train(self, request: str, said: Groups, keywords: dict[str, Any]) -> list[dict[str, float]]:
         """One step; what ART's client reads of it, a line for each update. None where nothing was trained.
 
-        Raises ApiError for keywords that this run cannot follow, a step that failed, and a client that has
-        had nothing to train for too long.
+        `request`: its id. Raises ApiError for keywords that this run cannot follow, a step that failed, and a
+        client that has had nothing to train for too long.
         """
+        key = f"art:{request}"
         settings = self._settings(keywords)
+        members = Members([], said.raised)
+        status = self._known(key)
         try:
-            if not groups.groups:
-                raise _nothing(groups)
-            status = await self._submit(groups, settings)
+            if status is None:
+                members = members_of(said, self._of_content, self._runtime.steps.has)
+                if not members.groups:
+                    raise NothingToTrainError(StepCounts(dropped=dict(members.dropped)))
+                status = await self._submit(StepRequest(key=key, groups=members.groups, settings=settings))
         except NothingToTrainError as error:
-            return self._in_vain(error, groups)
+            return self._in_vain(error, members)
         status = await self._ended(status)
         if status.state == "failed":
             raise ApiError(500, f"the training step failed: {status.error}", code="step_failed")
         self._untrained = 0
-        return [{"num_gradient_steps": 1.0, **measured(status, groups)}]
+        return [{"num_gradient_steps": 1.0, **measured(status, members)}]
+
+    def _known(self, key: str) -> StepStatus | None:
+        return next((status for status in self._runtime.steps.list() if status.key == key), None)
 
     def _settings(self, keywords: dict[str, Any]) -> StepSettings | None:
         meant = self._runtime.meaning(keywords)
@@ -74,10 +83,7 @@ class Training:
                 log.warning("%s", note)
         return meant.settings if meant.settings != StepSettings() else None
 
-    async def _submit(self, groups: Groups, settings: StepSettings | None) -> StepStatus:
-        said = settings.model_dump_json(exclude_none=True) if settings else ""
-        digest = hashlib.sha256(f"{groups.digest}{said}".encode()).hexdigest()[:32]
-        request = StepRequest(key=f"art:{digest}", groups=groups.groups, settings=settings)
+    async def _submit(self, request: StepRequest) -> StepStatus:
         steps = self._runtime.steps
         while True:
             try:
@@ -87,9 +93,12 @@ class Training:
                 await asyncio.sleep(AGAIN_SECONDS)
             except SettingsRefusedError as error:
                 raise ApiError(400, str(error), param=error.key, code="settings") from error
-            except (KeyReusedError, RewoundError) as error:
-                code = "rewound" if isinstance(error, RewoundError) else "key_reused"
-                raise ApiError(409, str(error), code=code) from error
+            except KeyReusedError:  # taken in by the same request, whose connection was lost
+                if (known := self._known(request.key)) is None:
+                    raise
+                return known
+            except RewoundError as error:
+                raise ApiError(409, str(error), code="rewound") from error
             except OSError as error:
                 raise ApiError(503, f"the machine's disk does not take it: {error.strerror}") from error
 
@@ -101,9 +110,10 @@ class Training:
                 raise ApiError(503, f"the runtime is {phase}: {detail or 'see its log'}", code="not_ready")
         return status
 
-    def _in_vain(self, error: NothingToTrainError, groups: Groups) -> list[dict[str, float]]:
+    def _in_vain(self, error: NothingToTrainError, members: Members) -> list[dict[str, float]]:
         self._untrained += 1
-        why = f"{error}; left out before: {json.dumps(groups.dropped)}" if groups.dropped else str(error)
+        left_out = members.dropped if members.groups else None
+        why = f"{error}; left out before: {json.dumps(left_out)}" if left_out else str(error)
         log.warning("nothing of an ART client's step can be trained: %s", why)
         if self._untrained >= MOST_UNTRAINED:
             message = f"nothing could be trained {self._untrained} times in a row: {why}"
@@ -111,12 +121,12 @@ class Training:
         return []
 
 
-def measured(status: StepStatus, groups: Groups) -> dict[str, float]:
+def measured(status: StepStatus, members: Members) -> dict[str, float]:
     """What a client shows of its step: the trainer's numbers, and what became of the trajectories."""
     counts = status.counts
     found = {name: float(value) for name, value in status.metrics.items()}
     found |= {"samples_trained": float(counts.trained), "step": float(status.id)}
-    left_out = sum(counts.dropped.values()) + sum(groups.dropped.values())
+    left_out = sum(counts.dropped.values()) + sum(members.dropped.values())
     return found | ({"samples_left_out": float(left_out)} if left_out else {})
 
 
@@ -128,9 +138,3 @@ def refused(refusals: list[dict[str, str]]) -> ApiError:
     return ApiError(
         400, words + way, param=refusals[0]["key"], code="settings_refused", details={"refusals": refusals}
     )
-
-
-def _nothing(groups: Groups) -> NothingToTrainError:
-    from runtime.shared.schema import StepCounts
-
-    return NothingToTrainError(StepCounts(dropped=dict(groups.dropped)))

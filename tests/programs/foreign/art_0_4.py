@@ -17,7 +17,7 @@ tasks = json.loads(Path(sys.argv[1]).read_text())
 steps, learning_rate = int(sys.argv[2]), float(sys.argv[3])
 backend = art.Backend(base_url=sys.argv[4])
 model = art.TrainableModel(name="agent-001", project="french", base_model="tiny")
-found = {"sampled": [], "steps": [], "rewards": []}
+found = {"said": [], "steps": [], "rewards": []}
 
 
 def reward_of(said, right):
@@ -48,12 +48,10 @@ async def main():
             pbar_desc="gather", max_exceptions=1,
         )  # fmt: skip
         await model.train(groups, config=art.TrainConfig(learning_rate=learning_rate))
-        ids = [
-            one.messages_and_choices[-1].model_extra["slipway"]["sample"] for group in groups for one in group
-        ]
+        said = [one.messages_and_choices[-1].message.content for group in groups for one in group]
         found["steps"].append(await model.get_step())
-        found["sampled"].append([found["steps"][-1], ids])
-        found["rewards"].append(sum(one.reward for group in groups for one in group) / len(ids))
+        found["said"].append([found["steps"][-1], said])
+        found["rewards"].append(sum(one.reward for group in groups for one in group) / len(said))
         val = await art.gather_trajectories((rollout(model, task) for task in tasks["val"]), pbar_desc="val")
         await model.log(val, split="val")
         await model.delete_checkpoints()
