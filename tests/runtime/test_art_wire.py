@@ -128,7 +128,7 @@ def test_b12_another_models_choice_in_a_history_is_counted_and_never_trained(sha
     for one in pair:
         one["messages_and_choices"].insert(0, JUDGE)
     pair[1]["messages_and_choices"].append(pair[1]["messages_and_choices"][-1])  # named twice
-    only = {**pair[0], "messages_and_choices": [JUDGE]}
+    only = {**pair[0], "messages_and_choices": [pair[0]["messages_and_choices"][1], JUDGE]}
     raised = {
         "trajectories": [],
         "exceptions": [{"type": "<class 'ValueError'>", "message": "", "traceback": ""}],
