@@ -127,7 +127,9 @@ def keyless_by(settings: Settings) -> str | None:
 
 def another_port(port: int, option: str) -> str:
     """What to type where programs written for another trainer cannot have this one."""
-    return f"launch {option} --port {port + 1}  # and {port + 1} in your program's addresses"
+    if option == "--art":
+        return f"launch --art --port {port + 1}  # and {port + 1} in your program's addresses"
+    return f"launch --arbor --port {port + 1}  # and {port + 1} in your program's addresses"
 
 
 def is_open(record: RunRecord) -> bool:

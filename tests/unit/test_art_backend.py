@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launcher.client.art import LocalBackend, SkyPilotBackend, SlipwayBackend, said
-from launcher.client.art.training import MOST_UNTRAINED
+from launcher.client.art import LocalBackend, SkyPilotBackend, SlipwayBackend, art_notes
+from launcher.client.art.art_steps import MOST_UNTRAINED
 from launcher.client.failures import NotConnected, TrainingFailed
 from tests.support.small_run import SmallRun
 
@@ -44,7 +44,7 @@ class Group:
 
 @pytest.fixture
 def backend(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> SlipwayBackend:
-    monkeypatch.setattr(said, "_said", set())
+    monkeypatch.setattr(art_notes, "_said", set())
     run.refuse_empty = False  # it knows no samples by their ids
     return SlipwayBackend()
 

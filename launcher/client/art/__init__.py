@@ -7,8 +7,8 @@
 ART itself is never imported here: what it hands over is taken as it is, whichever release made it.
 """
 
+from launcher.client.art.art_steps import TrainResult
 from launcher.client.art.backend import SlipwayBackend
-from launcher.client.art.training import TrainResult
 
 # What ART calls its own.
 LocalBackend = SkyPilotBackend = SlipwayBackend

@@ -2,7 +2,7 @@
 
 `launch` started the run and `launch` ends it, so nothing here does. What a program calls itself is public;
 what begins with `_` is what ART's own model asks of a backend, of release 0.5 and, where they differ, of 0.4.
-Neighbours: `training.py` and `supervised.py` make steps; `session.py` talks to the run, whose gateway knows
+Neighbours: `art_steps.py` and `supervised.py` make steps; `session.py` talks to the run, whose gateway knows
 the model by the name it is registered under. Knows nothing of trajectories.
 """
 
@@ -17,8 +17,8 @@ import httpx
 
 from launcher.client.answers import json_of, refusal
 from launcher.client.art import supervised
-from launcher.client.art.said import say_once
-from launcher.client.art.training import Training, TrainResult
+from launcher.client.art.art_notes import say_once
+from launcher.client.art.art_steps import Training, TrainResult
 from launcher.client.bodies import REQUEST_HEADER
 from launcher.client.failures import Refused
 from launcher.client.session import Session, connect

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from launcher.client.art.said import say_once
-from launcher.client.art.training import measured
+from launcher.client.art.art_notes import say_once
+from launcher.client.art.art_steps import measured
 from launcher.client.bodies import StepSettings, StepStatus, SupervisedExample
 from launcher.client.failures import Refused
 from launcher.client.session import Session

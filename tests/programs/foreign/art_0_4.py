@@ -17,7 +17,8 @@ tasks = json.loads(Path(sys.argv[1]).read_text())
 steps, learning_rate = int(sys.argv[2]), float(sys.argv[3])
 backend = art.Backend(base_url=sys.argv[4])
 model = art.TrainableModel(name="agent-001", project="french", base_model="tiny")
-found = {"said": [], "steps": [], "rewards": []}
+groups: list = []
+found: dict = {"said": [], "steps": [], "rewards": []}
 
 
 def reward_of(said, right):
@@ -39,6 +40,7 @@ async def rollout(model, task):
 
 
 async def main():
+    global groups
     await model.register(backend)
     size = len(tasks["train"]) // steps
     for number in range(steps):

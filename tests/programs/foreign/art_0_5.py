@@ -20,7 +20,7 @@ steps, learning_rate = int(sys.argv[2]), float(sys.argv[3])
 backend = SlipwayBackend()
 model = art.TrainableModel(name="agent-001", project="french", base_model="tiny")
 prompted = art.Model(name="prompted", project="french", inference_model_name="base")
-found = {"sampled": [], "steps": [], "rewards": [], "named": None}
+found: dict = {"sampled": [], "steps": [], "rewards": [], "named": None}
 
 
 def reward_of(said, right):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.client import train_kwargs
-from launcher.client.art.said import say_once
+from launcher.client.art.art_notes import say_once
 from launcher.client.bodies import Group, StepStatus
 from launcher.client.failures import Refused, TrainingFailed
 from launcher.client.session import Session
