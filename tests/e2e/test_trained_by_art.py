@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -30,6 +30,8 @@ pytestmark = pytest.mark.slow
 
 FOREIGN = PROGRAMS / "foreign"
 _SECONDS = 900
+# Of the long form.
+STEPS = 30
 # What the tiny model ends an answer with.
 END = "<|im_end|>"
 
@@ -92,8 +94,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         launched.kill_tree()
 
 
-def tasks(folder: Path, count: int, held_out: int, seed: int = 0) -> Path:
-    """Questions of the tiny model's own kind, as a file."""
+def tasks(folder: Path, count: int, held_out: int, seed: int = 0, times: int = 1) -> Path:
+    """Questions of the tiny model's own kind, as a file; `times`: how often those for training are asked."""
 
     def one(phrase: Phrase) -> dict[str, Any]:
         said = completion("french", phrase.french)
@@ -105,7 +107,9 @@ def tasks(folder: Path, count: int, held_out: int, seed: int = 0) -> Path:
 
     path = folder / "tasks.json"
     training, held = training_phrases(count, seed), held_out_phrases(held_out)
-    path.write_text(json.dumps({"train": [one(it) for it in training], "val": [one(it) for it in held]}))
+    path.write_text(
+        json.dumps({"train": [one(it) for it in training] * times, "val": [one(it) for it in held]})
+    )
     return path
 
 
@@ -119,7 +123,7 @@ def test_b07_openpipe_art_as_it_is_trains_with_its_backend_line_changed(run: Run
     assert {run.line_of(step)["settings"]["learning_rate"] for step in (last - 1, last)} == {1e-4}
     settings = run.line_of(first)["settings"]
     assert (settings["learning_rate"], settings["loss"]) == (1e-3, "grpo")
-    # A judge's turn in each trajectory, and a rollout that raised: counted, and not trained.
+    # A judge's turn in each trajectory and rollouts that raised: counted, and not trained.
     assert "loss/train" in said["history"][0] and "train/samples_left_out" in said["history"][0]
     assert any("val/reward" in line for line in said["history"])
     assert said["named"] == f"policy@v{first}" and said["prompted"] == 1 and said["state"] == 2
@@ -168,13 +172,13 @@ def test_b09_the_table_has_the_keywords_of_the_installed_releases() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("release", ["0.5.18", "0.4.11"])
 def test_b07_b08_reward_rises_on_the_tiny_model(release: str, home: Path, tmp_path: Path) -> None:
-    """Steps 12 times, 8 questions each: the last third's mean reward is above the first's by 2 errors."""
+    """30 steps of the same 8 questions, 6 rollouts each: the last ten are better than the first ten."""
     port = free_port()
     launched = Launched(home, ["--art", "--port", str(port), "--name", "rises"])
     try:
         launched.wait_for_text("ready: http", 900)
         run = Run(launched, f"http://127.0.0.1:{port}")
-        words = (str(tasks(tmp_path, 96, 8)), "12", "2e-3")
+        words = (str(tasks(tmp_path, 8, 4, times=STEPS)), str(STEPS), "2e-3")
         if release == "0.5.18":
             said = run.said_of(python_with(ART), tmp_path, "art_0_5.py", *words, **run.of_this())
             check(run, said)
@@ -182,7 +186,9 @@ def test_b07_b08_reward_rises_on_the_tiny_model(release: str, home: Path, tmp_pa
             said = run.said_of(python_with(ART_OF_2025), tmp_path, "art_0_4.py", *words, run.address)
             check_texts(run, said)
         print(json.dumps({"release": release, "rewards": [round(one, 3) for one in said["rewards"]]}))
-        assert mean(said["rewards"][-4:]) > mean(said["rewards"][:4]) + 0.1
+        first, last = said["rewards"][:10], said["rewards"][-10:]
+        errors = ((stdev(first) ** 2 + stdev(last) ** 2) / 10) ** 0.5
+        assert mean(last) - mean(first) > 2 * errors
     finally:
         launched.kill_tree()
 

@@ -73,24 +73,25 @@ def test_b07_outside_a_run_it_says_how_to_begin_one(monkeypatch: pytest.MonkeyPa
 def test_b07_each_trajectory_is_a_member_by_the_samples_of_its_choices(
     run: SmallRun, backend: SlipwayBackend
 ) -> None:
-    group = pair("a/0", "b/0", None)
+    group = pair("a/0", "b/0")
     group.trajectories[1].additional_histories = [SimpleNamespace(messages_and_choices=[choice("c/0")])]
     result = train(backend, group, Group([], [SimpleNamespace(type="<class 'ValueError'>")]))
     (sent,) = run.requests[1].groups
     assert [(it.samples, it.reward) for it in sent.members] == [(["a/0"], 0.0), (["b/0", "c/0"], 1.0)]
-    assert (result.step, result.trained, result.metrics["samples_left_out"]) == (1, True, 2.0)
+    assert (result.step, result.trained, result.metrics["samples_left_out"]) == (1, True, 1.0)
     assert asyncio.run(backend._get_step(MODEL)) == 1
 
 
 def test_b07_what_cannot_be_trained_is_no_step_and_said_and_not_for_ever(
     run: SmallRun, backend: SlipwayBackend, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    silent = Group([Trajectory([{"role": "user", "content": "a question"}]) for _ in range(2)])
     for _ in range(MOST_UNTRAINED - 1):
-        result = train(backend, pair(None, None))
+        result = train(backend, silent)
         assert (result.trained, result.step) == (False, 0)
-    assert capfd.readouterr().err.count("2 × answer of another model") == 1
-    with pytest.raises(TrainingFailed, match="2 × answer of another model"):
-        train(backend, pair(None, None))
+    assert capfd.readouterr().err.count("2 × no answer in its trajectory") == 1
+    with pytest.raises(TrainingFailed, match="2 × no answer in its trajectory"):
+        train(backend, silent)
     assert not run.requests
     assert train(backend, pair("a/0", "b/0")).trained, "a step that trains begins the count anew"
 

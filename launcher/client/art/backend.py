@@ -18,7 +18,7 @@ import httpx
 from launcher.client.answers import json_of, refusal
 from launcher.client.art import supervised
 from launcher.client.art.art_notes import say_once
-from launcher.client.art.art_steps import Training, TrainResult
+from launcher.client.art.art_steps import Training, TrainResult, has_nameless
 from launcher.client.bodies import REQUEST_HEADER
 from launcher.client.failures import Refused
 from launcher.client.session import Session, connect
@@ -112,7 +112,12 @@ class SlipwayBackend:
         said. Raises TrainingFailed for a keyword that the run cannot follow, or nothing to train for long.
         """
         groups = list(trajectory_groups)
-        return await asyncio.to_thread(self._training.step, groups, keywords)
+        if not has_nameless(groups):
+            return await asyncio.to_thread(self._training.step, groups, keywords)
+        await asyncio.to_thread(self._training.meant, keywords)
+        body = {**_logged(model, groups), "config": plain(keywords), "dev_config": {}, "verbose": False}
+        answer = await self._sent("/_train_model", body)
+        return await asyncio.to_thread(self._training.found_by_words, groups, answer.text)
 
     async def _train_model(
         self,

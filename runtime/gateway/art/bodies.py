@@ -150,7 +150,8 @@ def _choices(history: dict[str, Any]) -> Iterator[Choice]:
         if not isinstance(message, dict):  # it was written
             before.append(entry)
             continue
-        named = entry.get("slipway")
+        named = entry.get("slipway")  # LiteLLM keeps it among the fields that it does not know
+        named = named or (entry.get("provider_specific_fields") or {}).get("slipway")
         sample = named.get("sample") if isinstance(named, dict) else None
         yield Choice(sample if isinstance(sample, str) and sample else None, message, [*before])
         before.append(message)

@@ -68,24 +68,29 @@ def samples_of(groups):
         for trajectory in group
         for history in (trajectory, *trajectory.additional_histories)
         for choice in history.messages_and_choices
-        if not isinstance(choice, dict)
+        if not isinstance(choice, dict) and "slipway" in choice.model_extra
     ]
 
 
+def nameless(choice):
+    """A choice as libraries rebuild it, ART's own for LiteLLM among them."""
+    return type(choice).model_validate(choice.model_dump(include={"finish_reason", "index", "message"}))
+
+
 async def judged(group):
-    """A judge's turn in the history: another model's choice."""
+    """A judge's turn behind each history: another model's choice."""
     for trajectory in group:
         other = trajectory.messages_and_choices[-1].model_copy(deep=True)
         other.model_extra.pop("slipway", None)
         trajectory.metrics["judged"] = 1.0
-        trajectory.messages_and_choices = [other, *trajectory.messages_and_choices]
+        trajectory.messages_and_choices.append(other)
     return group
 
 
 def without_judge(groups):
     for group in groups:
         for trajectory in group:
-            del trajectory.messages_and_choices[0]
+            del trajectory.messages_and_choices[-1]
     return groups
 
 
@@ -102,11 +107,16 @@ async def main():
         places = (*range(6), 99) if number == 0 else range(6)
         groups = await art.gather_trajectory_groups(
             (art.TrajectoryGroup(rollout(model, task, place) for place in places) for task in batch),
-            pbar_desc="train", max_exceptions=len(batch), after_each=judged,
+            pbar_desc="train", max_exceptions=len(batch), after_each=judged if number == 0 else None,
         )  # fmt: skip
+        found["sampled"].append([0, samples_of(groups)])
+        if number == 0:
+            for group in groups:
+                for trajectory in group.trajectories[2:4]:
+                    trajectory.messages_and_choices[-2] = nameless(trajectory.messages_and_choices[-2])
         result = await backend.train(model, groups, learning_rate=learning_rate, loss_fn="ppo", verbose=True)
-        groups = without_judge(groups)
-        found["sampled"].append([result.step, samples_of(groups)])
+        groups = without_judge(groups) if number == 0 else groups
+        found["sampled"][-1][0] = result.step
         found["rewards"].append(sum(one.reward for group in groups for one in group) / sum(map(len, groups)))
         await model.log(groups, split="train", metrics=result.metrics, step=result.step)
         val = [art.TrajectoryGroup([await rollout(model, task)]) for task in tasks["val"]]
