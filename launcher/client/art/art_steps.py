@@ -77,13 +77,14 @@ class Training:
 
         Raises TrainingFailed where nothing could be trained for too long.
         """
-        lines = [json.loads(line) for line in answer.splitlines()]
+        lines: list[dict[str, float]] = [json.loads(line) for line in answer.splitlines()]
         if not lines:
             return self._in_vain(members_of(trajectory_groups)[1])
         self._untrained = 0
-        metrics = {_NAMES.get(name, name): float(value) for name, value in lines[-1].items()}
+        metrics = {"samples_left_out": 0.0}
+        metrics |= {_NAMES.get(name, name): float(value) for name, value in lines[-1].items()}
         del metrics["num_gradient_steps"]
-        return TrainResult(int(metrics.pop("step")), {"samples_left_out": 0.0} | metrics)
+        return TrainResult(int(metrics.pop("step")), metrics)
 
     def _in_vain(self, dropped: Counter[str]) -> TrainResult:
         self._untrained += 1
