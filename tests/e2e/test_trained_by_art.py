@@ -126,7 +126,7 @@ def test_b07_openpipe_art_as_it_is_trains_with_its_backend_line_changed(run: Run
     # A judge's turn in each trajectory and rollouts that raised: counted, and not trained.
     assert "loss/train" in said["history"][0] and "train/samples_left_out" in said["history"][0]
     assert any("val/reward" in line for line in said["history"])
-    assert said["named"] == f"policy@v{first}" and said["prompted"] == 1 and said["state"] == 2
+    assert said["named"] == f"policy@v{last - 2}" and said["prompted"] == 1 and said["state"] == 2
     assert "the run goes on" in said["stderr"] and run.launched.process.poll() is None
     assert not said["torch"]
 

@@ -137,7 +137,7 @@ async def main():
     compared = [art.TrajectoryGroup([await rollout(prompted, task)]) for task in tasks["val"][:2]]
     await prompted.log(compared, split="val")
     named = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(step=found["steps"][0]),
+        model=model.get_inference_name(step=found["steps"][-2]),
         messages=tasks["val"][0]["messages"],
         max_tokens=4,
     )
