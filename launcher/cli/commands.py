@@ -111,6 +111,7 @@ def root(
     port: options.Port = None,
     openai_env: options.OpenaiEnv = None,
     arbor: options.Arbor = None,
+    art: options.Art = None,
     env_file: options.EnvFile = None,
     budget: options.Budget = None,
     max_price: options.MaxPrice = None,

@@ -7,8 +7,9 @@ again with the same id: the gateway answers an id it has seen from its store, so
 neither an error nor a second sample. The waiting is bounded: then 503 with Retry-After.
 Neighbours: `run.py` starts and stops it; `relay_rules.py` says what may pass, `relay_connection.py` holds the
 connections, `relay_body.py` reads, `relay_forward.py` asks, `relay_receipts.py` says what arrived. A request
-shows the run's token before anything of its body is read (G30). Under `--arbor` a program of this same user
-(`relay_peers.py`) needs none: the token is put in the place of whatever key it sent, which goes no further.
+shows the run's token before anything of its body is read (G30). Under `--arbor` or `--art` a program of this
+same user (`relay_peers.py`) needs none: the token is put in the place of whatever key it sent, which goes no
+further.
 Else what a program sends goes through untouched. Knows nothing of models or steps.
 """
 
@@ -71,7 +72,8 @@ class Relay:
     """The door of one run.
 
     `port` None: 7453, or the next free one; a number: that one or PreflightError. `token` None: whoever asks
-    is let in as far as the gateway, which asks for it itself. `keyless`: this user's programs need no token.
+    is let in as far as the gateway, which asks for it itself. `keyless_by`: the option of `launch` by which
+    this user's programs need no token.
     """
 
     def __init__(
@@ -80,13 +82,13 @@ class Relay:
         port: int | None = None,
         replay_seconds: float = patience.LEAST_SECONDS,
         token: str | None = None,
-        keyless: bool = False,
+        keyless_by: str | None = None,
     ) -> None:
         self._socket = socket
         self._wanted_port = port
         self._replay_seconds = replay_seconds
         self._token = token
-        self._keyless = keyless
+        self._keyless_by = keyless_by
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._tally = Tally()
@@ -163,7 +165,7 @@ class Relay:
             return self._runner.addresses[0][1]
         await self._close_session()
         next_free = "leave out --port to use the next free one"
-        hint = another_port(candidates[-1]) if self._keyless else next_free
+        hint = another_port(candidates[-1], self._keyless_by) if self._keyless_by else next_free
         raise PreflightError(f"cannot use port {self._wanted_port} on {HOST}", why, hint)
 
     async def _close(self) -> None:
@@ -225,7 +227,7 @@ class Relay:
         self, request: web.BaseRequest, connection: Connection, reason: str
     ) -> web.StreamResponse | None:
         """The answer to who does not show the token; None to a program that needs none."""
-        if not self._keyless:
+        if not self._keyless_by:
             return self._refuse(401, reason, "invalid_api_key")
         if relay_rules.is_browsers(request.headers) or not connection.is_this_users:
             return self._refuse(401, f"{reason} {_WHO_NEEDS_NONE}", "invalid_api_key")
@@ -247,7 +249,9 @@ class Relay:
         # One, where a client sent two: the gateway and the receipt would not mean the same.
         headers[REQUEST_HEADER] = headers.get(REQUEST_HEADER) or uuid.uuid4().hex
         headers["Host"] = "localhost"
-        if self._keyless and self._token:
+        # Where the program itself found this endpoint, for who is told its address (ART's clients).
+        headers[relay_rules.DOOR_HEADER] = request.headers.get("Host", "")
+        if self._keyless_by and self._token:
             relay_rules.with_token(headers, self._token)
         headers[RECEIPT_HEADER] = FOLLOWS
         return await self._forwarder.answer(Call(request, headers, body))

@@ -39,13 +39,14 @@ FLOORS = {
     # A program imports these; of the rest they know the errors only.
     "client": (
         "launcher/base", "launcher/client", "launcher/client/trajectories", "launcher/client/dspy",
-        "launcher/client/arbor",
+        "launcher/client/arbor", "launcher/client/art",
     ),
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",
         "runtime/gateway/http", "runtime/gateway/requests", "runtime/gateway/samples",
         "runtime/gateway/engines", "runtime/gateway/versions", "runtime/gateway/steps",
-        "runtime/gateway/arbor", "runtime/gateway/fine_tuning", "runtime/gateway/completions",
+        "runtime/gateway/arbor", "runtime/gateway/art", "runtime/gateway/fine_tuning",
+        "runtime/gateway/completions",
         "runtime/gateway", "runtime/trainer", "runtime/recipes", "runtime",
     ),
     "tiny": ("runtime/tiny",),
