@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from runtime.engine import last_turn
 from runtime.engine.command import (
     WORKER_PARTS,
     arguments,
@@ -67,6 +68,7 @@ def prepare(config: RuntimeConfig, index: int) -> Namespace:
     args = _parse(arguments(config, index))
     if config.device == "cpu":
         _register_model(config.model_path)
+    last_turn.install()
     importlib.import_module(WORKER_PARTS)  # here, so that a core that is forked has them imported
     # Most objects there will ever be: what vLLM collects on its way up takes 2 s less without them.
     gc.freeze()
