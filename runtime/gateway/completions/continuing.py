@@ -10,6 +10,7 @@ engine/last_turn.py is the engine's side. Never the reason why a request fails.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -114,15 +115,15 @@ class Continuing:
     async def _after(
         self, found: _Found, turn: Turn, asked: Asked, body: dict[str, Any], client: EngineClient
     ) -> Turn:
-        exchange, sample = self._store.load(found.ref)
-        if why_not := self._why_not(asked, turn, exchange, sample):
-            return turn.plainly(why_not)
-        earlier = _earlier(asked.body["messages"], found.messages, exchange, sample)
         try:
+            exchange, sample = await asyncio.to_thread(self._store.load, found.ref)
+            if why_not := self._why_not(asked, turn, exchange, sample):
+                return turn.plainly(why_not)
+            earlier = _earlier(asked.body["messages"], found.messages, exchange, sample)
             prompt, plain = await self._exact.after(client, body, earlier)
         except NotExactError as error:
             return turn.plainly(str(error))
-        except EngineError as error:
+        except (EngineError, OSError) as error:
             log.info("request %s: %s", asked.id, error)
             return turn.plainly(NOT_ASKED)
         if prompt == plain:
@@ -180,4 +181,5 @@ def _earlier(messages: list[Any], place: int, exchange: Exchange, sample: Sample
 def _fits(prompt_tokens: int, body: dict[str, Any], client: EngineClient) -> bool:
     """Whether the engine would take a prompt that the template made this long."""
     limit = body.get("max_completion_tokens") or body.get("max_tokens") or 1
-    return client.facts.context_length is None or prompt_tokens + limit <= client.facts.context_length
+    context = client.facts.context_length
+    return context is not None and prompt_tokens + limit <= context

@@ -128,7 +128,8 @@ def _closing_of(first: Ids, second: Ids, last: int) -> _Closing:
     stand_in, end = first[head : len(first) - tail], first[len(first) - tail :]
     if len(first) == len(second) == head or not stand_in or last not in end or last in stand_in:
         raise NotExactError("the template does not end an answer as it ended")
-    return _Closing(stand_in, end[: end.index(last) + 1])
+    # Its first ids may be others after other text; where the rest stands only once, no other text is it.
+    return _Closing(stand_in[len(stand_in) // 3 :], end[: end.index(last) + 1])
 
 
 def _shared(first: Ids, second: Ids) -> int:

@@ -146,13 +146,12 @@ class Completions:
 
     async def _answer(self, asked: Asked, served: Served, flight: Flight) -> None:
         body = asked.for_engine(served.engine_model, self._check)
-        turn: Turn | None = None
         deaths = failures = 0
         while True:
             engine = await self._fleet.pick(served.version)
             engine.in_flight += 1
             try:
-                turn = turn or await self._continuing.turn(asked, body, engine.client)
+                turn = await self._continuing.turn(asked, body, engine.client)
                 await self._ask(engine, asked, served, body, turn, flight)
                 return
             except EngineGoneError as error:
