@@ -1,4 +1,4 @@
-"""Where a prompt in ids begins its last turn: earlier thoughts in it do not end the one to come (last_turn.py)."""
+"""Where a prompt in ids begins its last turn: earlier thoughts do not end the one to come (last_turn.py)."""
 
 from __future__ import annotations
 
