@@ -333,7 +333,9 @@ UNPROVEN = {
     ),
     "an answer that is not shown": EACH.replace("in messages", "in messages if m.role == 'user'"),
     "an answer that is shown twice": EACH.replace(ENDED, f"{ENDED} + {ENDED}"),
-    "what follows depends on the answer": EACH.replace("{% endfor", "{{ m.content | length }}{% endfor"),
+    "what follows depends on the answer": EACH.replace(
+        "{% endfor", "{{ m.content | length if not loop.last }}{% endfor"
+    ),
 }
 
 
