@@ -178,7 +178,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
     return Parts(
         clients=clients,
         fleet=fleet,
-        completions=Completions(fleet, versions, samples, check, unheeded, config.name_samples),
+        completions=Completions(fleet, versions, samples, check, unheeded, config, steps.warnings),
         samples=samples,
         versions=versions,
         steps=steps,

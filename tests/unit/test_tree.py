@@ -23,7 +23,7 @@ IMPORTERS = {
     "sky": {
         f"launcher/machines/skypilot/sky_{part}.py" for part in ("calls", "prices", "providers", "server")
     },
-    "vllm": {"runtime/engine/server.py", "runtime/engine/worker.py"},
+    "vllm": {"runtime/engine/server.py", "runtime/engine/last_turn.py", "runtime/engine/worker.py"},
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
     "transformers": {"runtime/trainer/network.py", "runtime/tiny/"},
     "dspy": {"launcher/client/dspy/", "launcher/client/arbor/", "examples/"},
