@@ -137,6 +137,10 @@ class Session:
 
         return Rollout(self, rollout_id or self.new_rollout(), predictor, purpose, untrainable)
 
+    def samples_of(self, rollout: str) -> list[dict[str, Any]]:
+        """What was sampled in a rollout's name, in order; `unscorable` says why one cannot be trained."""
+        return json_of(self._ask("GET", f"/slipway/rollouts/{quote(rollout, safe='')}/samples"))
+
     @property
     def run_dir(self) -> Path | None:
         """The folder that comes home with the run, if `launch` gave one."""

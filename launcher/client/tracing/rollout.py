@@ -82,6 +82,11 @@ class Rollout:
         return self.session.rollout_url(self.id)
 
     @property
+    def samples(self) -> list[str]:
+        """The names of its answers, as `slipway.sample` in each says them: the run is asked."""
+        return [it["sample"] for it in self.session.samples_of(self.id)]
+
+    @property
     def is_open(self) -> bool:
         """Whether a block of it is open somewhere."""
         return self._blocks > 0
