@@ -53,7 +53,7 @@ def test_b04_openai_agents_with_function_tools_as_they_come_train_on_what_was_sa
     said = world.said_by(AGENTS, "agents_rollouts.py")
     # Of our own package nothing was there but the client, beside releases that its own extras do not allow.
     assert said["unwanted"] == []
-    assert said["strict"] and said["astray"] == 0
+    assert said["strict"] and said["untouched"] and said["astray"] == 0
     assert said["requests"] == [TURNS] * len(said["rollouts"])
     assert [len(names) for names in said["samples"]] == said["requests"]
     counts = check(world, "agents", said)

@@ -66,7 +66,7 @@ class AgentWorld:
         return said_by(requirements, program, *words, base_url=f"{self._relay.url}/v1", api_key=TOKEN)
 
     def heard(self, program: str) -> dict[int, list[Heard]]:
-        """What the engine was asked by number, by a program whose questions begin with its name and a number."""
+        """What the engine was asked by a program, by the number that its questions have after its name."""
         found: dict[int, list[Heard]] = {}
         for line in map(json.loads, (self.folder / "heard.jsonl").open()):
             (question,) = [it["content"] for it in line["asked"]["messages"] if it["role"] == "user"]

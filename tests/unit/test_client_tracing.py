@@ -428,3 +428,22 @@ def test_b03_a_rollout_that_asked_nothing_is_said(
         with session.rollout():
             ask(other)
     assert capsys.readouterr().err.count("asked the run nothing") == 1
+
+
+def test_b03_a_dspy_program_without_predictors_of_ours_is_tagged_as_well() -> None:
+    import dspy
+
+    from launcher.client import PolicyLM
+
+    run = SmallRun()
+    session = run.session()
+    with dspy.context(lm=PolicyLM(session)):
+        with session.rollout() as rollout:
+            dspy.Predict("english -> french")(english="cat")
+        dspy.Predict("english -> french")(english="dog")
+    assert [(asked.tag("rollout"), asked.tag("purpose")) for asked in run.asked] == [
+        (rollout.id, None),
+        (None, "eval"),
+    ]
+    assert rollout.requests == 1
+    run.close()

@@ -8,7 +8,7 @@
 Which block a request is in is a context variable: it goes with tasks, with `asyncio.to_thread`, with threads
 that are given a copied context (`contextvars.copy_context().run`), and with no others.
 Neighbours: `Session.rollout` makes these, `http_hook.py` shows what is sent, `aimed.py` says to whom.
-Knows nothing of DSPy, whose programs are tagged predictor by predictor (`launcher.client.rollout`).
+Knows nothing of DSPy, whose own `launcher.client.rollout` also tells a program's predictors apart.
 """
 
 from __future__ import annotations
@@ -165,6 +165,12 @@ def _blocks() -> Iterator[Rollout]:
     while block is not None:
         yield block.rollout
         block = block.around
+
+
+def is_inside(session: Session) -> bool:
+    """Whether what is asked of this run here is tagged: also for `PolicyLM`, which else asks to evaluate."""
+    root = session.endpoint.root
+    return any(it.is_open and it.session.endpoint.root == root for it in _blocks())
 
 
 def _leave(rollout: Rollout) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 
+import httpx2
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
@@ -43,6 +44,7 @@ async def roll_out(number: int) -> Rollout:
 
 
 async def main() -> None:
+    theirs = httpx2.AsyncClient._send_single_request
     rollouts = await asyncio.gather(*(roll_out(number) for number in range(ROLLOUTS)))
     status = run.step([group("sums", rollouts)])
     said = {
@@ -51,6 +53,7 @@ async def main() -> None:
         "requests": [it.requests for it in rollouts],
         "samples": [it.samples for it in rollouts],
         "astray": run.astray,
+        "untouched": httpx2.AsyncClient._send_single_request is theirs,
         "counts": status.counts.model_dump(),
         "unwanted": sorted({"runtime", "sky", "dspy", "typer", "aiohttp"} & set(sys.modules)),
     }

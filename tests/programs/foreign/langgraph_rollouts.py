@@ -1,7 +1,7 @@
 """LangGraph ReAct agents as their users write them, in rollouts of their run. Prints one JSON object.
 
-"url": each rollout has a `ChatOpenAI` of its own at its address. "block": one for all, in the rollouts' blocks.
-"forgetful": the same with other instructions at every turn, so that no turn goes on from the last.
+"url": each rollout has a `ChatOpenAI` of its own at its address. "block": one for all, in the rollouts'
+blocks. "forgetful": the same with other instructions at every turn, so that no turn goes on from the last.
 """
 
 from __future__ import annotations
