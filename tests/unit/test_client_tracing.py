@@ -93,6 +93,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Tests print nothing."""
 
 
+@pytest.fixture(autouse=True)
+def _no_prices_from_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+
 @pytest.fixture
 def station() -> Iterator[Station]:
     it = Station()

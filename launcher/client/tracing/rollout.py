@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -193,24 +194,27 @@ class _OpenSessions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sessions: list[Session] = []
+        self._sessions: dict[int, Session] = {}
+        self._blocks: Counter[int] = Counter()
 
     def add(self, session: Session) -> None:
         with self._lock:
-            self._sessions.append(session)
+            self._sessions[id(session)] = session
+            self._blocks[id(session)] += 1
 
     def remove(self, session: Session) -> None:
         with self._lock:
-            place = next(place for place, it in enumerate(self._sessions) if it is session)
-            del self._sessions[place]
+            self._blocks[id(session)] -= 1
+            if not self._blocks[id(session)]:
+                del self._blocks[id(session)], self._sessions[id(session)]
 
     def note_astray(self, request: Request) -> None:
         """Count a request that is in no block on each session that it asks."""
         with self._lock:
-            asked = {id(it): it for it in self._sessions if _is_untagged(request, it)}
-            for session in asked.values():
+            asked = [it for it in self._sessions.values() if _is_untagged(request, it)]
+            for session in asked:
                 session.astray += 1
-        for session in asked.values():
+        for session in asked:
             _say_once(session, _ASTRAY)
 
 
