@@ -6,7 +6,7 @@ Neighbours: `session.py` sends them, `bodies.py` has what they are. Knows nothin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 from launcher.client.bodies import Group, Member
 
@@ -27,7 +27,8 @@ def group(
     A text instead of a number excludes the rollout and says why (C22).
     """
     if isinstance(rewards, Mapping):
-        members = [_member(rollout, it, predictor) for rollout, it in rewards.items()]
+        by_id = cast("Mapping[str, float | str | None]", rewards)
+        members = [_member(rollout, it, predictor) for rollout, it in by_id.items()]
     else:
         members = [it.member() for it in rewards]
     return Group(id=group_id, predictor=predictor, members=members)

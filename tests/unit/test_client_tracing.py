@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import re
 import threading
+import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ import pytest
 from launcher.client import ClientError, Session, group
 from launcher.client.tracing import http_hook
 from launcher.client.wire import Endpoint
+from tests.support.environment import REPOSITORY
 from tests.support.small_run import PATIENCE, SmallRun
 
 ROLLOUT, PREDICTOR, PURPOSE = "x-slipway-rollout", "x-slipway-predictor", "x-slipway-purpose"
@@ -397,6 +400,14 @@ def test_b03_a_library_that_cannot_be_tagged_is_said_and_nothing_is_touched(
         raise AssertionError("not entered")
     assert raised.value.hint and "rollout_url" in raised.value.hint
     assert _untouched()
+
+
+def test_b04_the_base_install_pins_no_sdk() -> None:
+    """It must live beside any release of OpenAI's SDK, and of what an agent is made with."""
+    needed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[<>=!~ \[]", it, maxsplit=1)[0] for it in needed}
+    assert not names & {"openai", "litellm", "dspy", "httpx2", "tiktoken", "langchain-core"}
+    assert {"httpx>=0.27", "pydantic>=2.9"} <= {*needed}
 
 
 # ------------------------------------------------------------------ rewards

@@ -48,7 +48,7 @@ async def main() -> None:
     rollouts = await asyncio.gather(*(roll_out(number) for number in range(ROLLOUTS)))
     status = run.step([group("sums", rollouts)])
     said = {
-        "strict": add.strict_json_schema,
+        "strict": all(getattr(tool, "strict_json_schema", False) for tool in adder.tools),
         "rollouts": [it.id for it in rollouts],
         "requests": [it.requests for it in rollouts],
         "samples": [it.samples for it in rollouts],
