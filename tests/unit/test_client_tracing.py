@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import json
 import re
 import threading
@@ -14,18 +15,23 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import aiohttp
 import httpx
 import openai
 import pytest
 
 from launcher.client import ClientError, Session, group
-from launcher.client.tracing import http_hook
+from launcher.client.tracing import http_libraries
 from launcher.client.wire import Endpoint
 from tests.support.environment import REPOSITORY
 from tests.support.small_run import PATIENCE, SmallRun
 
 ROLLOUT, PREDICTOR, PURPOSE = "x-slipway-rollout", "x-slipway-predictor", "x-slipway-purpose"
-PLACES = [(owner, "_send_single_request") for owner in (httpx.Client, httpx.AsyncClient)]
+PLACES: list[tuple[type, str]] = [
+    (httpx.Client, "_send_single_request"),
+    (httpx.AsyncClient, "_send_single_request"),
+    (aiohttp.ClientSession, "_request"),
+]
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
 BODY = {"model": "policy", "messages": MESSAGES}
 
@@ -159,6 +165,28 @@ def ask_by_litellms_own_handler(station: Station) -> None:
     ask_by_litellm_later(station, "hosted_vllm")
 
 
+def ask_by_aiohttp(station: Station) -> None:
+    async def go() -> None:
+        async with aiohttp.ClientSession() as session:
+            await session.post(f"{station.root}/v1/chat/completions", json=BODY)
+
+    asyncio.run(go())
+
+
+@functools.cache
+def _one_loop() -> asyncio.AbstractEventLoop:
+    """For a client that keeps its connections, whatever loop it is in."""
+    return asyncio.new_event_loop()
+
+
+def ask_by_litellms_aiohttp(station: Station) -> None:
+    import litellm
+
+    url = f"{station.root}/v1/chat/completions"
+    answer = litellm.acompletion("aiohttp_openai/policy", MESSAGES, api_base=url, api_key="k")
+    _one_loop().run_until_complete(answer)
+
+
 CLIENTS = [
     ask,
     ask_by_openai,
@@ -166,6 +194,8 @@ CLIENTS = [
     ask_by_litellm,
     ask_by_litellm_later,
     ask_by_litellms_own_handler,
+    ask_by_aiohttp,
+    ask_by_litellms_aiohttp,
 ]
 
 
@@ -192,11 +222,13 @@ def test_b03_no_other_host_gets_our_headers_after_a_redirect(station: Station, o
     async def later() -> None:
         async with httpx.AsyncClient(follow_redirects=True, trust_env=False) as client:
             await client.post(f"{station.root}/v1/chat/completions", json=BODY)
+        async with aiohttp.ClientSession() as client:
+            await client.post(f"{station.root}/v1/chat/completions", json=BODY)
 
     with station.session().rollout() as rollout:
         httpx.post(f"{station.root}/v1/chat/completions", json=BODY, follow_redirects=True, trust_env=False)
         asyncio.run(later())
-    assert station.tags == [rollout.id] * 2 and len(other.heard) == 2
+    assert station.tags == [rollout.id] * 3 and len(other.heard) == 3
     assert not other.ours()
 
 
@@ -395,7 +427,7 @@ def test_b03_whoever_wraps_the_clients_meanwhile_is_left_in_peace(
 def test_b03_a_library_that_cannot_be_tagged_is_said_and_nothing_is_touched(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_hook, "_METHOD", "_of_another_release")
+    monkeypatch.setattr(http_libraries, "_SENDING", "_of_another_release")
     with pytest.raises(ClientError, match="httpx") as raised, station.session().rollout():
         raise AssertionError("not entered")
     assert raised.value.hint and "rollout_url" in raised.value.hint

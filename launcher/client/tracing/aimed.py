@@ -41,5 +41,5 @@ def aim_at(root: str, request: Request) -> Aim | None:
 def _is_host(url: Url, scheme: str, host: str, port: int | None) -> bool:
     """The names of this computer for itself are one."""
     usual = _PORTS.get(scheme)
-    same = url.host == host or {url.host, host} <= _LOOPBACK
+    same = url.host == host or {url.host or "", host} <= _LOOPBACK
     return same and url.scheme == scheme and (url.port or usual) == (port or usual)

@@ -1,27 +1,20 @@
-"""A hand in the HTTP clients of this process, there while somebody needs it and gone with the last of them.
+"""A hand in the HTTP clients of this process, there while somebody holds it and gone with the last of them.
 
-httpx, and httpx2 on which OpenAI's SDK stands since its release 3, send every request by one method of
-`Client` or `AsyncClient`: an SDK's, LiteLLM's (whose aiohttp lies below), and each hop of a redirect.
-Neighbours: `rollout.py` says what to do with a request. Knows nothing of rollouts, runs or headers.
+Neighbours: `http_libraries.py` knows the clients, `rollout.py` says what to do with a request. Knows nothing
+of rollouts, runs or headers.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, MutableMapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
-from launcher.client.failures import ClientError
+from launcher.client.tracing.http_libraries import Around, Method, methods
 
-_LIBRARIES = ("httpx", "httpx2")
-# No part of what these libraries promise; `send`, which is one, sees a redirect's first request only, and all
-# that it adds goes on to the other host.
-_METHOD = "_send_single_request"
+_sending: ContextVar[bool] = ContextVar("slipway_sending", default=False)
 
 
 class Url(Protocol):
@@ -30,7 +23,7 @@ class Url(Protocol):
     @property
     def scheme(self) -> str: ...
     @property
-    def host(self) -> str: ...
+    def host(self) -> str | None: ...
     @property
     def port(self) -> int | None: ...
     @property
@@ -47,24 +40,34 @@ class Request(Protocol):
     def url(self) -> Url: ...
 
 
-# What is done to a request for the time of its sending.
-Around = Callable[[Any], AbstractContextManager[None]]
-
-
-@dataclass
 class _Put:
     """A method of ours in the place of theirs. Whoever has wrapped it since keeps one that does nothing."""
 
-    owner: type
-    original: Callable[..., Any]
-    around: Around
-    ours: Callable[..., Any] | None = None
-    live: bool = True
+    def __init__(self, method: Method, around: Around) -> None:
+        self._method = method
+        self._around = around
+        self._live = True
+        self._theirs = method.theirs
+        self._ours: Callable[..., Any] = method.instead(self._theirs, self._once)
+        setattr(method.owner, method.name, self._ours)
 
     def remove(self) -> None:
-        self.live = False
-        if self.owner.__dict__.get(_METHOD) is self.ours:
-            setattr(self.owner, _METHOD, self.original)
+        self._live = False
+        if self._method.theirs is self._ours:
+            setattr(self._method.owner, self._method.name, self._theirs)
+
+    @contextmanager
+    def _once(self, request: Request) -> Iterator[None]:
+        """What one library sends by another is one request."""
+        if not self._live or _sending.get():
+            yield
+            return
+        outside = _sending.set(True)
+        try:
+            with self._around(request):
+                yield
+        finally:
+            _sending.reset(outside)
 
 
 class HttpHook:
@@ -80,8 +83,7 @@ class HttpHook:
         """Raises ClientError where a library is none that is known here; then nothing was touched."""
         with self._lock:
             if not self._holders:
-                classes = [it for module in _modules() for it in _classes(module)]
-                self._put = [_put(owner, is_async, self._around) for owner, is_async in classes]
+                self._put = [_Put(method, self._around) for method in methods()]
             self._holders += 1
 
     def let_go(self) -> None:
@@ -91,54 +93,3 @@ class HttpHook:
                 for put in self._put:
                     put.remove()
                 self._put = []
-
-
-def _modules() -> list[ModuleType]:
-    """Those that are installed: an SDK may be imported within the block."""
-    found = []
-    for name in _LIBRARIES:
-        try:
-            found.append(import_module(name))
-        except ModuleNotFoundError:
-            continue
-    return found
-
-
-def _classes(module: ModuleType) -> list[tuple[type, bool]]:
-    classes = [(module.Client, False), (module.AsyncClient, True)]
-    if not all(callable(owner.__dict__.get(_METHOD)) for owner, _ in classes):
-        raise ClientError(
-            f"Requests of {module.__name__} {getattr(module, '__version__', '')} cannot be tagged here",
-            why=f"its clients have no {_METHOD}",
-            hint="give each rollout a client with base_url=run.rollout_url(run.new_rollout())",
-        )
-    return classes
-
-
-def _put(owner: type, is_async: bool, around: Around) -> _Put:
-    put = _Put(owner, owner.__dict__[_METHOD], around)
-    put.ours = (_async_method if is_async else _method)(put)
-    setattr(owner, _METHOD, put.ours)
-    return put
-
-
-def _method(put: _Put) -> Callable[..., Any]:
-    @functools.wraps(put.original)
-    def send(client: Any, request: Any, *more: Any, **named: Any) -> Any:
-        if not put.live:
-            return put.original(client, request, *more, **named)
-        with put.around(request):
-            return put.original(client, request, *more, **named)
-
-    return send
-
-
-def _async_method(put: _Put) -> Callable[..., Any]:
-    @functools.wraps(put.original)
-    async def send(client: Any, request: Any, *more: Any, **named: Any) -> Any:
-        if not put.live:
-            return await put.original(client, request, *more, **named)
-        with put.around(request):
-            return await put.original(client, request, *more, **named)
-
-    return send

@@ -42,8 +42,8 @@ _ASTRAY = (
     "A thread belongs to the rollout where it runs in contextvars.copy_context().run. They are run.astray"
 )
 _SILENT = (
-    "a rollout has asked the run nothing. Is base_url of its client the run's, and does it send by httpx? "
-    "Any other client is tagged by its address: base_url=r.base_url"
+    "a rollout has asked the run nothing. Is base_url of its client the run's, and does it send by httpx or "
+    "aiohttp? Any other client is tagged by its address: base_url=r.base_url"
 )
 
 
