@@ -17,8 +17,6 @@ PREDICTOR_HEADER = "x-slipway-predictor"
 CALL_HEADER = "x-slipway-call"
 # "eval": held-out evaluation, recorded apart and refused for training (C48).
 PURPOSE_HEADER = "x-slipway-purpose"
-# "refuse": a request whose answer could not be trained is refused, not answered and counted.
-UNTRAINABLE_HEADER = "x-slipway-untrainable"
 # The gateway answers a request id it has seen with the stored answer.
 REQUEST_HEADER = "x-slipway-request"
 # On every answer that sampled: the policy version that produced it.

@@ -27,12 +27,14 @@ from launcher.client.bodies import (
     PREDICTOR_HEADER,
     PURPOSE_HEADER,
     ROLLOUT_HEADER,
-    UNTRAINABLE_HEADER,
     Member,
 )
 from launcher.client.session import Session
 from launcher.client.tracing.aimed import aim_at
 from launcher.client.tracing.http_hook import HttpHook, Request
+
+# "refuse": a request whose answer could not be trained is refused, and not answered and counted.
+_UNTRAINABLE_HEADER = "x-slipway-untrainable"
 
 Purpose = Literal["train", "eval"]
 Untrainable = Literal["count", "refuse"]
@@ -101,7 +103,7 @@ class Rollout:
         if self.purpose == "eval":
             headers[PURPOSE_HEADER] = "eval"
         if self.untrainable == "refuse":
-            headers[UNTRAINABLE_HEADER] = "refuse"
+            headers[_UNTRAINABLE_HEADER] = "refuse"
         return headers
 
     def member(self) -> Member:
