@@ -17,7 +17,8 @@ from launcher.client.failures import (
     StepFailed,
     TrainingFailed,
 )
-from launcher.client.session import Session, connect, group
+from launcher.client.groups import group
+from launcher.client.session import Session, connect
 
 if TYPE_CHECKING:
     from launcher.client import arbor

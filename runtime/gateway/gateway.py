@@ -43,7 +43,7 @@ from runtime.gateway.readiness import Readiness
 from runtime.gateway.requests import request_fields
 from runtime.gateway.requests.answer_limit import limit_answer
 from runtime.gateway.routes import slipway_routes
-from runtime.gateway.samples.receipts import receipt_routes
+from runtime.gateway.samples.rollout_samples import sample_routes
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.examples import Examples
 from runtime.gateway.steps.from_text import TextMembers
@@ -217,7 +217,7 @@ def build_app(parts: Parts) -> FastAPI:
     app.router.routes += _openai_routes(parts) + arbor_routes(parts.arbor) + art_routes(parts.art)
     metrics = parts.state_dir / "metrics.jsonl"
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
-    app.include_router(receipt_routes(parts.samples))
+    app.include_router(sample_routes(parts.samples))
     app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
     app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.include_router(parts.fine_tuning.router)

@@ -38,8 +38,9 @@ FLOORS = {
     ),
     # A program imports these; of the rest they know the errors only.
     "client": (
-        "launcher/base", "launcher/client", "launcher/client/trajectories", "launcher/client/dspy",
-        "launcher/client/arbor", "launcher/client/art",
+        "launcher/base", "launcher/client", "launcher/client/tracing", "launcher/client/trajectories",
+        "launcher/client/ruler", "launcher/client/autorl", "launcher/client/dspy", "launcher/client/arbor",
+        "launcher/client/art",
     ),
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",
