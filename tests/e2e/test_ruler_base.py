@@ -1,4 +1,4 @@
-"""A real run's own `base` as RULER's judge (B14): asked in the form of scores, and never training material."""
+"""A real run's own `base` as RULER's judge (B14): asked in the form of scores, never training material."""
 
 from __future__ import annotations
 
