@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from launcher.client.dspy.saved import load
     from launcher.client.dspy.tagging import rollout
     from launcher.client.dspy.validation import evaluate
+    from launcher.client.ruler.score_group import ruler_score_group
     from launcher.client.started_run import start
     from launcher.client.trajectories.bounded import limit_concurrency, retry
     from launcher.client.trajectories.gathering import gather_trajectories, gather_trajectory_groups
@@ -56,6 +57,7 @@ __all__ = [
     "load",
     "retry",
     "rollout",
+    "ruler_score_group",
     "start",
 ]
 
@@ -72,6 +74,7 @@ _LATER = {
     "load": "dspy.saved",
     "retry": "trajectories.bounded",
     "rollout": "dspy.tagging",
+    "ruler_score_group": "ruler.score_group",
     "start": "started_run",
 }
 
