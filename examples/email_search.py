@@ -11,9 +11,9 @@ turns, 8 questions a step with 8 tries each, and 60 steps.
 
 Offline the tiny model calls no tool, before training or after: it has never seen one. So each game ends
 with its first turn, and what is trained is the answer without a call, by the words that it shares with the
-right one. The mailbox is that of a French office, the question is "the green key", the answer "la clé verte
-sous la table": the model learns to put the words in their right form, and adds places, of which it can know
-nothing. What the tools do is tested without a model.
+right one. The mailbox is that of a French lost property office: the question is "the green key", the answer
+the entry "la clé verte", which the model learns to guess in its right order and forms, and never looks up.
+What the tools do is tested without a model.
 
 Cost and duration: offline $0.00 and DURATION on 2 busy cores, 8 steps, FIGURES; rented about $14 for 4 hours
 of one H100 (estimated). Figure to beat: ART-E of OpenPipe, Qwen2.5 14B on Enron's mails: under $80 on one
@@ -22,11 +22,13 @@ H100, and 60 % of the questions right that o3 had wrong. Our mails are made and 
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import sqlite3
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from difflib import SequenceMatcher
 from statistics import fmean, stdev
 from typing import Any
 
@@ -147,9 +149,8 @@ def plain(text):
 
 
 def overlap(text, answer):
-    """What two texts share of their words: 1 for the same words, 0 for none."""
-    given, wanted = set(plain(text).split()), set(plain(answer).split())
-    return 2 * len(given & wanted) / max(1, len(given) + len(wanted))
+    """What two texts share of their words, in their order: 1 for the same text, 0 for none."""
+    return SequenceMatcher(None, plain(text).split(), plain(answer).split()).ratio()
 
 
 def reward_of(fact, answer, called, turns, most):
@@ -194,10 +195,7 @@ def said(content):
     return content.partition("## ]]")[2].partition("[[")[0] if "## ]]" in content else content
 
 
-# What the mailbox is made of.
-
-
-# What there are mails about: its names, a mail's subject and text, the question, and the answer.
+# What mails are about: its names, a mail's subject and text, the question, and the answer.
 KINDS = (
     (
         ("budget review", "safety course", "board meeting", "chess evening", "book club", "fire drill"),
@@ -230,16 +228,16 @@ SMALL_TALK = (
     ("Newsletter", "This month: a new bicycle stand, and the choir looks for two basses."),
 )
 
-# English and French, for the tiny model.
+# What is lost, in English and French, for the tiny model.
 THINGS = (
     ("key", "la clé", 1), ("cup", "la tasse", 1), ("shirt", "la chemise", 1), ("flower", "la fleur", 1),
-    ("book", "le livre", 0), ("game", "le jeu", 0), ("bread", "le pain", 0), ("cheese", "le fromage", 0),
+    ("chair", "la chaise", 1), ("apple", "la pomme", 1), ("book", "le livre", 0), ("game", "le jeu", 0),
+    ("bread", "le pain", 0), ("cheese", "le fromage", 0), ("yogurt", "le yaourt", 0), ("cat", "le chat", 0),
 )  # fmt: skip
 COLOURS = (
     ("black", ("noir", "noire")), ("green", ("vert", "verte")), ("blue", ("bleu", "bleue")),
     ("grey", ("gris", "grise")), ("cold", ("froid", "froide")), ("heavy", ("lourd", "lourde")),
 )  # fmt: skip
-PLACES = ("sous la table", "sur la chaise", "derrière la porte", "sous le pont", "avec le chien")
 
 
 def office(rng, count):
@@ -255,15 +253,13 @@ def office(rng, count):
     return [*facts.values()]
 
 
-def french_office(rng, count):
-    facts = []
-    for (colour, forms), (thing, french, feminine) in [(c, t) for c in COLOURS for t in THINGS][:count]:
-        named = f"{french} {forms[feminine]}"
-        place, older = rng.sample(PLACES, 2)
-        corrected = f"{named} {older}" if rng.random() < 0.25 else ""
-        facts.append(Fact(named, "{answer}", f"the {colour} {thing}", f"{named} {place}", corrected))
-    rng.shuffle(facts)
-    return facts
+def lost_property(rng, count):
+    """Entries of what was found, one for each colour and thing."""
+    found = rng.sample(list(itertools.product(COLOURS, THINGS)), count)
+    return [
+        Fact(f"entrée {100 + number}", "{answer}", f"the {colour} {thing}", f"{french} {forms[gender]}", "")
+        for number, ((colour, forms), (thing, french, gender)) in enumerate(found)
+    ]
 
 
 def mailbox_of(seed, mails, facts, make):
@@ -293,7 +289,7 @@ def rewards_of(groups):
 async def main() -> None:
     parser = argparse.ArgumentParser(description="E-mail search: three tools and a mailbox.")
     parser.add_argument("--offline", action="store_true", help="a small mailbox, on the tiny model")
-    parser.add_argument("--steps", type=int, help="default: 60, or 8 with --offline")
+    parser.add_argument("--steps", type=int, help="default: 60, or 15 with --offline")
     parser.add_argument("--questions", type=int, default=8, help="in each step; default: 8")
     parser.add_argument("--tries", type=int, default=8, help="of each question; default: 8")
     parser.add_argument("--held-out", type=int, default=24, help="questions to judge with; default: 24")
@@ -301,10 +297,10 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
-    steps = asked.steps or (8 if asked.offline else 60)
+    steps = asked.steps or (15 if asked.offline else 60)
     turns = asked.max_turns or (3 if asked.offline else 10)
     tokens = 32 if asked.offline else 512
-    mailbox = mailbox_of(2026, *((240, 48, french_office) if asked.offline else (2000, 400, office)))
+    mailbox = mailbox_of(2026, *((240, 72, lost_property) if asked.offline else (2000, 400, office)))
     held_out, train = mailbox.facts[: asked.held_out], mailbox.facts[asked.held_out :]
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)

@@ -99,14 +99,14 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description="Summaries, scored by RULER.")
     parser.add_argument("--offline", action="store_true", help="phrases, on the tiny model")
     parser.add_argument("--judge", help="LiteLLM's name of a model, or base; default: see above")
-    parser.add_argument("--steps", type=int, help="default: 60, or 8 with --offline")
+    parser.add_argument("--steps", type=int, help="default: 60, or 15 with --offline")
     parser.add_argument("--documents", type=int, default=8, help="in each step; default: 8")
     parser.add_argument("--tries", type=int, default=8, help="of each document; default: 8")
     parser.add_argument("--held-out", type=int, default=24, help="documents to judge with; default: 24")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
-    steps = asked.steps or (8 if asked.offline else 60)
+    steps = asked.steps or (15 if asked.offline else 60)
     judge, more = judge_for(asked.judge, asked.offline)
     documents = phrases(400) if asked.offline else repliqa(1000)
     held_out, train = documents[: asked.held_out], documents[asked.held_out :]

@@ -4,7 +4,7 @@
     launch -- python temporal_clue.py --offline
 
 The puzzles are made here, by a seed: of several guests each was in another place at another time, the clues
-allow one solution and none of them can be left out. Nothing is said of how to think; a group is 16 tries of
+allow one solution and none of them can be left out. How to reason is shown nowhere; a group is 16 tries of
 one puzzle. Rented it has 4 guests and 6 questions a puzzle, 8 puzzles a step, 100 steps.
 
 Offline the tiny model cannot reason. It speaks a little French, so the guests are a king, a queen and a
@@ -262,7 +262,7 @@ def rewards_of(groups):
 async def main() -> None:
     parser = argparse.ArgumentParser(description="Temporal Clue: who was where, and when.")
     parser.add_argument("--offline", action="store_true", help="small puzzles, on the tiny model")
-    parser.add_argument("--steps", type=int, help="default: 100, or 8 with --offline")
+    parser.add_argument("--steps", type=int, help="default: 100, or 15 with --offline")
     parser.add_argument("--puzzles", type=int, default=8, help="in each step; default: 8")
     parser.add_argument("--tries", type=int, default=16, help="of each puzzle; default: 16")
     parser.add_argument("--held-out", type=int, default=64, help="puzzles to judge with; default: 64")
@@ -270,7 +270,7 @@ async def main() -> None:
     asked = parser.parse_args()
 
     world, questions, tokens = (MOONLIGHT, 3, 40) if asked.offline else (HOUSE, 6, 2048)
-    steps = asked.steps or (8 if asked.offline else 100)
+    steps = asked.steps or (15 if asked.offline else 100)
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
 
