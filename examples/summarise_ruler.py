@@ -14,10 +14,12 @@ black cat under the cold house", its summary French, and the judge is played in 
 document is about should be kept, and what something is like left out. `--judge base`, in either form, asks
 the run's own model as it was before training; the tiny model cannot judge, so that all groups are left out.
 
-Cost and duration: offline $0.00 and DURATION on 2 busy cores, 8 steps, FIGURES; rented about $20 for 5 hours
-of one H100 and the judge (estimated). Figure to beat: 37 % → 70 % of the questions about a document answered
-from its summary, in 4 hours for $22 (the summarizer of ART's tutorial, whose reward are those questions and
-not RULER). Of RULER, its authors say that it is as good as a reward made by hand, or better, in 3 of 4 tasks.
+Cost and duration: offline $0.00 and half a minute on 2 busy cores, where 15 steps brought the judge's score
+of 24 held-out documents from 0.58 to 0.67, 0.78 and 0.70, for three seeds; rented about $20 for 5 hours of
+one H100 and the judge (estimated). It has not been run so. Figure to beat: 37 % → 70 % of the questions
+about a document answered from its summary, in 4 hours for $22 (the summarizer of ART's tutorial, whose
+reward is those questions and not RULER). Of RULER its authors say that in 3 of 4 tasks it did slightly
+better than a reward made by hand.
 """
 
 import argparse
