@@ -39,7 +39,7 @@ FLOORS = {
     # A program imports these; of the rest they know the errors only.
     "client": (
         "launcher/base", "launcher/client", "launcher/client/trajectories", "launcher/client/ruler",
-        "launcher/client/dspy", "launcher/client/arbor",
+        "launcher/client/autorl", "launcher/client/dspy", "launcher/client/arbor",
     ),
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",

@@ -1,7 +1,8 @@
 """Judges by other people's packages: a LiteLLM name, or a client of OpenAI's SDK that the program has.
 
-Both packages are the program's: LiteLLM is imported when a name is first asked, and a client comes as an
-object. Neighbours: `judge_kinds.py` says what their answers mean. Knows nothing of what is judged.
+Both packages are the program's: LiteLLM is imported when a name is first used, before the time of any answer
+is counted, and a client comes as an object. Neighbours: `judge_kinds.py` says what their answers mean. Knows
+nothing of what is judged.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class LiteLLMJudge:
 
     def __post_init__(self) -> None:
         self._takes_form = True
+        self._litellm = _litellm(self.model)
 
     @property
     def name(self) -> str:
@@ -50,14 +52,13 @@ class LiteLLMJudge:
 
     async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
         """See Judge. Where the form itself is refused it is asked without, from then on."""
-        litellm = _litellm(self.model)
         arguments = {"timeout": seconds, "num_retries": 0, "max_retries": 0, "caching": False, **self.more}
         if tags := tags_for(self._place()):
             arguments["extra_headers"] = {**(arguments.get("extra_headers") or {}), **tags}
         if self._takes_form:
             arguments.setdefault("response_format", form)
         try:
-            response = await litellm.acompletion(model=self.model, messages=list(messages), **arguments)
+            response = await self._litellm.acompletion(model=self.model, messages=list(messages), **arguments)
         except Exception as error:
             if self._takes_form and "response_format" in str(error):
                 self._takes_form = False
