@@ -139,6 +139,7 @@ def opened(folder: Path) -> Iterator[Browser]:
     profile = folder / "profile"
     command = [PROGRAM, *_FLAGS, f"--user-data-dir={profile}", f"--log-net-log={folder / 'net.json'}"]
     command += ["about:blank"]
+    shutil.rmtree(profile, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "chromium.log").open("wb") as log:
         process = subprocess.Popen(

@@ -13,6 +13,7 @@
     tools: ['with tool calls', (it) => pieces(it.completion ?? '').some((one) => one.kind === 'call')],
   };
   const parts = {};
+  const [LONG_CHARACTERS, LONG_LINES] = [1200, 16];
 
   function begin() {
     const button = (text, label, move) => {
@@ -137,7 +138,7 @@
     return make('article', 'group', [
       head,
       shared ? promptOf(members[0]) : null,
-      ...members.map((it) => memberOf(it, !shared, [low, high])),
+      make('div', 'members', members.map((it) => memberOf(it, !shared, [low, high]))),
     ]);
   }
 
@@ -145,9 +146,10 @@
   function promptOf(line) {
     const said = turns(line.prompt);
     const last = said.findLast((it) => it.role === 'user' || it.role === 'tool') ?? said.at(-1);
+    const asked = pieces(last.text);
     const summary = make('summary', '', [
-      make('span', 'role', last.role ?? 'prompt'),
-      make('span', 'asked', last.text.slice(0, 600)),
+      make('span', 'role', asked.some((it) => it.kind === 'result') ? 'tool' : last.role ?? 'prompt'),
+      make('span', 'asked', asked.map((it) => it.text.trim()).join('\n').slice(0, 600)),
       make('span', 'muted more', `${plural(line.prompt_tokens, 'token')}${line.prompt_cut ? ', beginning left out' : ''}`),
     ]);
     const details = make('details', 'prompt', [summary]);
@@ -171,21 +173,38 @@
       line.rollout,
     ].filter((it) => it !== null);
     const trouble = [line.failure && `failed: ${line.failure}`, line.dropped && `left out: ${line.dropped}`].filter(Boolean);
+    const said = pieces(line.completion ?? '');
+    const end = said.at(-1)?.kind === 'mark' ? said.pop().text : null;
     const text = line.completion === null
       ? [make('p', 'muted', trouble.length ? 'no completion' : 'its text is not kept')]
-      : piecesOf(line.completion);
+      : elementsOf(said);
     return make('div', 'member', [
       reward,
       make('div', 'said', [
         withPrompt && line.prompt !== null ? promptOf(line) : null,
-        make('div', 'text', text),
-        make('p', 'facts', [document.createTextNode(facts.join(' · ')), ...trouble.map((it) => make('span', 'trouble', it))]),
+        ...clamped(make('div', 'text', text), line.completion ?? ''),
+        make('p', 'facts', [
+          document.createTextNode(facts.join(' · ')), end === null ? null : make('span', 'mark', end), ...trouble.map((it) => make('span', 'trouble', it)),
+        ]),
       ]),
     ]);
   }
 
-  function piecesOf(text) {
-    const found = pieces(text).map(({ kind, text: words, name }) => {
+  // A long one is open to so many lines, until somebody wants the rest.
+  function clamped(element, text) {
+    if (text.length < LONG_CHARACTERS && text.split('\n').length < LONG_LINES) return [element];
+    const button = make('button', 'more', 'all of it', { type: 'button' });
+    element.classList.add('clamped');
+    button.addEventListener('click', () => {
+      button.textContent = element.classList.toggle('clamped') ? 'all of it' : 'less of it';
+    });
+    return [element, button];
+  }
+
+  const piecesOf = (text) => elementsOf(pieces(text));
+
+  function elementsOf(said) {
+    const found = said.map(({ kind, text: words, name }) => {
       if (kind === 'mark') return make('span', 'mark', words);
       if (kind === 'text') return make('span', 'words', words.replace(/^\n+|\n+$/g, ''));
       const title = { call: `tool call · ${name ?? 'no name'}`, result: 'tool result', think: 'thought' }[kind];

@@ -68,13 +68,20 @@
         { label: 'step', value: (_, it) => (it === null ? '–' : String(it)) },
         ...lines.map((line) => seriesOf(line, digits)),
       ],
-      hooks: { draw: [(it) => drawErrors(it, chart.lines)] },
+      hooks: { draw: [(it) => drawErrors(it, chart.lines)], setLegend: [showNewest], setData: [showNewest] },
     }, [xs, ...lines.map((line) => line.values)], chart.canvas);
     plot.over.addEventListener('click', () => {
       const step = plot.data[0][plot.cursor.idx];
       if (isNumber(step)) onStep(step);
     });
+    showNewest(plot);
     return plot;
+  }
+
+  // Where no cursor is, the legend says the newest values.
+  function showNewest(plot) {
+    const newest = plot.data[0].length - 1;
+    if (plot.legend && !isNumber(plot.legend.idx) && newest >= 0) plot.setLegend({ idx: newest });
   }
 
   function seriesOf(line, digits) {
@@ -123,8 +130,8 @@
   function tick(value, all) {
     const largest = Math.max(...all.map(Math.abs));
     if (largest >= 10000) return `${number(value / 1000, 0)}k`;
-    const apart = all.length > 1 ? Math.abs(all[1] - all[0]) : 1;
-    const digits = apart >= 1 ? 0 : Math.min(6, Math.ceil(-Math.log10(apart) - 1e-9));
+    let digits = 0;  // as few as tell all of them
+    while (digits < 6 && all.some((it) => Math.abs(it - Number(it.toFixed(digits))) > 1e-9 * largest)) digits += 1;
     return value.toFixed(digits);
   }
 

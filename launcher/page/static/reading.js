@@ -63,12 +63,19 @@
       return (Array.isArray(said) ? said : [said]).map((it) => ({
         kind: 'call',
         name: typeof it?.name === 'string' ? it.name : null,
-        text: JSON.stringify(it?.arguments ?? it?.parameters ?? it, null, 1),
+        text: written(it?.arguments ?? it?.parameters ?? it),
       }));
     } catch {  // not JSON: a form of another family, or cut off
       const named = text.match(/<function=([\w.-]+)>|"name"\s*:\s*"([^"]{1,80})"/);
       return [{ kind: 'call', name: named ? named[1] ?? named[2] : null, text: text.trim() }];
     }
+  }
+
+  // In one line where that is short.
+  function written(value) {
+    const lines = JSON.stringify(value, null, 1);
+    const one = lines.replace(/\n\s*/g, ' ');
+    return one.length <= 80 ? one : lines;
   }
 
   Object.assign(window.slipway, { turns, pieces });

@@ -47,7 +47,11 @@
   }
 
   const money = (dollars) => (isNumber(dollars) ? `$${dollars.toFixed(2)}` : NONE);
-  const percent = (share) => (isNumber(share) ? `${Math.round(100 * share)} %` : NONE);
+  function percent(share) {
+    if (!isNumber(share)) return NONE;
+    return share > 0 && share < 0.005 ? '< 1 %' : `${Math.round(100 * share)} %`;
+  }
+
 
   function time(seconds) {
     if (!isNumber(seconds)) return NONE;

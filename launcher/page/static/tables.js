@@ -26,12 +26,12 @@
     const recent = steps.slice(-10).map((it) => it.tokens_per_second).filter(isNumber);
     const speed = recent.length ? recent.reduce((sum, it) => sum + it, 0) / recent.length : null;
     found.push(tile('Throughput', speed === null ? NONE : `${count(speed)} tok/s`,
-      isNumber(last?.seconds) ? `sampled, mean of ${recent.length} · ${duration(last.seconds)} a step` : 'known after two steps'));
+      isNumber(last?.seconds) ? `sampled, last ${plural(recent.length, 'step')} · ${duration(last.seconds)} the newest` : 'known after two steps'));
     found.push(tile('Money', money(head.money.spent), moneyBelow(head)));
     found.push(head.run.live
       ? tile('Lease', duration(head.lease.left_seconds), isNumber(head.lease.deadline_left_seconds)
         ? `left · deadline in ${duration(head.lease.deadline_left_seconds)}` : 'left, renewed all the time · no deadline')
-      : tile('Ended', head.run.ended ? `after ${duration(head.run.seconds)}` : NONE,
+      : tile('Ended after', head.run.ended ? duration(head.run.seconds) : NONE,
         head.run.down?.verified ? 'down: verified' : head.run.state));
     document.getElementById('tiles').replaceChildren(...found);
   }
@@ -120,7 +120,7 @@
       ['price', it.per_hour ? `${money(it.per_hour)}/h` : 'nothing is rented'],
       ['spent', run.lives > 1 ? `${money(it.spent)} in ${run.lives} lives` : money(it.spent)],
       ['at most', isNumber(it.at_most) && it.per_hour ? money(it.at_most) : NONE],
-      ['budget', isNumber(it.budget) ? `${money(it.budget)}, ${money(it.budget - it.spent)} left` : 'none'],
+      ['budget', isNumber(it.budget) ? `${money(it.budget)}, ${it.budget > it.spent ? money(it.budget - it.spent) : 'nothing'} left` : 'none'],
       ['deadline', isNumber(lease.deadline_seconds)
         ? `${duration(lease.deadline_seconds)}${run.live ? `, ${duration(lease.deadline_left_seconds)} left` : ''}` : 'none'],
       ['lease', `${duration(lease.seconds)}${run.live && isNumber(lease.left_seconds) ? `, ${duration(lease.left_seconds)} left` : ''}`],
