@@ -58,7 +58,7 @@ def open(  # noqa: A001 - the verb's name
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> int:
-    """Open a run's page in the browser: live at its endpoint, or as files once the run is over."""
+    """Open a run's page in the browser: live while it lives, then as plain files."""
     from launcher.cli import open_verb
 
     return open_verb.open_page(context.obj.output, name, not no_browser)

@@ -88,7 +88,9 @@ class Relay:
         keyless: bool = False,
         page: Page | None = None,
     ) -> None:
-        self._page = page and token and PageDoor(page, token, self._status, lambda: asdict(self.stats()))
+        self._page = (
+            PageDoor(page, token, self._status, lambda: asdict(self.stats())) if page and token else None
+        )
         self._socket = socket
         self._wanted_port = port
         self._replay_seconds = replay_seconds
