@@ -35,6 +35,7 @@ _FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )  # fmt: skip
 _PATIENCE_SECONDS = 60.0
+_NO_PAGE, _NAVIGATIONS = "not an origin", ("main frame", "sub frame")
 # Chromium's own pages, which no network has.
 _INSIDE = ("chrome", "devtools", "about", "data", "blob", "file", "chrome-extension", "chrome-untrusted")
 
@@ -42,7 +43,10 @@ _INSIDE = ("chrome", "devtools", "about", "data", "blob", "file", "chrome-extens
 class Browser:
     """One page of it. Use `opened`."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, pid: int, socket: aiohttp.ClientWebSocketResponse, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._pid = pid
         self._socket = socket
         self._loop = loop
         self._ids = itertools.count(1)
@@ -118,18 +122,16 @@ class Browser:
         to.write_bytes(base64.b64decode(self.do("Page.captureScreenshot", format="png", **extra)["data"]))
         return to
 
-    def script_bytes(self) -> int:
-        """What its scripts hold, after a collection."""
+    def page_bytes(self) -> int:
+        """The memory that the page's process has for itself, after a collection."""
         self.do("HeapProfiler.collectGarbage")
-        return int(self.do("Runtime.getHeapUsage")["usedSize"])
+        family = [it for it in _family(self._pid) if "--type=renderer" in it.cmdline()]
+        return max(it.memory_full_info().uss for it in family)
 
     def first_paint_seconds(self) -> float:
         """From the beginning of the navigation to the first content."""
         name = "'first-contentful-paint'"
         return self.until(f"performance.getEntriesByName({name})[0]?.startTime") / 1000
-
-    def reply(self, script: str) -> Any:
-        return self.run(f"(async () => {{ {script} }})()")
 
 
 @contextlib.contextmanager
@@ -149,7 +151,7 @@ def opened(folder: Path) -> Iterator[Browser]:
     try:
         port = _port(profile / "DevToolsActivePort")
         session, socket = loop.run_until_complete(_connect(port))
-        browser = Browser(socket, loop)
+        browser = Browser(process.pid, socket, loop)
         for domain in ("Page", "Runtime", "Log", "Network"):
             browser.do(f"{domain}.enable")
         yield browser
@@ -199,15 +201,19 @@ async def _disconnect(session: aiohttp.ClientSession, port: int) -> None:
 
 
 def outside(folder: Path) -> list[str]:
-    """Of a browser that has ended: every address that it asked for and that is not on this computer."""
+    """Of a browser that has ended: what its pages asked for that is not on this computer, by its net log.
+
+    What chromium wants for itself (is there an update? which accounts?) has no page as its initiator.
+    """
     log = json.loads((folder / "net.json").read_text())
     begins = log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
-    asked = [
-        it["params"]["url"] for it in log["events"] if it["type"] == begins and "url" in it.get("params", {})
-    ]
     found = []
-    for address in asked:
-        parts = urlsplit(address)
-        if parts.scheme not in _INSIDE and parts.hostname not in ("127.0.0.1", "localhost"):
-            found.append(address)
+    for it in log["events"]:
+        asked = it.get("params", {})
+        if it["type"] != begins or "url" not in asked:
+            continue
+        by_page = asked["initiator"] != _NO_PAGE or asked["request_type"] in _NAVIGATIONS
+        parts = urlsplit(asked["url"])
+        if by_page and parts.scheme not in _INSIDE and parts.hostname not in ("127.0.0.1", "localhost"):
+            found.append(asked["url"])
     return found
