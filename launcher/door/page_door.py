@@ -29,14 +29,13 @@ _ROOT = "/page"
 _ENTER = "/page/enter/"
 _SAID = re.compile(r"data/step-(\d{1,12})\.json")
 _READING = ("GET", "HEAD")
-# For a person who has no cookie yet, or whose link was used.
-_NO_ENTRY = (
-    "<!doctype html><html lang=en><meta charset=utf-8><title>Slipway</title><h1>{title}</h1>"
-    "<p>{text}</p><pre>launch open RUN</pre></html>"
+_TITLE = (
+    "<!doctype html><html lang=en><meta charset=utf-8><title>Slipway</title><link rel=icon href='data:,'>"
 )
+# For a person who has no cookie yet, or whose link was used.
+_NO_ENTRY = _TITLE + "<h1>{title}</h1><p>{text}</p><pre>launch open RUN</pre></html>"
 _COME_IN = (
-    "<!doctype html><html lang=en><meta charset=utf-8><title>Slipway</title>"
-    '<meta http-equiv=refresh content="0; url={place}"><a href="{place}">The run\'s page</a></html>'
+    _TITLE + '<meta http-equiv=refresh content="0; url={place}"><a href="{place}">The run\'s page</a></html>'
 )
 
 Status = Callable[[], Awaitable[Mapping[str, Any] | None]]

@@ -147,7 +147,7 @@ def opened(folder: Path) -> Iterator[Browser]:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=in_child(signal.SIGTERM)
         )
-    loop = asyncio.new_event_loop()
+    loop, session = asyncio.new_event_loop(), None
     try:
         port = _port(profile / "DevToolsActivePort")
         session, socket = loop.run_until_complete(_connect(port))
@@ -155,9 +155,11 @@ def opened(folder: Path) -> Iterator[Browser]:
         for domain in ("Page", "Runtime", "Log", "Network"):
             browser.do(f"{domain}.enable")
         yield browser
-        loop.run_until_complete(_disconnect(session, port))
+        loop.run_until_complete(_end(port))
         process.wait(30)
     finally:
+        if session is not None:
+            loop.run_until_complete(session.close())
         for one in [*_family(process.pid), process]:
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 one.kill()
@@ -188,16 +190,16 @@ async def _connect(port: int) -> tuple[aiohttp.ClientSession, aiohttp.ClientWebS
     return session, await session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0)
 
 
-async def _disconnect(session: aiohttp.ClientSession, port: int) -> None:
-    """End the browser by its own word, so that its net log is whole."""
-    async with session.get(f"http://127.0.0.1:{port}/json/version") as answer:
-        address = (await answer.json())["webSocketDebuggerUrl"]
-    async with session.ws_connect(address) as socket:
-        await socket.send_json({"id": 1, "method": "Browser.close"})
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(10):
-                await socket.receive()
-    await session.close()
+async def _end(port: int) -> None:
+    """By the browser's own word, so that its net log is whole."""
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{port}/json/version") as answer:
+            address = (await answer.json())["webSocketDebuggerUrl"]
+        async with session.ws_connect(address) as socket:
+            await socket.send_json({"id": 1, "method": "Browser.close"})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(10):
+                    await socket.receive()
 
 
 def outside(folder: Path) -> list[str]:

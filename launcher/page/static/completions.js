@@ -45,6 +45,10 @@
     );
     parts.host = document.getElementById('said');
     parts.host.append(empty('Nothing has been said yet: the first step is still being rolled out.'));
+    // Who opens something wants to read it: the next step must not take it away.
+    parts.host.addEventListener('click', (event) => {
+      if (event.target.closest('summary, button')) state.follow = parts.follow.checked = false;
+    });
     if (window.slipway.kept) parts.follow.parentElement.hidden = true;
   }
 

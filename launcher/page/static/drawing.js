@@ -56,7 +56,7 @@
       padding: [10, 12, 0, 0],
       scales: {
         x: { time: false, range: () => chart.span },
-        y: { range: (_, least, most) => around(least, most, low, high) },
+        y: { range: (_, least, most) => around(...withErrors(chart.lines, least, most), low, high) },
       },
       axes: [
         { ...axis, grid: { show: false }, incrs: WHOLE, space: 48, size: 28, gap: 6 },
@@ -116,6 +116,14 @@
       pen.stroke();
       pen.restore();
     });
+  }
+
+  // What an axis must hold: the values, and their errors where they have some.
+  function withErrors(lines, least, most) {
+    const ends = lines.flatMap(({ values, errors }) => (errors ?? []).flatMap((error, at) => (
+      isNumber(error) && isNumber(values[at]) ? [values[at] - error, values[at] + error] : []
+    )));
+    return ends.length ? [Math.min(least, ...ends), Math.max(most, ...ends)] : [least, most];
   }
 
   function around(least, most, low, high) {
