@@ -30,11 +30,13 @@
       if (state.follow) show(state.steps.at(-1));
     });
     parts.predictor = make('select', '', null, { 'aria-label': 'predictor' });
+    parts.predictor.hidden = true;
     parts.predictor.addEventListener('change', () => { state.predictor = parts.predictor.value; render(); });
     parts.which = make('select', '', Object.entries(WHICH).map(([key, [text]]) => new Option(text, key)), { 'aria-label': 'which' });
     parts.which.addEventListener('change', () => { state.which = parts.which.value; render(); });
     parts.last = make('span', 'muted');
-    const controls = document.getElementById('said-controls');
+    const controls = parts.controls = document.getElementById('said-controls');
+    controls.hidden = true;
     controls.append(
       make('span', 'steps', [
         make('span', 'muted', 'step'), button('‹', 'the step before', -1), parts.number,
@@ -59,6 +61,7 @@
     parts.number.max = state.steps.at(-1) ?? 0;
     const changed = revision !== state.revision;
     state.revision = revision;
+    parts.controls.hidden = !state.steps.length;
     if (!state.steps.length) return;
     if (state.step === null || state.follow) show(state.steps.at(-1));
     else if (changed && !state.steps.includes(state.step)) show(state.steps.at(-1));
@@ -137,11 +140,11 @@
       members[0].predictor ? make('span', 'tag', members[0].predictor) : null,
       mean === null ? null : make('span', 'muted', `mean reward ${number(mean)} · ${number(low, 2)} to ${number(high, 2)}`),
     ]);
-    const asked = members.map((it) => it.prompt);
-    const shared = asked[0] !== null && asked.every((it) => it === asked[0]);
+    const asked = members.filter((it) => it.prompt !== null);
+    const shared = asked.length > 0 && asked.every((it) => it.prompt === asked[0].prompt);
     return make('article', 'group', [
       head,
-      shared ? promptOf(members[0]) : null,
+      shared ? promptOf(asked[0]) : null,
       make('div', 'members', members.map((it) => memberOf(it, !shared, [low, high]))),
     ]);
   }
@@ -175,6 +178,7 @@
       line.completion_cut ? 'end left out here' : null,
       isNumber(line.version) ? `v${line.version}` : null,
       line.rollout,
+      line.call > 0 ? `call ${line.call + 1}` : null,
     ].filter((it) => it !== null);
     const trouble = [line.failure && `failed: ${line.failure}`, line.dropped && `left out: ${line.dropped}`].filter(Boolean);
     const said = pieces(line.completion ?? '');

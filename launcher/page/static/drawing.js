@@ -50,6 +50,7 @@
     const axis = { stroke: colour('muted'), font: '12px system-ui, sans-serif', ticks: { show: false } };
     const grid = { stroke: colour('line'), width: 1 };
     const { xs, low, high, digits = 2 } = chart.spec;
+    const whole = digits === 0;
     const plot = new uPlot({
       width: chart.canvas.clientWidth || 300,
       height: HEIGHT,
@@ -60,7 +61,7 @@
       },
       axes: [
         { ...axis, grid: { show: false }, incrs: WHOLE, space: 48, size: 28, gap: 6 },
-        { ...axis, grid, size: 54, gap: 8, space: 36, values: (_, at) => at.map((it) => tick(it, at)) },
+        { ...axis, grid, size: 54, gap: 8, space: 36, ...(whole ? { incrs: WHOLE } : {}), values: (_, at) => at.map((it) => tick(it, at)) },
       ],
       cursor: { sync: { key: SYNC.key, scales: ['x', null] }, drag: { x: false, y: false }, points: { size: 7 } },
       legend: { show: true, live: true, markers: { width: 2 } },

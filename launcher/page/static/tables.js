@@ -19,9 +19,9 @@
     const found = [];
     const newest = rewarded.at(-1);
     found.push(tile('Reward', newest ? number(newest.reward) : NONE,
-      newest ? `step ${newest.step} · ${number(rewarded[0].reward)} at step ${rewarded[0].step}` : 'no step was rewarded yet'));
+      newest ? since(newest.step, rewarded[0].step, rewarded[0].reward) : 'no step was rewarded yet'));
     found.push(tile('Validation', best ? withError(best) : NONE,
-      best ? `best, at step ${best.version} · ${number(scored[0].score)} at step ${scored[0].version}` : 'none was told'));
+      best ? `best, ${since(best.version, scored[0].version, scored[0].score)}` : 'none was told'));
     found.push(tile('Steps', count(head.standing.committed_step ?? last?.step ?? 0), stepsBelow(head)));
     const recent = steps.slice(-10).map((it) => it.tokens_per_second).filter(isNumber);
     const speed = recent.length ? recent.reduce((sum, it) => sum + it, 0) / recent.length : null;
@@ -29,18 +29,20 @@
       isNumber(last?.seconds) ? `sampled, last ${plural(recent.length, 'step')} · ${duration(last.seconds)} the newest` : 'known after two steps'));
     found.push(tile('Money', money(head.money.spent), moneyBelow(head)));
     found.push(head.run.live
-      ? tile('Lease', duration(head.lease.left_seconds), isNumber(head.lease.deadline_left_seconds)
-        ? `left · deadline in ${duration(head.lease.deadline_left_seconds)}` : 'left, renewed all the time · no deadline')
+      ? tile('Lease left', duration(head.lease.left_seconds), isNumber(head.lease.deadline_left_seconds)
+        ? `deadline in ${duration(head.lease.deadline_left_seconds)}` : 'renewed all the time · no deadline')
       : tile('Ended after', head.run.ended ? duration(head.run.seconds) : NONE,
         head.run.down?.verified ? 'down: verified' : head.run.state));
     document.getElementById('tiles').replaceChildren(...found);
   }
 
+  const since = (step, first, began) => (step === first ? `at step ${step}` : `at step ${step} · began at ${number(began)}`);
+
   const withError = (it) => (isNumber(it.standard_error) ? `${number(it.score)} ±${number(it.standard_error)}` : number(it.score));
 
   function stepsBelow({ standing, runtime }) {
     const home = isNumber(standing.durable_step) ? `${count(standing.durable_step)} at home` : 'none at home yet';
-    return runtime ? `${home} · policy@v${runtime.version} is served` : home;
+    return isNumber(runtime?.version) ? `${home} · policy@v${runtime.version} is served` : home;
   }
 
   function moneyBelow({ money: it }) {
