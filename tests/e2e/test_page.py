@@ -189,6 +189,17 @@ def test_the_kept_folder_of_a_long_run_is_the_same_page(long_run: LongRun, tmp_p
     assert outside(tmp_path / "browser") == []
 
 
+def test_a_file_of_this_users_leads_to_the_page(long_run: LongRun, tmp_path: Path) -> None:
+    """As `launch open` does it: a cookie that no other site can have sent comes along all the same."""
+    way = tmp_path / "open.html"
+    way.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={long_run.link()}">')
+    with opened(tmp_path / "browser") as browser:
+        browser.go(way.as_uri())
+        browser.until(STANDS)
+        assert browser.run("location.pathname").startswith("/page/")
+        assert browser.complaints == []
+
+
 def test_a_browser_without_the_link_sees_nothing(long_run: LongRun, tmp_path: Path) -> None:
     link = long_run.link()
     with opened(tmp_path / "one") as browser:
