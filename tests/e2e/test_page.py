@@ -164,6 +164,7 @@ def test_ten_thousand_rollouts_are_painted_at_once_and_held_in_little(
         add_step(long_run.results, STEPS + 1, 2e9, ROLLOUTS, random.Random(3))
         browser.run("document.getElementById('follow').click()")
         browser.until(f"{SHOWN_STEP} === {STEPS + 1}")
+        assert browser.run("document.querySelector('.u-legend .u-value').textContent") == str(STEPS + 1)
         assert browser.complaints == []
     seen = {"rollouts": STEPS * ROLLOUTS, "paint_seconds": painted / 1000, "stands_seconds": stood / 1000}
     seen |= {"megabytes": first / 2**20, "after_reading_megabytes": last / 2**20}

@@ -82,7 +82,8 @@
   // Where no cursor is, the legend says the newest values.
   function showNewest(plot) {
     const newest = plot.data[0].length - 1;
-    if (plot.legend && !isNumber(plot.legend.idx) && newest >= 0) plot.setLegend({ idx: newest });
+    const pointed = isNumber(plot.cursor.left) && plot.cursor.left >= 0;
+    if (!pointed && newest >= 0 && plot.legend.idx !== newest) plot.setLegend({ idx: newest });
   }
 
   function seriesOf(line, digits) {
@@ -93,7 +94,7 @@
       stroke: faint ? `${stroke}59` : stroke,
       width: faint ? 1.25 : 2,
       spanGaps: line.kind === 'marks',
-      points: line.kind === 'marks' ? { show: true, size: 6, fill: stroke } : { show: line.values.length < 2 },
+      points: line.kind === 'marks' ? { show: true, size: 6, fill: stroke } : { show: (plot) => plot.data[0].length < 2 },
       value: (_, it) => (it === null || it === undefined ? '–' : number(it, digits)),
     };
   }
