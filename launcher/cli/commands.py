@@ -242,6 +242,9 @@ def report(
     return report_verb.report(context.obj.output, names, to)
 
 
+app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.open)
+
+
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
 def down(
     context: typer.Context,

@@ -6,11 +6,11 @@ It stamps each request with an id and, when the link or the gateway is lost befo
 again with the same id: the gateway answers an id it has seen from its store, so a lost connection makes
 neither an error nor a second sample. The waiting is bounded: then 503 with Retry-After.
 Neighbours: `run.py` starts and stops it; `relay_rules.py` says what may pass, `relay_connection.py` holds the
-connections, `relay_body.py` reads, `relay_forward.py` asks, `relay_receipts.py` says what arrived. A request
-shows the run's token before anything of its body is read (G30). Under `--arbor` or `--art` a program of this
-same user (`relay_peers.py`) needs none: the token is put in the place of whatever key it sent, which goes no
-further.
-Else what a program sends goes through untouched. Knows nothing of models or steps.
+connections, `relay_body.py` reads, `relay_forward.py` asks, `relay_receipts.py` says what arrived,
+`page_door.py` shows the run to browsers. A request shows the run's token before anything of its body is read
+(G30). Under `--arbor` or `--art` a program of this same user (`relay_peers.py`) needs none: the token is put
+in the place of whatever key it sent, which goes no further. Else what a program sends goes through untouched.
+Knows nothing of models or steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from launcher.base import open_files, patience
 from launcher.base.errors import PreflightError
 from launcher.base.failpoints import passing
-from launcher.door import relay_rules
+from launcher.door import page_door, relay_rules
+from launcher.door.page_door import Page, PageDoor
 from launcher.door.relay_body import BODY_BYTES as BODY_BYTES
 from launcher.door.relay_body import BodyError, read_body
 from launcher.door.relay_connection import Connection, DoorServer, log
@@ -48,6 +49,8 @@ _PORTS = 64
 _PROBE_PERIOD_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 _PROBES_KEPT = 15
+# For what the runtime says of itself on the page.
+_STATUS_SECONDS = 2.0
 _STOP_SECONDS = 2.0
 _WHO_NEEDS_NONE = "Without the run's key, only programs of the user who started it are served, no browser."
 # The last receipts, when the door closes.
@@ -73,7 +76,8 @@ class Relay:
 
     `port` None: 7453, or the next free one; a number: that one or PreflightError. `token` None: whoever asks
     is let in as far as the gateway, which asks for it itself. `keyless_by`: the option of `launch` by which
-    this user's programs need no token.
+    this user's programs need no token. `page`: what browsers are shown of the run, to whom `launch open` lets
+    in.
     """
 
     def __init__(
@@ -83,7 +87,11 @@ class Relay:
         replay_seconds: float = patience.LEAST_SECONDS,
         token: str | None = None,
         keyless_by: str | None = None,
+        page: Page | None = None,
     ) -> None:
+        self._page = (
+            PageDoor(page, token, self._status, lambda: asdict(self.stats())) if page and token else None
+        )
         self._socket = socket
         self._wanted_port = port
         self._replay_seconds = replay_seconds
@@ -171,6 +179,8 @@ class Relay:
     async def _close(self) -> None:
         self._prober.cancel()
         self._forwarder.close()
+        if self._page:
+            self._page.close()
         await self._close_session()
 
     async def _close_session(self) -> None:
@@ -192,7 +202,10 @@ class Relay:
         connection = request.protocol
         assert isinstance(connection, Connection)
         connection.answered = None
-        refused = self._refused(request, connection)
+        refused = self._refused_head(request)
+        if refused is None and self._page and page_door.is_pages(request.raw_path):
+            return await self._answer_page(self._page, request, connection)
+        refused = refused or self._refused(request, connection)
         if refused is not None:
             return refused
         try:
@@ -208,14 +221,36 @@ class Relay:
         finally:
             self._tally.active -= 1
 
-    def _refused(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse | None:
-        """The answer to who may not come in, before anything of a body is read."""
+    async def _answer_page(
+        self, page: PageDoor, request: web.BaseRequest, connection: Connection
+    ) -> web.StreamResponse:
+        answer = await page.answer(request, connection.prove)
+        if answer.status in (401, 403):
+            self._count_refusal()
+        return answer
+
+    async def _status(self) -> dict[str, Any] | None:
+        """What the runtime says of itself; None where it does not answer at once."""
+        headers = {"Authorization": f"Bearer {self._token}", "Host": "localhost"}
+        bound = aiohttp.ClientTimeout(total=_STATUS_SECONDS)
+        with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):  # a TimeoutError too
+            url = "http://gateway/slipway/status"
+            async with self._session.get(url, headers=headers, timeout=bound) as answer:
+                return await answer.json() if answer.status == 200 else None
+        return None
+
+    def _refused_head(self, request: web.BaseRequest) -> web.StreamResponse | None:
+        """The answer to who may not come in, whatever they have."""
         if request.version not in (HttpVersion10, HttpVersion11):
             return self._refuse(400, "this endpoint speaks HTTP/1.1 and 1.0", "bad_request")
         if not relay_rules.is_text(request.headers, request.raw_path):
             return self._refuse(400, "the request's headers are not text", "bad_request")
         if reason := relay_rules.refusal(request.headers, request.raw_path):
             return self._refuse(403, reason, "refused_by_relay")
+        return None
+
+    def _refused(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse | None:
+        """The answer to who does not show that they may come in, before anything of a body is read."""
         reason = self._token and relay_rules.without_token(request.headers, self._token)
         if not reason:
             connection.prove()

@@ -187,6 +187,7 @@ class Run:
     def _connect(self, machine: Machine, token: str, socket: Path) -> Endpoint:
         """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
         from launcher.door.relay import Relay
+        from launcher.page.run_page import RunPage
         from launcher.results.background_copy import BackgroundCopy
         from launcher.run.pulse import Pulse
 
@@ -194,7 +195,9 @@ class Run:
         hint = f"launch logs {self._label} --which supervisor"
         with self._phase("connect") as progress:
             port = wanted_port(settings)
-            relay = self._parts.relay = Relay(socket, port, patience_seconds, token, keyless_by(settings))
+            page = RunPage(self._store, self._record.id)
+            by = keyless_by(settings)
+            relay = self._parts.relay = Relay(socket, port, patience_seconds, token, by, page)
             root = f"http://127.0.0.1:{relay.start()}"
             pulse = self._parts.pulse = Pulse(root, token, settings.lease_seconds, hint)
             pulse.start(patience_seconds, machine.ended, progress)

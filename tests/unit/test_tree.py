@@ -34,7 +34,8 @@ FLOORS = {
     "launcher": (
         "launcher/base", "launcher/screen", "launcher/values", "launcher/ledger", "launcher/models",
         "launcher/results", "launcher/machines/over_ssh", "launcher/machines/skypilot", "launcher/machines",
-        "launcher/safety", "launcher/asking", "launcher/door", "launcher/run", "launcher/cli",
+        "launcher/safety", "launcher/asking", "launcher/page", "launcher/door", "launcher/run",
+        "launcher/cli",
     ),
     # A program imports these; of the rest they know the errors only.
     "client": (
