@@ -156,9 +156,8 @@ def ask_by_litellm(station: Station) -> None:
 def ask_by_litellm_later(station: Station, provider: str = "openai") -> None:
     import litellm
 
-    asyncio.run(
-        litellm.acompletion(f"{provider}/policy", MESSAGES, api_base=f"{station.root}/v1", api_key="k")
-    )
+    answer = litellm.acompletion(f"{provider}/policy", MESSAGES, api_base=f"{station.root}/v1", api_key="k")
+    _one_loop().run(answer, context=contextvars.copy_context())
 
 
 def ask_by_litellms_own_handler(station: Station) -> None:
@@ -174,9 +173,16 @@ def ask_by_aiohttp(station: Station) -> None:
 
 
 @functools.cache
-def _one_loop() -> asyncio.AbstractEventLoop:
-    """For a client that keeps its connections, whatever loop it is in."""
-    return asyncio.new_event_loop()
+def _one_loop() -> asyncio.Runner:
+    """For LiteLLM, which keeps connections and a task of its own, whatever loop it is in."""
+    return asyncio.Runner()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _its_end() -> Iterator[None]:
+    """A task that is left to the interpreter's end may bring it down."""
+    yield
+    _one_loop().close()
 
 
 def ask_by_litellms_aiohttp(station: Station) -> None:
@@ -184,7 +190,7 @@ def ask_by_litellms_aiohttp(station: Station) -> None:
 
     url = f"{station.root}/v1/chat/completions"
     answer = litellm.acompletion("aiohttp_openai/policy", MESSAGES, api_base=url, api_key="k")
-    _one_loop().run_until_complete(answer)
+    _one_loop().run(answer, context=contextvars.copy_context())
 
 
 CLIENTS = [
