@@ -37,7 +37,10 @@ FLOORS = {
         "launcher/safety", "launcher/asking", "launcher/door", "launcher/run", "launcher/cli",
     ),
     # A program imports these; of the rest they know the errors only.
-    "client": ("launcher/base", "launcher/client", "launcher/client/dspy", "launcher/client/arbor"),
+    "client": (
+        "launcher/base", "launcher/client", "launcher/client/trajectories", "launcher/client/dspy",
+        "launcher/client/arbor",
+    ),
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",
         "runtime/gateway/http", "runtime/gateway/requests", "runtime/gateway/samples",
