@@ -43,6 +43,7 @@ from launcher.client.bodies import (
     SupervisedExample,
     Validation,
 )
+from launcher.client.by_trajectories import ByTrajectories
 from launcher.client.failures import EndpointLost, NotConnected, StepFailed
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
 
@@ -98,7 +99,7 @@ def _member(rollout: str, reward: float | str | None, predictor: str | None) -> 
 
 
 @dataclass
-class Session:
+class Session(ByTrajectories):
     """Made by `connect()`. Safe to use from several threads."""
 
     endpoint: Endpoint

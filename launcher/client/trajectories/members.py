@@ -3,7 +3,7 @@
     made, dropped = group_of(trajectories, "scenario-7")
 
 Takes whatever has the fields: our Trajectory, that of openpipe-art, or the JSON of either. Neighbours:
-`training.py` and whoever takes in other people's groups ask here. Knows nothing of a session or of HTTP.
+`train_groups.py` and whoever takes in other people's groups ask here. Knows nothing of a session or of HTTP.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def group_of(trajectories: Any, id: str) -> tuple[Group | None, Counter[str]]:  
     has is in the group once, or counted once: a choice of another model, a choice that stands in it twice, a
     trajectory without a choice, an exception.
     """
-    dropped = Counter(_raised(one) for one in part(trajectories, "exceptions") or ())
+    dropped = Counter(raised_by(one) for one in part(trajectories, "exceptions") or ())
     members: list[Member] = []
     for trajectory in _members_of(trajectories):
         if isinstance(trajectory, BaseException):
-            dropped[_raised(trajectory)] += 1
+            dropped[raised_by(trajectory)] += 1
             continue
         made, left_out = _member(trajectory)
         dropped += left_out
@@ -79,7 +79,7 @@ def _members_of(trajectories: Any) -> Iterable[Any]:
 
 def _member(trajectory: Any) -> tuple[Member | None, Counter[str]]:
     dropped: Counter[str] = Counter()
-    reward = _number(part(trajectory, "reward"))
+    reward = number_of(part(trajectory, "reward"))
     rewarded: dict[str, Any] = {"reward": reward, "failure": NO_REWARD if reward is None else None}
     if rollout := part(trajectory, "rollout"):
         return Member(rollout=rollout, **rewarded), dropped
@@ -99,7 +99,7 @@ def _member(trajectory: Any) -> tuple[Member | None, Counter[str]]:
     return (Member(samples=[*samples], **rewarded) if samples else None), dropped
 
 
-def _number(reward: Any) -> float | None:
+def number_of(reward: Any) -> float | None:
     """A reward as a number, also one that is not finite: the run counts it. None for what is none."""
     try:
         return float(reward)
@@ -107,7 +107,7 @@ def _number(reward: Any) -> float | None:
         return None
 
 
-def _raised(exception: Any) -> str:
+def raised_by(exception: Any) -> str:
     """An exception by its type, as text such as `<class 'builtins.ValueError'>` has it too."""
     said = part(exception, "type")
     words = re.findall(r"\w+", said) if isinstance(said, str) else [type(exception).__name__]

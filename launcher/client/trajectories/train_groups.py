@@ -1,0 +1,133 @@
+"""One training step of groups of trajectories: sent once, and everything in them trained or counted.
+
+The step's key is made of its content. A program that is killed and sends the same again, or a cell that is
+run twice, is answered with the step that there is. Neighbours: `members.py` makes the groups,
+`program_state.py` has the state that rides on the step. Knows nothing of how trajectories are gathered.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from launcher.client.bodies import Group, StepCounts, StepRequest, StepSettings, StepStatus
+from launcher.client.by_trajectories import TrainResult
+from launcher.client.failures import Refused, Rewound, StepFailed
+from launcher.client.session import Session
+from launcher.client.trajectories import program_state
+from launcher.client.trajectories.members import group_of, part
+
+_NOTHING = "nothing_to_train"
+# A step that failed gives its samples back: the same groups may be sent so often.
+_MOST_TRIES = 16
+
+
+def train(
+    session: Session,
+    groups: Iterable[Any],
+    state: Mapping[str, Any] | None,
+    timeout_seconds: float | None,
+    settings: Mapping[str, Any],
+) -> TrainResult:
+    """See `Session.train`."""
+    asked = _settings(settings)
+    made, left_out = _groups(groups)
+    if not made:
+        return _said(TrainResult(dropped=dict(left_out)))
+    kept = program_state.read(session) if state is None else program_state.merge(session, state)
+    try:
+        status = _step(session, made, kept or None, asked, timeout_seconds)
+    except Rewound:
+        session.unsaved_state = None  # of rollouts that are lost: the program goes back too
+        raise
+    except Refused as error:
+        if error.code != _NOTHING:
+            raise
+        counts = StepCounts.model_validate(error.error.get("counts") or {})
+        return _said(_result(counts, left_out))
+    session.unsaved_state = None
+    return _said(_result(status.counts, left_out, status))
+
+
+def _step(
+    session: Session,
+    groups: list[Group],
+    state: dict[str, Any] | None,
+    settings: StepSettings | None,
+    timeout_seconds: float | None,
+) -> StepStatus:
+    key = _key(StepRequest(key="none", groups=groups, settings=settings, client_state=state))
+    status = None
+    for attempt in range(_MOST_TRIES):
+        status = session.step(groups, f"{key}-{attempt}", client_state=state, wait=False, settings=settings)
+        if status.state != "failed":  # as an earlier try that is known by this key
+            return session.wait(status.id, timeout_seconds)
+    assert status is not None  # it was tried
+    raise StepFailed(f"These groups failed {_MOST_TRIES} times", status.id, why=status.error)
+
+
+def _key(request: StepRequest) -> str:
+    """The same for the same content, and for no other."""
+    return hashlib.sha256(request.model_dump_json(exclude={"key"}).encode()).hexdigest()[:48]
+
+
+def _settings(said: Mapping[str, Any]) -> StepSettings | None:
+    """Raises TypeError for a keyword that means nothing, as Python does."""
+    for name in said:
+        if name not in StepSettings.model_fields:
+            near = difflib.get_close_matches(name, StepSettings.model_fields, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"train() got an unexpected keyword argument {name!r}{meant}")
+    given = {name: value for name, value in said.items() if value is not None}
+    return StepSettings(**given) if given else None
+
+
+def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
+    """What is sent, and what is left out of it. Raises TypeError for what are no groups."""
+    listed = [groups] if part(groups, "trajectories") is not None else list(groups)
+    made: list[Group] = []
+    left_out: Counter[str] = Counter()
+    for place, one in enumerate(listed):
+        if inspect.isawaitable(one):
+            raise TypeError(
+                "train() needs groups that are there: `await gather_trajectory_groups(groups)` first"
+            )
+        if part(one, "messages_and_choices") is not None or isinstance(one, BaseException):
+            raise TypeError(
+                "train() needs groups: TrajectoryGroup([trajectory, …]), of which rewards are compared"
+            )
+        group, dropped = group_of(one, f"group-{place}")
+        left_out += dropped
+        made += [group] if group is not None else []
+    return made, left_out
+
+
+def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | None = None) -> TrainResult:
+    return TrainResult(
+        step=status.id if status else None,
+        version=status.version if status else None,
+        trained=counts.trained,
+        joined=counts.turns_joined,
+        sealed=counts.sealed,
+        dropped=dict(Counter(counts.dropped) + left_out),
+        groups=counts.groups,
+        groups_without_variance=counts.groups_without_variance,
+        metrics=status.metrics if status else {},
+    )
+
+
+def _said(result: TrainResult) -> TrainResult:
+    """A line for each step, so that nobody trains on nothing without knowing."""
+    step = "no step" if result.step is None else f"step {result.step}"
+    parts = [f"{result.trained} answers trained"]
+    parts += [f"{result.joined} joined"] if result.joined else []
+    parts += [f"{result.sealed} sealed"] if result.sealed else []
+    parts += [f"{count} × {reason}" for reason, count in sorted(result.dropped.items())]
+    sys.stderr.write(f"slipway: {step}: {', '.join(parts)}\n")
+    sys.stderr.flush()
+    return result
