@@ -79,6 +79,8 @@ class ByTrajectories:
 
     # What `merge_state` said since the last step; it is kept with the next one.
     unsaved_state: dict[str, Any] | None = None
+    # The newest committed step that this program knows of, and the state that is kept with it.
+    known_place: tuple[int, dict[str, Any]] | None = None
 
     def train(
         self,

@@ -16,9 +16,32 @@ from launcher.client.session import Session
 
 def read(session: Session) -> dict[str, Any]:
     """See `Session.read_state`."""
-    if session.unsaved_state is None:
-        return session.settle().client_state or {}
-    return copy.deepcopy(session.unsaved_state)
+    if session.unsaved_state is not None:
+        return copy.deepcopy(session.unsaved_state)
+    status = session.settle()
+    saved(session, status.step, status.client_state)
+    return status.client_state or {}
+
+
+def saved(session: Session, step: int, state: Mapping[str, Any] | None) -> None:
+    """This state is kept with this step, and nothing is to be kept besides."""
+    session.unsaved_state = None
+    session.known_place = step, copy.deepcopy(dict(state or {}))
+
+
+def next_of(session: Session, state: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """The state to keep with the next step, and the step that has led there already, if one has.
+
+    An earlier life of the program sent that one and was killed, and it was taken in after this life had read
+    its place: it is the very step that is about to be sent, of other rollouts.
+    """
+    status = session.settle()
+    now, known = status.client_state or {}, session.known_place
+    if known is not None and status.step > known[0]:
+        wanted = _merged(known[1] if session.unsaved_state is None else session.unsaved_state, state)
+        if wanted == now != known[1]:
+            return now, status.step
+    return _merged(now if session.unsaved_state is None else session.unsaved_state, state), None
 
 
 def merge(session: Session, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher.client.bodies import Group, StepCounts, StepRequest, StepSettings, StepStatus
+from pydantic_core import to_json
+
+from launcher.client.answers import check_size
+from launcher.client.bodies import Group, StepCounts, StepSettings, StepStatus
 from launcher.client.by_trajectories import TrainResult
 from launcher.client.failures import Refused, Rewound, StepFailed
 from launcher.client.session import Session
 from launcher.client.trajectories import program_state
 from launcher.client.trajectories.members import group_of, part
 
+# The step that these answers were made for was sent by the program before it was killed.
+TAKEN = "step taken already"
 _NOTHING = "nothing_to_train"
 # A step that failed gives its samples back: the same groups may be sent so often.
 _MOST_TRIES = 16
@@ -37,43 +42,56 @@ def train(
     """See `Session.train`."""
     asked = _settings(settings)
     made, left_out = _groups(groups)
-    if not made:
-        return _said(TrainResult(dropped=dict(left_out)))
-    kept = program_state.read(session) if state is None else program_state.merge(session, state)
+    kept, earlier = program_state.next_of(session, state or {})
+    check_size(kept)
     try:
-        status = _step(session, made, kept or None, asked, timeout_seconds)
+        status = None
+        if earlier is not None:
+            status = session.wait(earlier)
+        elif made:
+            status = _step(session, made, kept, asked, timeout_seconds)
     except Rewound:
-        session.unsaved_state = None  # of rollouts that are lost: the program goes back too
+        session.unsaved_state = session.known_place = None  # of lost rollouts: the program goes back too
         raise
     except Refused as error:
         if error.code != _NOTHING:
             raise
-        counts = StepCounts.model_validate(error.error.get("counts") or {})
-        return _said(_result(counts, left_out))
-    session.unsaved_state = None
+        session.unsaved_state = kept
+        return _said(_result(StepCounts.model_validate(error.error.get("counts") or {}), left_out))
+    if status is None:
+        session.unsaved_state = kept  # the next step keeps it
+        return _said(TrainResult(dropped=dict(left_out)))
+    program_state.saved(session, status.id, kept)
+    if earlier is not None and not status.key.startswith(_key(made, kept, asked)):
+        return _said(_result(StepCounts(dropped={TAKEN: _answers(made)}), left_out, status))
     return _said(_result(status.counts, left_out, status))
 
 
 def _step(
     session: Session,
     groups: list[Group],
-    state: dict[str, Any] | None,
+    state: dict[str, Any],
     settings: StepSettings | None,
     timeout_seconds: float | None,
 ) -> StepStatus:
-    key = _key(StepRequest(key="none", groups=groups, settings=settings, client_state=state))
+    key = _key(groups, state, settings)
     status = None
     for attempt in range(_MOST_TRIES):
-        status = session.step(groups, f"{key}-{attempt}", client_state=state, wait=False, settings=settings)
+        name = f"{key}-{attempt}"
+        status = session.step(groups, name, client_state=state or None, wait=False, settings=settings)
         if status.state != "failed":  # as an earlier try that is known by this key
             return session.wait(status.id, timeout_seconds)
-    assert status is not None  # it was tried
-    raise StepFailed(f"These groups failed {_MOST_TRIES} times", status.id, why=status.error)
+    raise StepFailed(f"These groups failed {_MOST_TRIES} times", None, why=status.error if status else None)
 
 
-def _key(request: StepRequest) -> str:
+def _key(groups: list[Group], state: dict[str, Any], settings: StepSettings | None) -> str:
     """The same for the same content, and for no other."""
-    return hashlib.sha256(request.model_dump_json(exclude={"key"}).encode()).hexdigest()[:48]
+    content = to_json([groups, state, settings], inf_nan_mode="constants")
+    return hashlib.sha256(content).hexdigest()[:48]
+
+
+def _answers(groups: list[Group]) -> int:
+    return sum(len(member.samples or (member.rollout,)) for group in groups for member in group.members)
 
 
 def _settings(said: Mapping[str, Any]) -> StepSettings | None:
