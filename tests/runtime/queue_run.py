@@ -29,6 +29,7 @@ from runtime.shared.schema import StepRequest
 from tests.runtime.recorded import answer, choice, record_choices
 from tests.support.small_run import FLAT, Asked, SmallRun
 
+FAILED = "failed.json"  # of a step that trains nothing
 _SECONDS = 30.0
 _WAIT_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
@@ -43,6 +44,8 @@ class QueueRun(SmallRun):
     state: Path = field(kw_only=True)
     # Set: a step that the queue has handed over is not committed.
     held: threading.Event = field(default_factory=threading.Event)
+    # Why the trainer has failed, if it has.
+    trouble: str | None = None
     # Before and after a step is taken in, in the thread of its request.
     before_step: threading.Event | None = None
     after_step: threading.Event | None = None
@@ -55,7 +58,7 @@ class QueueRun(SmallRun):
         self.checkpoint_store = CheckpointStore(self.state / "checkpoints")
         self.queue = StepQueue(
             self.state, self.samples, self.checkpoint_store, self._publish,
-            trainer_failure=lambda: None, max_lag=2,
+            trainer_failure=lambda: self.trouble, max_lag=2,
         )  # fmt: skip
         self.steps = _Steps(self)
         self.lock = contextlib.nullcontext()  # type: ignore[assignment] - a step is waited for beside the rest
@@ -130,13 +133,13 @@ class QueueRun(SmallRun):
     # ------------------------------------------------------------- the trainer's part
 
     async def _commit(self) -> None:
-        done = 0
+        done: set[str] = set()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            folder = self.state / "steps" / f"{done + 1:06d}"
-            if folder.exists() and not self.held.is_set():
-                done += 1
-                self._commit_one(folder, done)
+            for folder in sorted((self.state / "steps").glob("[0-9]*")):
+                if folder.name not in done and not self.held.is_set() and not (folder / FAILED).exists():
+                    done.add(folder.name)
+                    self._commit_one(folder, int(folder.name))
 
     def _commit_one(self, folder: Path, number: int) -> None:
         meta = read_batch(folder).meta

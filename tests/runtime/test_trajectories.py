@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat.chat_completion import Choice
 
-from launcher.client import Session, Trajectory, TrajectoryGroup, gather_trajectory_groups
+from launcher.client import Session, StepFailed, Trajectory, TrajectoryGroup, gather_trajectory_groups
 from launcher.client.by_trajectories import TrainResult
 from launcher.client.trajectories.members import EMPTY, NO_REWARD, OTHERS, TWICE
 from tests.runtime.queue_run import QueueRun
@@ -247,6 +247,39 @@ def test_b12_everything_at_once_adds_up(session: Session, client: OpenAI) -> Non
     )  # fmt: skip
     choices = len(named(*groups[0], *groups[1])) + 1
     assert result.trained + sum(result.dropped.values()) == choices + 1 + 1
+
+
+# ------------------------------------------------------------------ B13
+
+
+def test_b13_groups_sent_twice_are_one_step_and_otherwise_nothing_of_them_is_trained_again(
+    run: QueueRun, session: Session, client: OpenAI
+) -> None:
+    group = TrajectoryGroup([talk(client, 1.0), talk(client, 0.0)])
+    first = session.train([group], state={"done": 1})
+    assert (
+        session.train([group], state={"done": 1}) == run.session().train([group], state={"done": 1}) == first
+    )
+    other = session.train([group], state={"done": 2})
+    assert (other.step, figures(other)) == (None, (0, 0, {"already trained": 2}))
+    assert session.read_state() == {"done": 2}, "to be kept by the next step"
+    assert run.session().read_state() == {"done": 1}
+    assert run.trained() == {1: named(*group)}
+
+
+def test_b13_a_step_that_failed_is_sent_again_as_another(
+    run: QueueRun, session: Session, client: OpenAI
+) -> None:
+    group = TrajectoryGroup([talk(client, 1.0), talk(client, 0.0)])
+    run.held.set()
+    run.trouble = "the trainer died"
+    with pytest.raises(StepFailed, match="the trainer died"):
+        session.train([group], state={"done": 1})
+    run.trouble = None
+    run.held.clear()
+    for of in (session, run.session()):
+        result = of.train([group], state={"done": 1})
+        assert (result.step, figures(result)) == (2, (2, 0, {}))
 
 
 # ------------------------------------------------------------------ gathered, as a program does it

@@ -29,7 +29,7 @@ from launcher.client.trajectories.members import group_of, part
 TAKEN = "step taken already"
 _NOTHING = "nothing_to_train"
 # A step that failed gives its samples back: the same groups may be sent so often.
-_MOST_TRIES = 16
+_MOST_TRIES = 4
 
 
 def train(
@@ -81,7 +81,10 @@ def _step(
         status = session.step(groups, name, client_state=state or None, wait=False, settings=settings)
         if status.state != "failed":  # as an earlier try that is known by this key
             return session.wait(status.id, timeout_seconds)
-    raise StepFailed(f"These groups failed {_MOST_TRIES} times", None, why=status.error if status else None)
+    why = status.error if status else None
+    raise StepFailed(
+        f"These groups failed {_MOST_TRIES} times", None, why, "gather others; see `launch logs`"
+    )
 
 
 def _key(groups: list[Group], state: dict[str, Any], settings: StepSettings | None) -> str:
