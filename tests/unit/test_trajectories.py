@@ -152,15 +152,16 @@ def test_b10_one_exception_too_many_is_raised_and_ends_the_others(
     async def work() -> Any:
         rollouts = [failing(ValueError(str(place))) for place in range(failed)]
         groups = [TrajectoryGroup([*rollouts, *(slow() for _ in range(4 - failed))])]
-        return await gather_trajectory_groups(groups, max_exceptions=most)
+        try:
+            return await gather_trajectory_groups(groups, max_exceptions=most)
+        except ValueError:
+            return list(ended)  # by now, and not by the end of the loop
 
     if passes:
         (group,) = asyncio.run(work())
         assert (len(group), len(group.exceptions)) == (4 - failed, failed)
     else:
-        with pytest.raises(ValueError, match=r"\d"):
-            asyncio.run(work())
-        assert len(ended) == 4 - failed
+        assert asyncio.run(work()) == ["cancelled"] * (4 - failed)
 
 
 def test_b10_a_cancelled_gathering_is_no_exception_of_a_rollout() -> None:

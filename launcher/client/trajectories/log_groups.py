@@ -29,6 +29,7 @@ from launcher.client.by_trajectories import Logged
 from launcher.client.failures import Refused
 from launcher.client.session import Session
 from launcher.client.trajectories.members import choices_of, number_of, part, raised_by
+from launcher.client.trajectories.trajectory_group import Raised
 
 HISTORY = "history.jsonl"
 FOLDER = "trajectories"
@@ -73,9 +74,9 @@ def _groups(given: Any) -> Iterator[Any]:
         else:
             alone.append(one)
     if alone:
-        failed = [it for it in alone if isinstance(it, BaseException)]
-        told = [{"type": f"{type(it)}", "message": str(it), "traceback": ""} for it in failed]
-        yield {"trajectories": [it for it in alone if it not in failed], "exceptions": told}
+        failed = [Raised.of(it) for it in alone if isinstance(it, BaseException)]
+        others = [it for it in alone if not isinstance(it, BaseException)]
+        yield {"trajectories": others, "exceptions": failed}
 
 
 def _figures(groups: list[Any], metrics: Mapping[str, float]) -> dict[str, Any]:
