@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-from launcher.client.trajectories.members import EMPTY, NO_REWARD, OTHERS, TWICE, group_of
+from launcher.client.trajectories.members import EMPTY, NO_REWARD, OTHERS, TWICE, group_of, version_of
 
 
 def choice(sample: str | None, text: str = "yes") -> Choice:
@@ -111,3 +111,14 @@ def test_b12_the_json_of_a_group_says_the_same() -> None:
     there = [one.model_dump() if isinstance(one, Choice) else one for one in turns["messages_and_choices"]]
     said = json.loads(json.dumps({"trajectories": [turns | {"messages_and_choices": there}]}))
     assert group_of(said, "g") == group_of([turns], "g")
+
+
+def test_b12_litellm_keeps_a_choices_name_in_a_place_of_its_own() -> None:
+    said = {"finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}
+    choices = [said | {"provider_specific_fields": {"slipway": {"sample": "a", "version": 3}}},
+               said | {"provider_specific_fields": {"refusal": None}},
+               said | {"provider_specific_fields": None}]  # fmt: skip
+    made, dropped = group_of([{"messages_and_choices": choices, "reward": 1}], "g")
+    assert made is not None
+    assert (made.members[0].samples, dropped) == (["a"], Counter({OTHERS: 2}))
+    assert [version_of(it) for it in choices] == [3, None, None]

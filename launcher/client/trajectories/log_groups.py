@@ -28,7 +28,7 @@ from launcher.client.bodies import Validation
 from launcher.client.by_trajectories import Logged
 from launcher.client.failures import Refused
 from launcher.client.session import Session
-from launcher.client.trajectories.members import choices_of, number_of, part, raised_by
+from launcher.client.trajectories.members import choices_of, number_of, part, raised_by, version_of
 from launcher.client.trajectories.trajectory_group import Raised
 
 HISTORY = "history.jsonl"
@@ -109,12 +109,12 @@ def _figures(groups: list[Any], metrics: Mapping[str, float]) -> dict[str, Any]:
 
 def _newest_version(groups: list[Any]) -> int | None:
     versions = [
-        part(part(choice, "slipway"), "version")
+        version_of(choice)
         for group in groups
         for one in part(group, "trajectories")
         for choice in choices_of(one)
     ]
-    return max((it for it in versions if isinstance(it, int)), default=None)
+    return max((it for it in versions if it is not None), default=None)
 
 
 def _tell(session: Session, split: str, line: Mapping[str, Any], metrics: Mapping[str, float]) -> None:

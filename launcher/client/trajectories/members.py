@@ -62,13 +62,25 @@ def is_choice(entry: Any) -> bool:
 
 def sample_of(choice: Any) -> str | None:
     """The id of the sample that a choice is; None for one that this run did not make."""
-    sample = part(part(choice, "slipway"), "sample")
+    sample = _named(choice, "sample")
     return sample if isinstance(sample, str) and sample else None
+
+
+def version_of(choice: Any) -> int | None:
+    """The policy version that a choice was sampled from; None for another model's."""
+    version = _named(choice, "version")
+    return version if isinstance(version, int) else None
 
 
 def part(thing: Any, name: str) -> Any:
     """A field of an object or of its JSON; None where there is none."""
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+
+
+def _named(choice: Any, name: str) -> Any:
+    """What the gateway says of a choice; LiteLLM keeps it among the fields that it does not know."""
+    said = part(choice, "slipway") or part(part(choice, "provider_specific_fields"), "slipway")
+    return part(said, name)
 
 
 def _members_of(trajectories: Any) -> Iterable[Any]:
