@@ -1,0 +1,78 @@
+"""Make the tiny player: `python -m runtime.tiny.players --out DIR`, in a minute.
+
+A Qwen2 of a few hundred thousand parameters learns by imitation to answer the boards of `boards.py` with a
+move that is allowed, about as a crowd would that chooses at random: a policy to begin with where a reward has
+something to teach. Neighbours: `make.py` has the embedded model, whose chat template and kind of tokenizer
+this one has too. What is in DIR already and was made of the same sources is left as it is. Asked outside
+the runtime's environment, it goes on inside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCES = ("boards.py", "imitation.py", "make.py")
+FIGURES = "FIGURES.json"
+
+
+def digest() -> str:
+    """Of all that decides what is made."""
+    return hashlib.sha256(b"\0".join((HERE / name).read_bytes() for name in SOURCES)).hexdigest()[:16]
+
+
+def is_made(folder: Path) -> bool:
+    """Whether the folder has what these sources make; its figures are written last."""
+    try:
+        return json.loads((folder / FIGURES).read_text())["made_of"] == digest()
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def make_in_this_environment(folder: Path) -> None:
+    """Make it; the runtime's environment has what that needs."""
+    from runtime.tiny import imitation
+
+    made_of = digest()
+    figures = imitation.make(folder) | {"made_of": made_of}
+    (folder / FIGURES).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def make_in_the_runtimes(folder: Path) -> None:
+    """Make it in the environment that `launch` keeps, which is built where there is none yet."""
+    root = environments()
+    asked = [sys.executable, "-m", "runtime.bootstrap", "--variant", "cpu", "--root", str(root)]
+    above = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    built = subprocess.run(asked, check=True, env=above, stdout=subprocess.PIPE, text=True)
+    python = built.stdout.split()[-1]
+    subprocess.run([python, "-m", "runtime.tiny.players", "--out", str(folder)], check=True, env=above)
+
+
+def environments() -> Path:
+    """Where `launch` keeps them."""
+    if home := os.environ.get("LAUNCH_HOME"):
+        return Path(home).expanduser().absolute() / "cache" / "environments"
+    import platformdirs  # comes with `launch`, and is asked only there
+
+    return Path(platformdirs.user_cache_dir("slipway", appauthor=False)) / "environments"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the tiny player of the examples' games.")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    folder = parser.parse_args().out.absolute()
+    if not is_made(folder):
+        inside = importlib.util.find_spec("torch") is not None
+        (make_in_this_environment if inside else make_in_the_runtimes)(folder)
+    print(folder)  # noqa: T201 - its output
+
+
+if __name__ == "__main__":
+    main()
