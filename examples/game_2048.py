@@ -135,7 +135,8 @@ class Rules:
     async def play(self, client, model, begun, tiles):
         """One game to its end, from a beginning and with tiles of these seeds."""
         board, rng = self.beginning(begun), random.Random(f"tiles {tiles}")
-        told = f"You play 2048 on {self.side} rows of {self.side}. Answer with one of the directions below the board."
+        size = f"{self.side} rows of {self.side}"
+        told = f"You play 2048 on {size}. Answer with one of the directions below the board."
         game = Trajectory(messages_and_choices=[{"role": "system", "content": told}])
         game.metrics = {"won": 0, "moves": 0, "not_allowed": 0, "best_tile": max(board)}
         for _ in range(self.moves):
@@ -165,7 +166,7 @@ class Rules:
         return board if directions(board, self.side) else self.beginning(f"{seed}, again")
 
     def reward(self, board):
-        """2 for a game won; else how near its best tile and all of them together come, by their logarithms."""
+        """2 for a game won; else how near its best tile and all together come, by their logarithms."""
         if max(board) >= self.goal:
             return WIN
         best = (math.log2(max(board)) - 1) / (math.log2(self.goal) - 1)

@@ -85,8 +85,13 @@ def test_b17_in_self_play_an_earlier_version_is_the_opponent(table: dict[str, st
     assert found["self_play"]
 
 
+def test_b17_a_game_of_2048_is_learned_as_one_conversation(table: dict[str, str]) -> None:
+    short = ("--steps", "1", "--beginnings", "3", "--held-out", "4", "--moves", "6")
+    _all_joined(_played("game_2048", table, *short))
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["tic_tac_toe"])
+@pytest.mark.parametrize("name", ["tic_tac_toe", "game_2048"])
 def test_b17_what_a_game_teaches_shows_on_held_out_positions(name: str, tmp_path: Path) -> None:
     """Three seeds; the rise is more than two standard errors, and the start at most 60 % of the end."""
     runs: list[dict[str, Any]] = []
