@@ -74,7 +74,7 @@ async def train(asked) -> None:
         )
     counts = []
     # A program that is started again after it was stopped goes on where its last step was taken.
-    for step in range(run.read_state().get("step", 0), asked.steps):
+    for step in range(run.read_state().get("2048", 0), asked.steps):
         # Of a group the tiles drop alike, so that its games differ by what the policy does.
         seeds = [f"{asked.seed}-{step}-{place}" for place in range(asked.beginnings)]
         groups = await gather_trajectory_groups(
@@ -83,7 +83,7 @@ async def train(asked) -> None:
             max_exceptions=GAMES_OF_A_GROUP,
         )
         run.log(groups, split="train")
-        done = run.train(groups, state={"step": step + 1}, learning_rate=rate, overlong="keep")
+        done = run.train(groups, state={"2048": step + 1}, learning_rate=rate, overlong="keep")
         counts.append(done)
         found = score([game for group in groups for game in group])
         print(

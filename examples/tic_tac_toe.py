@@ -68,7 +68,8 @@ async def train(asked) -> None:
         )
     counts = []
     # A program that is started again after it was stopped goes on where its last step was taken.
-    for step in range(run.read_state().get("step", 0), asked.steps):
+    name = "self-play" if asked.self_play else "tic-tac-toe"
+    for step in range(run.read_state().get(name, 0), asked.steps):
         opponent = earlier(run, client) if asked.self_play else at_random(asked.seed, step)
         groups = await gather_trajectory_groups(
             (
@@ -82,7 +83,7 @@ async def train(asked) -> None:
             max_exceptions=GAMES_OF_A_GROUP,
         )
         run.log(groups, split="train")
-        done = run.train(groups, state={"step": step + 1}, learning_rate=rate, overlong="keep")
+        done = run.train(groups, state={name: step + 1}, learning_rate=rate, overlong="keep")
         counts.append(done)
         games = [game for group in groups for game in group]
         print(
@@ -95,10 +96,11 @@ async def train(asked) -> None:
     after = await judge(run, client, asked.held_out)
     print(f"after: {said(after)}")
     if run.run_dir:
+        dropped = sum((Counter(it.dropped) for it in counts), Counter())
         found = {
             "seed": asked.seed, "self_play": asked.self_play, "before": before, "after": after,
             "trained": sum(it.trained for it in counts), "joined": sum(it.joined for it in counts),
-            "sealed": sum(it.sealed for it in counts), "dropped": sum((Counter(it.dropped) for it in counts), Counter()),
+            "sealed": sum(it.sealed for it in counts), "dropped": dropped,
         }  # fmt: skip
         (run.run_dir / "tic_tac_toe.json").write_text(json.dumps(found, indent=2) + "\n")
 

@@ -32,8 +32,8 @@ class Phase(NamedTuple):
 
 
 PHASES = (
-    Phase(steps=180, whole=False, batches={"tic-tac-toe": 48, "2048": 32}),
-    Phase(steps=100, whole=True, batches={"tic-tac-toe": 24, "2048": 6}),
+    Phase(steps=150, whole=False, batches={"tic-tac-toe": 48, "2048": 32}),
+    Phase(steps=80, whole=True, batches={"tic-tac-toe": 24, "2048": 6}),
 )
 LEARNING_RATE = 3e-3
 VOCABULARY = 400
