@@ -98,7 +98,7 @@ def test_b17_a_game_of_2048_is_learned_as_one_conversation(table: dict[str, str]
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["tic_tac_toe", "game_2048"])
 def test_b17_what_a_game_teaches_shows_on_held_out_positions(name: str, tmp_path: Path) -> None:
-    """Three seeds; the rise is more than two standard errors, and the start at most 60 % of the end."""
+    """Three seeds: a rise of more than two standard errors, and a start of at most 60 % of the end."""
     runs: list[dict[str, Any]] = []
     home = make_home(tmp_path / "home")
     for seed in SEEDS:
@@ -109,9 +109,12 @@ def test_b17_what_a_game_teaches_shows_on_held_out_positions(name: str, tmp_path
         found = json.loads((launched.run_dir / "results" / f"{name}.json").read_text())
         print(json.dumps(found))
         runs.append(found)
-    rises = [it["after"]["won"] - it["before"]["won"] for it in runs]
+    before, after = ([it[when]["won"] for it in runs] for when in ("before", "after"))
+    assert mean(before) <= 0.6 * mean(after)
+    rises = [end - start for start, end in zip(before, after, strict=True)]
     assert mean(rises) > 2 * stdev(rises) / len(rises) ** 0.5
-    for before, after in ((it["before"], it["after"]) for it in runs):
-        assert before["allowed"] >= 0.9
-        assert before["won"] <= 0.6 * after["won"]
-        assert after["won"] - before["won"] > 2 * hypot(before["error"], after["error"])
+    for it in runs:
+        assert it["before"]["allowed"] >= 0.9
+        assert it["after"]["won"] - it["before"]["won"] > 2 * hypot(
+            it["before"]["error"], it["after"]["error"]
+        )
