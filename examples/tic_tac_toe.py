@@ -10,7 +10,7 @@ draw 0.5, a loss 0, and a move that is not allowed ends the game with -1. The po
 three marks against an opponent that plays at random; every fifth opening is held out and never trained on.
 With `--self-play` the opponent is the policy as it was some steps ago, and the policy plays both marks.
 
-Cost and duration: offline $0.00 and SECONDS for 50 steps on 2 busy cores; rented about $2 and half an hour on
+Cost and duration: offline $0.00 and seven minutes for 50 steps on 2 busy cores; rented about $2 and half an hour on
 one H100 (estimated). Figure to beat: 81 % of games won by Qwen2.5-3B-Instruct after ART's training, as the
 chart of its repository says (GPT-4o 68 %, GPT-4.1 72 %); there the openings are empty boards and the mark is
 drawn. We have no figure of our own for that model.
