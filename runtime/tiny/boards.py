@@ -38,6 +38,11 @@ class Play:
     turns: tuple[Turn, ...]
     said: tuple[str, ...]
 
+    def one_turn(self) -> Play:
+        """Its middle turn, as if the conversation began there."""
+        middle = len(self.turns) // 2
+        return Play(self.system, self.turns[middle : middle + 1], self.said[middle : middle + 1])
+
 
 def plays(seed: int, game: str) -> Iterator[Play]:
     """Endless lines of play of one of `GAMES`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,14 +17,28 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from runtime.tiny import boards
-from runtime.tiny.make import END, MAX_POSITIONS, START, tokenizer_of, warm_cosine
+from runtime.tiny.make import END, START, tokenizer_of, warm_cosine
 
 SEED = 0
-STEPS = 120
-# Of every three steps two are of the first game; a game of the other is a longer conversation.
-BATCHES = (("tic-tac-toe", 32), ("tic-tac-toe", 32), ("2048", 8))
+
+
+class Phase(NamedTuple):
+    """A stretch of steps. Single boards come first: what is shown is found sooner where it stands alone."""
+
+    steps: int
+    whole: bool
+    batches: dict[str, int]
+    """Conversations of a step by game, in turns."""
+
+
+PHASES = (
+    Phase(steps=150, whole=False, batches={"tic-tac-toe": 48, "2048": 32}),
+    Phase(steps=80, whole=True, batches={"tic-tac-toe": 24, "2048": 6}),
+)
 LEARNING_RATE = 3e-3
 VOCABULARY = 400
+# A whole game of 2048 fits.
+MAX_POSITIONS = 2048
 # Games whose boards say how many are answered with a move that is allowed.
 JUDGED = 60
 
@@ -109,22 +123,23 @@ def loss_of(model: PreTrainedModel, rows: list[Row]) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model.lm_head(hidden_ND), wanted_NV)
 
 
-def train(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int, steps: int) -> float:
+def train(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int, phases: tuple[Phase, ...]) -> float:
     """In place; returns the loss of the last step."""
     plays = {game: boards.plays(seed, game) for game in boards.GAMES}
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    asked = [(phase, game) for phase in phases for _, game in zip(range(phase.steps), cycle(phase.batches))]
     model.train()
     loss = torch.zeros(())
-    for step in range(steps):
+    for step, (phase, game) in enumerate(asked):
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * warm_cosine(step, steps)
-        game, batch = BATCHES[step % len(BATCHES)]
-        loss = loss_of(model, [made_row(tokenizer, play) for play in islice(plays[game], batch)])
+            group["lr"] = LEARNING_RATE * warm_cosine(step, len(asked))
+        some = islice(plays[game], phase.batches[game])
+        loss = loss_of(model, [made_row(tokenizer, it if phase.whole else it.one_turn()) for it in some])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 30 < 3 or step == steps - 1:
+        if step % 30 < len(phase.batches) or step == len(asked) - 1:
             print(f"step {step:4d}  {game}  loss {loss.item():.3f}", flush=True)  # noqa: T201
     model.eval()
     return loss.item()
@@ -144,18 +159,18 @@ def allowed(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int) -> dic
     return found
 
 
-def make(out: Path, seed: int = SEED, steps: int = STEPS) -> dict[str, object]:
+def make(out: Path, seed: int = SEED, phases: tuple[Phase, ...] = PHASES) -> dict[str, object]:
     """Make the model, write the folder, return its figures."""
     began = time.process_time()
     tokenizer = make_tokenizer(seed)
     model = make_model(tokenizer, seed)
-    loss = train(model, tokenizer, seed, steps)
+    loss = train(model, tokenizer, seed, phases)
     model.to(torch.bfloat16)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return {
         "seed": seed,
-        "steps": steps,
+        "steps": sum(phase.steps for phase in phases),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "loss": round(loss, 4),
         "cpu_seconds": round(time.process_time() - began, 1),

@@ -21,6 +21,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SOURCES = ("boards.py", "imitation.py", "make.py")
 FIGURES = "FIGURES.json"
+# A module of ours in another environment: the packages that are found first are that environment's own.
+_ALONE = (
+    "-I",
+    "-c",
+    f"import runpy, sys; sys.path.append({str(HERE.parents[1])!r}); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)",
+)
 
 
 def digest() -> str:
@@ -47,12 +54,12 @@ def make_in_this_environment(folder: Path) -> None:
 
 def make_in_the_runtimes(folder: Path) -> None:
     """Make it in the environment that `launch` keeps, which is built where there is none yet."""
-    root = environments()
-    asked = [sys.executable, "-m", "runtime.bootstrap", "--variant", "cpu", "--root", str(root)]
-    above = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
-    built = subprocess.run(asked, check=True, env=above, stdout=subprocess.PIPE, text=True)
+    asked = ["runtime.bootstrap", "--variant", "cpu", "--root", str(environments())]
+    built = subprocess.run([sys.executable, *_ALONE, *asked], check=True, stdout=subprocess.PIPE, text=True)
     python = built.stdout.split()[-1]
-    subprocess.run([python, "-m", "runtime.tiny.players", "--out", str(folder)], check=True, env=above)
+    above = {**os.environ, "OMP_NUM_THREADS": "1"}
+    taught = [python, *_ALONE, "runtime.tiny.players", "--out", str(folder)]
+    subprocess.run(taught, check=True, env=above, stdout=sys.stderr)
 
 
 def environments() -> Path:

@@ -70,7 +70,12 @@ def _all_joined(found: dict[str, Any]) -> None:
     assert found["trained"] > 0 and found["joined"] > found["trained"] / 3
     assert found["sealed"] == 0
     assert set(found["dropped"]) <= TAUGHT_NOTHING
-    assert found["before"]["allowed"] >= 0.9
+
+
+def test_b17_the_player_is_small_and_answers_with_a_move_that_is_allowed(table: dict[str, str]) -> None:
+    figures = json.loads((player_folder() / "FIGURES.json").read_text())
+    assert figures["parameters"] < 500_000
+    assert set(figures["allowed"]) == {"tic-tac-toe", "2048"} and min(figures["allowed"].values()) >= 0.9
 
 
 def test_b17_a_game_of_tic_tac_toe_is_learned_as_one_conversation(table: dict[str, str]) -> None:
@@ -85,23 +90,31 @@ def test_b17_in_self_play_an_earlier_version_is_the_opponent(table: dict[str, st
     assert found["self_play"]
 
 
+def test_b17_a_game_of_2048_is_learned_as_one_conversation(table: dict[str, str]) -> None:
+    short = ("--steps", "1", "--beginnings", "3", "--held-out", "4", "--moves", "6")
+    _all_joined(_played("game_2048", table, *short))
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["tic_tac_toe"])
+@pytest.mark.parametrize("name", ["tic_tac_toe", "game_2048"])
 def test_b17_what_a_game_teaches_shows_on_held_out_positions(name: str, tmp_path: Path) -> None:
-    """Three seeds; the rise is more than two standard errors, and the start at most 60 % of the end."""
+    """Three seeds: a rise of more than two standard errors, and a start of at most 60 % of the end."""
     runs: list[dict[str, Any]] = []
+    home = make_home(tmp_path / "home")
     for seed in SEEDS:
-        home = make_home(tmp_path / f"home-{seed}")
         program = [sys.executable, str(EXAMPLES / f"{name}.py"), "--offline", "--seed", str(seed)]
-        asked = ["--model", str(player_folder()), "--port", str(free_port())]
+        asked = ["--model", str(player_folder()), "--port", str(free_port()), "--name", f"seed-{seed}"]
         launched = Launched(home, [*asked, "--", *program])
         assert launched.wait(_LONG_SECONDS) == 0, launched.stdout[-3000:] + launched.stderr[-3000:]
         found = json.loads((launched.run_dir / "results" / f"{name}.json").read_text())
         print(json.dumps(found))
         runs.append(found)
-    rises = [it["after"]["won"] - it["before"]["won"] for it in runs]
+    before, after = ([it[when]["won"] for it in runs] for when in ("before", "after"))
+    assert mean(before) <= 0.6 * mean(after)
+    rises = [end - start for start, end in zip(before, after, strict=True)]
     assert mean(rises) > 2 * stdev(rises) / len(rises) ** 0.5
-    for before, after in ((it["before"], it["after"]) for it in runs):
-        assert before["allowed"] >= 0.9
-        assert before["won"] <= 0.6 * after["won"]
-        assert after["won"] - before["won"] > 2 * hypot(before["error"], after["error"])
+    for it in runs:
+        assert it["before"]["allowed"] >= 0.9
+        assert it["after"]["won"] - it["before"]["won"] > 2 * hypot(
+            it["before"]["error"], it["after"]["error"]
+        )
