@@ -94,7 +94,8 @@ def _become(ask: dict[str, Any], folder: Path, log: int, failed: int) -> None:
         door = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
         for descriptor, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
             os.dup2(source, descriptor)
-        faulthandler.register(_SAY_WHERE, file=2, all_threads=True)
+        # A descriptor of its own: pytest captures the second.
+        faulthandler.register(_SAY_WHERE, file=os.dup(log), all_threads=True)
         forget_our_modules(ask["tree"])
         os.environ.update(CI="", TMPDIR=str(folder))
         tempfile.tempdir = None
