@@ -505,9 +505,13 @@ def test_a_rewound_run_tells_a_program_that_rewards_what_was_lost(tmp_path: Path
             members = [Member(rollout=rollout, reward=reward) for rollout in rollouts]
             return StepRequest(key=key, groups=[Group(id="g", members=members)])
 
-        for rollout in "abc":
-            sampled(run.samples, rollout)
-        for late in (step("k2", "lost"), step("k2", "a", "lost")):
+        def by_ids(key: str, *conversations: list[str]) -> StepRequest:
+            members = [Member(samples=ids, reward=1.0) for ids in conversations]
+            return StepRequest(key=key, groups=[Group(id="g", members=members)])
+
+        known = [sample for rollout in "abc" for sample in sampled(run.samples, rollout)]
+        lost_ones = by_ids("k2", ["lost:0"]), by_ids("k2", known[2:], ["lost:0", "lost:1"])
+        for late in (step("k2", "lost"), step("k2", "a", "lost"), *lost_ones):
             with pytest.raises(RewoundError, match="went back to step 1") as refused:
                 await queue.submit(late)
             assert (refused.value.step, refused.value.client_state) == (1, {"at": 1})
@@ -519,8 +523,11 @@ def test_a_rewound_run_tells_a_program_that_rewards_what_was_lost(tmp_path: Path
         # The program has gone back: a rollout that never got an answer is no reason to send it back again.
         mixed = await queue.submit(step("k3", "b", "unanswered"))
         assert mixed.counts.dropped == {"no sample": 1}
-        with pytest.raises(RewoundError):
-            await queue.submit(step("k4", "lost", "lost too"))
+        for late in (step("k4", "lost", "lost too"), by_ids("k4", ["lost:0"])):
+            with pytest.raises(RewoundError):
+                await queue.submit(late)
+        part = await queue.submit(by_ids("k5", [*known[2:], "unanswered:0"], ["lost:0"]))
+        assert (part.counts.trained, part.counts.dropped) == (1, {"no sample": 2})
 
     async def run_one(run: Run, queue: StepQueue) -> None:
         """The step the run went back to, committed and published."""

@@ -74,6 +74,10 @@ class SampleStore:
         """Whether anything was ever sampled for a rollout, received or not."""
         return rollout in self._by_rollout
 
+    def knows_sample(self, sample: str) -> bool:
+        """Whether there ever was such a sample, received or not."""
+        return sample in self._by_id
+
     def of_content(self, content: str) -> list[SampleRef]:
         """Every sample of an untagged request with this name by content, in the order of the answers."""
         return self._received(self._by_content.get(content, []))

@@ -31,6 +31,7 @@ from runtime.gateway.steps.handover import Handover, NotTrainedError
 from runtime.gateway.steps.known_steps import KnownSteps
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Said
+from runtime.gateway.steps.selection import is_known
 from runtime.gateway.steps.step_records import Step, StepFolder, digest_of, said_in
 from runtime.shared import failpoints
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
@@ -119,7 +120,7 @@ class StepQueue:
         if self._rewind is not None:
             self._rewind.check(
                 request.groups,
-                self._samples.knows,
+                lambda member: is_known(member, self._samples),
                 gone_on=self._steps.next_id > self._rewind.to_step + 1,
             )
         groups = list(request.groups)

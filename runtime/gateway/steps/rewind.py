@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from runtime.gateway.http.step_errors import RewoundError
+from runtime.gateway.steps.selection import ids_of
 from runtime.shared import files
-from runtime.shared.schema import Group
+from runtime.shared.schema import Group, Member
 
 FILE = "rewound.json"
 
@@ -41,22 +42,22 @@ class Rewind:
         to_step = int(said["to_step"])
         return cls(to_step, said.get("client_state"), min(to_step, said.get("reused_after", to_step)))
 
-    def check(self, groups: Iterable[Group], is_known: Callable[[str], bool], *, gone_on: bool) -> None:
-        """Raise RewoundError for rewards of rollouts that were lost with the machine.
+    def check(self, groups: Iterable[Group], knows: Callable[[Member], bool], *, gone_on: bool) -> None:
+        """Raise RewoundError for rewards of rollouts that were lost with the machine, by tag or by sample.
 
         `gone_on`: steps were taken in since. Then a step is refused only if all its rewards are of unknown
         rollouts: a program that has gone back may still reward a rollout that never got an answer, and must
         not be sent back for ever.
         """
         rewarded = {
-            member.rollout
+            (member.rollout, *ids_of(member)): knows(member)
             for group in groups
             for member in group.members
-            if member.reward is not None and member.rollout
+            if member.reward is not None and member.messages is None
         }
-        lost = {rollout for rollout in rewarded if not is_known(rollout)}
-        if lost and (lost == rewarded or not gone_on):
-            raise self.error(f"{len(lost)} of its {len(rewarded)} rollouts are")
+        lost = sum(not known for known in rewarded.values())
+        if lost and (lost == len(rewarded) or not gone_on):
+            raise self.error(f"{lost} of its {len(rewarded)} rollouts are")
 
     def error(self, what: str) -> RewoundError:
         """`what` was lost."""

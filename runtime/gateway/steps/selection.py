@@ -82,7 +82,7 @@ class Snapshot:
     def of(cls, groups: Iterable[Group], store: SampleStore) -> Snapshot:
         """Look up every name that the groups' members have."""
         members = [member for group in groups for member in group.members]
-        named = {sample for member in members for sample in _ids(member)}
+        named = {sample for member in members for sample in ids_of(member)}
         samples = {sample: store.of_sample(sample) for sample in named}
         unreceived_samples = {sample: store.unreceived_of_sample(sample) for sample in named}
         rollouts = {one.rollout for one in members}
@@ -228,21 +228,26 @@ class _Sorting:
         return fresh
 
 
-def _ids(member: Member) -> list[str]:
+def ids_of(member: Member) -> list[str]:
     """The samples that a member names by their own ids."""
     return member.samples or ([] if member.sample is None else [member.sample])
 
 
+def is_known(member: Member, store: SampleStore) -> bool:
+    """Whether anything was ever sampled under a tag, or any of the samples that a member names."""
+    return store.knows(member.rollout) or any(map(store.knows_sample, ids_of(member)))
+
+
 def _refs(group: Group, member: Member, store: Source) -> list[SampleRef]:
     """The samples a member's reward is about."""
-    if ids := _ids(member):
+    if ids := ids_of(member):
         return [ref for sample in ids for ref in store.of_sample(sample)]
     return [ref for ref in store.of_rollout(member.rollout) if _is_named(ref, group, member)]
 
 
 def _unreceived(group: Group, member: Member, store: Source) -> int:
     """How many answers a member's reward would be about, had anyone received them (C52)."""
-    if ids := _ids(member):
+    if ids := ids_of(member):
         return sum(len(store.unreceived_of_sample(sample)) for sample in ids)
     refs = store.unreceived_of_rollout(member.rollout)
     return sum(_is_named(ref, group, member) for ref in refs)
