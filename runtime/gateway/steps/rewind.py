@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from runtime.gateway.http.step_errors import RewoundError
-from runtime.gateway.steps.selection import ids_of
 from runtime.shared import files
 from runtime.shared.schema import Group, Member
 
@@ -50,7 +49,7 @@ class Rewind:
         not be sent back for ever.
         """
         rewarded = {
-            (member.rollout, *ids_of(member)): knows(member)
+            (member.rollout, member.sample, *(member.samples or ())): knows(member)
             for group in groups
             for member in group.members
             if member.reward is not None and member.messages is None
