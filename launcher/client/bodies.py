@@ -61,7 +61,7 @@ class Member(Body):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     completion: str | None = None
     tool_calls: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
-    sample: str | None = Field(default=None, min_length=1, max_length=256)
+    sample: SampleId | None = None
     samples: Annotated[list[SampleId], Field(min_length=1, max_length=MOST_SAMPLES)] | None = None
     predictor: str | None = None
     call: int | None = Field(default=None, ge=0)

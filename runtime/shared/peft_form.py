@@ -20,7 +20,7 @@ from runtime.shared.start_adapter import FILES
 CONFIG, WEIGHTS = FILES
 PREFIX = "base_model.model."
 # The ranks that vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
-ENGINE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+_ENGINE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # Where the hub's own library keeps what it downloaded: the name is in the path.
 _DOWNLOADED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+/?$")
 
@@ -46,7 +46,7 @@ class Lora:
 
 def engine_rank(rank: int) -> int:
     """What vLLM is told for adapters of this rank."""
-    return next(size for size in ENGINE_RANKS if size >= rank)
+    return next(size for size in _ENGINE_RANKS if size >= rank)
 
 
 def portable_name(model: str) -> str:

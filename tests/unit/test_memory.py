@@ -11,7 +11,7 @@ import pytest
 
 from launcher.models import known_models
 from runtime.engine import command
-from runtime.shared import gpu_memory, peft_form
+from runtime.shared import gpu_memory
 from runtime.shared.memory import assumptions, engine, instead, planning, trainer
 from runtime.shared.memory.activations import Kept
 from runtime.shared.memory.line import total
@@ -298,7 +298,6 @@ def test_a_gpu_that_is_not_in_the_table_may_say_its_memory_itself() -> None:
 def test_what_is_assumed_of_our_own_code_is_what_it_says() -> None:
     here = Path(__file__).resolve().parents[2] / "runtime"
     assert f"chunk: int = {assumptions.LOGITS_CHUNK}," in (here / "trainer" / "losses.py").read_text()
-    assert peft_form.ENGINE_RANKS == assumptions.ENGINE_RANKS
     assert command._LONGEST_CONTEXT["cuda"] == planning.LONGEST[0]
     assert (
         f"memory_fraction or {assumptions.ENGINE_FRACTION})" in (here / "engine" / "command.py").read_text()

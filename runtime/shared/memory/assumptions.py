@@ -26,8 +26,6 @@ GRAPHS_BYTES = round(1.0 * GIB)
 SAMPLING_BYTES_PER_WORD = 16
 # What the engine takes of a GPU that is its own, where nobody says otherwise (engine/command.py).
 ENGINE_FRACTION = 0.9
-# The ranks that vLLM has kernels for.
-ENGINE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 # losses.py: sampled tokens whose logits are there at a time, and bytes for each of them and word of the
 # vocabulary: logits, log-softmax, its exponential and their product, in fp32.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from runtime.shared.memory import assumptions
 from runtime.shared.memory.line import Line, count
 from runtime.shared.model_shape import ModelShape
+from runtime.shared.peft_form import engine_rank
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def _weights(shape: ModelShape, serving: Serving) -> Line:
 
 
 def _slots(shape: ModelShape, serving: Serving) -> Line:
-    rank = next((size for size in assumptions.ENGINE_RANKS if size >= serving.rank), serving.rank)
+    rank = engine_rank(serving.rank)
     one = shape.adapter_weights(rank, serving.names) * serving.number_bytes
     return Line(
         "LoRA slots", serving.slots * one, f"{serving.slots} adapters of rank {rank}, to swap between"
