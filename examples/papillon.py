@@ -248,6 +248,8 @@ DETERMINERS = {"my", "the", "a", "this"}
 def phrases(count, held_out, seed):
     """Different queries such as "my green house": to train on, and to judge with."""
     pairs = [(adjective, noun) for adjective in ADJECTIVES for noun in NOUNS]
+    if count + held_out > len(pairs):
+        raise SystemExit(f"--held-out: at most {len(pairs) - count} with --offline, {count} are trained on")
     random.Random("held out").shuffle(pairs)
     test, rest = pairs[:held_out], pairs[held_out:]
     random.Random(seed).shuffle(rest)
