@@ -10,9 +10,9 @@ notebook; on this computer it has three, and is won at 32. A game won earns 2, a
 come near to that, and a move that is not allowed ends it with -1. Games begin a few moves in; the beginnings
 and the tiles that drop while it is judged are always the same, and never trained on.
 
-Cost and duration: offline $0.00 and six minutes for 12 steps on 2 busy cores; rented about $4 and an hour on one
-H100 (estimated). Figure to beat: 60 % of games won by Qwen2.5-3B-Instruct after ART's training, of which 52
-points were learned, as the chart of its repository says. We have no figure of our own for that model.
+Cost and duration: offline $0.00 and six minutes for 12 steps on 2 busy cores; rented about $4 and an hour on
+one H100 (estimated). Figure to beat: 60 % of games won by Qwen2.5-3B-Instruct after ART's training, of which
+52 points were learned, as the chart of its repository says. We have no figure of our own for that model.
 """
 
 import argparse
