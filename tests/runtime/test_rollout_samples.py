@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -33,3 +34,14 @@ def test_b03_the_samples_of_a_rollout_have_names_and_what_cannot_be_trained_a_re
     assert client.post("/slipway/receipts", json={"receipts": [receipt]}).status_code == 204
     assert all(it["received"] for it in client.get("/slipway/rollouts/r/samples").json())
     assert client.get("/slipway/rollouts/nobody/samples").json() == []
+
+
+def test_b03_a_rollout_may_have_any_name_that_a_header_may_have(tmp_path: Path) -> None:
+    """As `connect().rollout("task/3")` asks for it."""
+    store = SampleStore(tmp_path)
+    app = FastAPI()
+    app.include_router(sample_routes(store))
+    for name in ("task/3", "task/3/samples", "50% of it?"):
+        made = sampled(store, name)
+        said = TestClient(app).get(f"/slipway/rollouts/{quote(name, safe='')}/samples")
+        assert (said.status_code, [it["sample"] for it in said.json()]) == (200, made)

@@ -32,7 +32,7 @@ def sample_routes(store: SampleStore) -> APIRouter:
     """The router of what is said of samples; of a rollout that nobody knows there are none."""
     router = receipt_routes(store)
 
-    @router.get("/rollouts/{rollout}/samples")
+    @router.get("/rollouts/{rollout:path}/samples")
     async def samples(rollout: str) -> list[RolloutSample]:
         received = {ref.id: ref for ref in store.of_rollout(rollout)}
         others = {ref.id: ref for ref in store.unreceived_of_rollout(rollout)}
