@@ -37,6 +37,8 @@ MORE = [
     {"role": "user", "content": f"[[ ## english ## ]]\nthe {animal}"}
     for animal in ("dog", "red cat", "old man")
 ]
+# The tiny model's answers end by themselves before that, whatever is sampled: cut off, they would stand alone.
+ENOUGH = 120
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
@@ -75,7 +77,7 @@ def talk(gateway: Gateway, rollout: str | None, turns: int = 3, **fields: Any) -
     messages = list(MESSAGES)
     for number in range(turns):
         given = gateway.chat(
-            rollout, messages=messages, max_tokens=40, temperature=1.0, stream=number % 2 == 1, **fields
+            rollout, messages=messages, max_tokens=ENOUGH, temperature=1.0, stream=number % 2 == 1, **fields
         )
         messages += [said(given), MORE[number]]
     return messages
@@ -121,17 +123,17 @@ def test_joined_under_a_template_that_rewrites_history_and_trained_as_sampled(ga
 
 @pytest.mark.slow
 def test_joined_without_a_tag_and_after_a_restart_by_the_names_of_its_answers(gateway: Gateway) -> None:
-    first = gateway.chat(max_tokens=40, temperature=1.0, n=2)
+    first = gateway.chat(max_tokens=ENOUGH, temperature=1.0, n=2)
     names = [first.json()["choices"][1]["slipway"]["sample"]]
     messages = [*MESSAGES, first.json()["choices"][1]["message"], MORE[0]]
     gateway.kill()
     gateway.start()
     gateway.until_ready()
     second = gateway.chat(
-        messages=messages, max_tokens=40, temperature=1.0, headers={"x-slipway-request": "second"}
+        messages=messages, max_tokens=ENOUGH, temperature=1.0, headers={"x-slipway-request": "second"}
     )
     again = gateway.chat(
-        messages=messages, max_tokens=40, temperature=1.0, headers={"x-slipway-request": "second"}
+        messages=messages, max_tokens=ENOUGH, temperature=1.0, headers={"x-slipway-request": "second"}
     )
     assert again.content == second.content, "a retry is the same answer"
     names.append(second.json()["choices"][0]["slipway"]["sample"])
@@ -161,9 +163,9 @@ def test_joined_through_a_call_whose_arguments_the_template_writes_anew(gateway:
     assert [call["function"]["name"] for call in reply["tool_calls"]] == ["look"]
     result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "a cat"}
     messages = [*MESSAGES, reply, result]
-    second = gateway.chat("tools", tools=[TOOL], messages=messages, max_tokens=40, temperature=1.0)
+    second = gateway.chat("tools", tools=[TOOL], messages=messages, max_tokens=ENOUGH, temperature=1.0)
     messages += [said(second), MORE[0]]
-    said(gateway.chat("tools", tools=[TOOL], messages=messages, max_tokens=40, temperature=1.0))
+    said(gateway.chat("tools", tools=[TOOL], messages=messages, max_tokens=ENOUGH, temperature=1.0))
     first, *later = exchanges(gateway, "tools")
     assert [bool(line["conversation"]["shown"]) for line in later] == [True, True]
     so_far: list[int] = []
@@ -191,11 +193,11 @@ def test_joined_by_the_gateway_alone_no_client_gives_the_engine_ids(gateway: Gat
 
 @pytest.mark.slow
 def test_b05_the_first_sequences_that_were_sealed_are_said_with_what_to_do(gateway: Gateway) -> None:
-    first = said(gateway.chat("sealed", max_tokens=40, temperature=1.0))
+    first = said(gateway.chat("sealed", max_tokens=ENOUGH, temperature=1.0))
     changed = first | {"content": first["content"] + " (I have read this)"}
     for _ in range(2):
         messages = [*MESSAGES, changed, MORE[0]]
-        said(gateway.chat("sealed", messages=messages, max_tokens=40, temperature=1.0))
+        said(gateway.chat("sealed", messages=messages, max_tokens=ENOUGH, temperature=1.0))
     members = [{"rollout": "sealed", "reward": 1.0}]
     counts = step(gateway, "sealed", members)
     assert (counts["sealed"], counts["sealed_by"]) == (1, {"text was changed by the client": 1})
