@@ -49,6 +49,9 @@ _OTHER_PROMPTS = (
     ("truncate_prompt_tokens", None),
 )
 
+# Of a request: what ends an answer before the policy does.
+_STOPS = ("stop", "stop_token_ids")
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -175,6 +178,7 @@ def _earlier(messages: list[Any], place: int, exchange: Exchange, sample: Sample
         answer=messages[place],
         shown_tokens=said.shown_tokens if said and digest else len(prompt),
         shown=was_shown,
+        has_stops=any(exchange.settings.get(name) for name in _STOPS),
     )
 
 

@@ -24,6 +24,7 @@ Ids = list[int]
 
 REWRITTEN = "the template shows it otherwise"
 MOVED = "the template's own text changed"
+UNENDED = "the template does not end an answer as it ended"
 
 # Two answers of no word in common, neither of which anybody gives.
 _STAND_INS = ("quartz is what stands in here", "Zebras took this place for once")
@@ -39,7 +40,8 @@ class NotExactError(Exception):
 class Earlier:
     """The turn that is gone on from: its ids, and the request for it as it would be asked now.
 
-    `shown`: whether these are the first ids that the template made of it then.
+    `shown`: whether these are the first ids that the template made of it then. `has_stops`: whether it may
+    have ended at a text or a token that its client named.
     """
 
     prompt: Ids
@@ -48,6 +50,7 @@ class Earlier:
     answer: Mapping[str, Any]
     shown_tokens: int
     shown: Any
+    has_stops: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,9 @@ class ExactPrompts:
         shown = await client.render(body | {"messages": [*messages, answer, *later]})
         await self._check_head(client, body, earlier, plain, shown)
         closing = await self._closing(client, body, earlier)
+        # A line's end that stopped an answer is not the one that the template writes behind its last token.
+        if earlier.has_stops and earlier.completion[-len(closing.end) :] != closing.end:
+            raise NotExactError(UNENDED)
         mark = closing.stand_in + closing.end
         places = _places(mark, shown)
         if len(places) != 1:
@@ -129,7 +135,7 @@ def _closing_of(first: Ids, second: Ids, last: int) -> _Closing:
     tail = _shared(first[::-1], second[::-1])
     stand_in, end = first[head : len(first) - tail], first[len(first) - tail :]
     if len(first) == len(second) == head or not stand_in or last not in end or last in stand_in:
-        raise NotExactError("the template does not end an answer as it ended")
+        raise NotExactError(UNENDED)
     # Its first ids may be others after other text; where the rest stands only once, no other text is it.
     return _Closing(stand_in[len(stand_in) // 3 :], end[: end.index(last) + 1])
 
