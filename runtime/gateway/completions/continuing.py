@@ -131,7 +131,7 @@ class Continuing:
             return turn.plainly(NOT_ASKED)
         if prompt == plain:
             return replace(turn, conversation=replace(turn.conversation, continues=sample.id))
-        if not _fits(len(prompt), body, client):
+        if not _fits(len(prompt), len(plain), body, client):
             return turn.plainly(TOO_LONG)
         conversation = replace(
             turn.conversation,
@@ -182,8 +182,16 @@ def _earlier(messages: list[Any], place: int, exchange: Exchange, sample: Sample
     )
 
 
-def _fits(prompt_tokens: int, body: dict[str, Any], client: EngineClient) -> bool:
-    """Whether the engine would take a prompt that the template made this long."""
-    limit = body.get("max_completion_tokens") or body.get("max_tokens") or 1
+def _fits(prompt_tokens: int, plain_tokens: int, body: dict[str, Any], client: EngineClient) -> bool:
+    """Whether a prompt leaves an answer the room that was asked for.
+
+    The engine gives what its context leaves, and the limit may be as long as that (answer_limit.py): where
+    the plain prompt would not leave so much either, half of what that leaves is enough.
+    """
     context = client.facts.context_length
-    return context is not None and prompt_tokens + limit <= context
+    if context is None:
+        return False
+    left = context - plain_tokens
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    room = limit if isinstance(limit, int) and limit <= left else left // 2
+    return prompt_tokens + max(room, 1) <= context

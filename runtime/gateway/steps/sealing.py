@@ -19,7 +19,7 @@ _ADVICE = {
     "other temperature": "ask every turn of a conversation at one temperature",
     "cut off": "give answers more max_tokens",
     "another conversation": "name the agents of a rollout apart, by the header x-slipway-predictor",
-    "too long for the context": "shorten the conversation, or start with more --set engine.max_model_len",
+    "too long for the context": "ask for fewer max_tokens, or start with more --set engine.max_model_len",
 }
 
 
