@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from runtime.gateway.completions.untrainable import Untrainable
 from runtime.gateway.engines.engine_client import EngineFacts
+from runtime.gateway.http.warnings import Warnings
+from tests.runtime.recorded import asked
 from tests.runtime.test_continuing import ASKED, MORE, THOUGHT, Talk, ids, said
 from tests.runtime.test_turns import EOS, THINKING
 
@@ -51,3 +54,11 @@ def test_joined_where_an_answer_may_be_as_long_as_the_context(tmp_path: Path) ->
 
 def test_joined_limits_that_are_no_numbers_are_the_engines_to_refuse(tmp_path: Path) -> None:
     assert second(tmp_path, 512, max_tokens="40") is None
+
+
+@pytest.mark.parametrize("temperature", ["warm", [1], {}])
+def test_b06_a_temperature_that_is_no_number_is_refused_as_one(temperature: Any) -> None:
+    """By the check of fields, a 400: what cannot be trained is asked about before that."""
+    for told in ({}, {"x_slipway_untrainable": "refuse"}):
+        request = asked(rollout="r", temperature=temperature, **told)
+        assert Untrainable(Warnings()).check(request) is None

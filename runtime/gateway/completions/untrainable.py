@@ -25,7 +25,12 @@ _OF_ANY = "it bends what the policy would say by itself: leave it out"
 
 def reason(asked: Asked) -> str | None:
     """What keeps every sample of a request from being trained, by what it asks for; None: nothing does."""
-    return distribution.cut_by(asked.body) if asked.tags.purpose == "train" else None
+    if asked.tags.purpose != "train":
+        return None
+    try:
+        return distribution.cut_by(asked.body)
+    except (TypeError, ValueError, OverflowError):  # a temperature that is no number: it is refused as such
+        return None
 
 
 class Untrainable:
