@@ -1,4 +1,4 @@
-"""Where a turn is not to go on from earlier ids, or has little room to: limits and stops of its client's own."""
+"""Where a turn is not to go on from earlier ids, or has little room: limits and stops of its client's own."""
 
 from __future__ import annotations
 

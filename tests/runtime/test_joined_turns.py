@@ -37,7 +37,7 @@ MORE = [
     {"role": "user", "content": f"[[ ## english ## ]]\nthe {animal}"}
     for animal in ("dog", "red cat", "old man")
 ]
-# The tiny model's answers end by themselves before that, whatever is sampled: cut off, they would stand alone.
+# The tiny model's answers end by themselves before that, whatever is sampled: one cut off would stand alone.
 ENOUGH = 120
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
