@@ -161,6 +161,15 @@ def test_b08_one_request_asked_again_is_one_step_and_no_sample_is_trained_twice(
     assert len(shared.wire.trained) == len(set(shared.wire.trained))
 
 
+def test_b08_names_that_no_answer_has_are_refused(shared: Client) -> None:
+    strange = [{**JUDGE, "slipway": {"sample": "s" * 300}}]
+    many = [{**JUDGE, "slipway": {"sample": str(number)}} for number in range(5000)]
+    for history in (strange, many):
+        body = shared.body([[{"messages_and_choices": history, "reward": 1.0}]])
+        answer = shared.post("/_train_model", body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "trajectory_groups")
+
+
 def test_b08_nothing_to_train_is_no_step_and_not_for_ever(own: Callable[..., Wire]) -> None:
     client = Client(own())
     client.ask("/register")

@@ -13,6 +13,8 @@ import json
 import logging
 from typing import Any
 
+from pydantic import ValidationError
+
 from runtime.gateway.arbor.surroundings import Runtime
 from runtime.gateway.art.bodies import Groups
 from runtime.gateway.art.members import Members, OfContent, members_of
@@ -24,7 +26,7 @@ from runtime.gateway.http.step_errors import (
     RewoundError,
     SettingsRefusedError,
 )
-from runtime.shared.schema import StepCounts, StepRequest, StepSettings, StepStatus
+from runtime.shared.schema import MOST_SAMPLES, StepCounts, StepRequest, StepSettings, StepStatus
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class Training:
         status = self._known(key)
         try:
             if status is None:
-                members = members_of(said, self._of_content, self._runtime.steps.has)
+                members = self._members(said)
                 if not members.groups:
                     raise NothingToTrainError(StepCounts(dropped=dict(members.dropped)))
                 status = await self._submit(StepRequest(key=key, groups=members.groups, settings=settings))
@@ -69,6 +71,16 @@ class Training:
             raise ApiError(500, f"the training step failed: {status.error}", code="step_failed")
         self._untrained = 0
         return [{"num_gradient_steps": 1.0, **measured(status, members)}]
+
+    def _members(self, said: Groups) -> Members:
+        try:
+            return members_of(said, self._of_content, self._runtime.steps.has)
+        except ValidationError as error:
+            raise ApiError(
+                400,
+                f"a trajectory has {MOST_SAMPLES} answers at most, each by the name that came with it",
+                param="trajectory_groups",
+            ) from error
 
     def _known(self, key: str) -> StepStatus | None:
         return next((status for status in self._runtime.steps.list() if status.key == key), None)
