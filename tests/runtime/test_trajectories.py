@@ -94,8 +94,9 @@ def test_b10_a_result_may_be_awaited_and_a_loop_goes_on_beside_a_step(
 
     async def work() -> TrainResult:
         step = asyncio.create_task(session.train_async([group]))
-        while not (run.state / "steps" / "000001").exists():
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not (run.state / "steps" / "000001").exists():
+                await asyncio.sleep(0.01)
         assert not step.done()  # and this coroutine went on
         run.held.clear()
         first = await step
