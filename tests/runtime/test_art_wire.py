@@ -206,6 +206,8 @@ def test_b08_a_run_is_one_policy_with_one_name_and_one_base_model(own: Callable[
     other = {**client.model, "base_model": "Qwen/Qwen3-8B"}
     status, code, said = client.refused("/register", other)
     assert (status, code) == (400, "another_model") and "--model Qwen/Qwen3-8B" in said
+    odd = client.post("/register", {**client.model, "base_model": "Qwen\x01/Qwen€\x7f"})
+    assert (odd.status_code, "not Qwen?/Qwen??" in odd.headers["x-slipway-reason"]) == (400, True)
     client.ask("/register")
     assert client.refused("/register", {**client.model, "name": "agent-002"})[:2] == (409, "another_policy")
     prompted = {"name": "gpt-4.1", "project": "tests", "config": None, "trainable": False}

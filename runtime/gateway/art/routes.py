@@ -45,6 +45,7 @@ DOOR_HEADER = "x-slipway-door"
 REASON_HEADER = "x-slipway-reason"
 _ADDRESS = re.compile(r"[\w.\[\]:-]{1,255}")
 _REASON_CHARACTERS = 400
+_UNPRINTABLE = re.compile(r"[^ -~]")
 _ID_CHARACTERS = 100
 # These clients send a key and know none.
 _NO_KEY = "not-needed"
@@ -177,5 +178,4 @@ def _nothing_to_do(why: str) -> Callable[[Request], Awaitable[Response]]:
 
 def reason_of(message: str) -> str:
     """A message as it may stand in the first line of an answer."""
-    line = " ".join(message.split())
-    return line.encode("ascii", "replace").decode()[:_REASON_CHARACTERS]
+    return _UNPRINTABLE.sub("?", " ".join(message.split()))[:_REASON_CHARACTERS]
