@@ -137,6 +137,9 @@ def test_b12_another_models_choice_in_a_history_is_counted_and_never_trained(sha
     assert (line["samples_trained"], line["samples_left_out"]) == (2, 5)
     step = max(shared.wire.trainer.trained)
     assert sorted(shared.wire.trainer.trained[step]) == sorted({*ids(pair[0]), *ids(pair[1])})
+    left_out = '{"raised ValueError": 1, "answer of another model": 3, "named twice": 1}'
+    log = (shared.wire.gateway.folder / "gateway.log").read_text()
+    assert f"step {step}: left out before: {left_out}" in log
 
 
 def test_b08_a_choice_that_lost_its_name_is_found_by_what_was_said_and_no_other_is(shared: Client) -> None:

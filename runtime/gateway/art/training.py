@@ -70,6 +70,8 @@ class Training:
         if status.state == "failed":
             raise ApiError(500, f"the training step failed: {status.error}", code="step_failed")
         self._untrained = 0
+        if members.dropped:  # no step counts what never came to one
+            log.info("step %d: left out before: %s", status.id, json.dumps(members.dropped))
         return [{"num_gradient_steps": 1.0, **measured(status, members)}]
 
     def _members(self, said: Groups) -> Members:
