@@ -143,6 +143,12 @@ UNUSABLE = {
     "a refusal": (refusing, "it refused"),
     "no chat completion": (lambda asked: (200, "<html>", {}), "no chat completion"),
     "no choices": (lambda asked: (200, '{"choices": []}', {}), "it is empty"),
+    "choices that are no list": (lambda asked: (200, '{"choices": {"a": 1}}', {}), "it is empty"),
+    "a body that nests without end": (lambda asked: (200, "[" * 100_000, {}), "no chat completion"),
+    "a body that is not as packed as it says": (
+        lambda asked: (200, "{}", {"content-encoding": "gzip"}),
+        "no chat completion",
+    ),
     "429": (lambda asked: (429, "slow down", {}), "HTTP 429: slow down"),
     "500": (lambda asked: (500, "oh", {}), "HTTP 500: oh"),
     "529": (lambda asked: (529, "overloaded", {}), "HTTP 529: overloaded"),
@@ -196,7 +202,10 @@ def test_b14_with_swallow_exceptions_such_a_group_is_none() -> None:
 def test_b14_a_judge_that_does_not_answer_in_time_is_given_up() -> None:
     with played_judge(lambda asked: None) as judge:
         left_out = score(of_worth(), judge.model, tries=Pauses().tries(most=2, answer_seconds=0.2))
-    assert len(judge.asked) == 2
+    assert left_out["metrics"] == {
+        "ruler_requests": 2, "ruler_prompt_tokens": 0, "ruler_completion_tokens": 0,
+    }  # fmt: skip
+    assert "no answer within 0.2 s" in left_out["exceptions"][0]["message"]
     assert group_of(left_out, "g") == (None, {"raised JudgeFailed": 8})
 
 
@@ -205,6 +214,24 @@ def test_b14_a_judge_that_nobody_is_behind_is_given_up() -> None:
         pass
     left_out = score(of_worth(), judge.model)
     assert group_of(left_out, "g") == (None, {"raised JudgeFailed": 8})
+
+
+@pytest.mark.parametrize("address", ["api.openai.com/v1", "ftp://127.0.0.1/v1", "http://127.0.0.1:x/v1"])
+def test_b14_an_address_that_is_none_is_an_error_at_once(address: str) -> None:
+    pauses = Pauses()
+    with pytest.raises(JudgeUnusable) as raised:
+        score(of_worth(), (address, KEY, "nobody"), tries=pauses.tries())
+    assert "http://" in str(raised.value.hint) and not pauses.seconds
+
+
+def test_b14_a_key_is_used_without_its_files_end_of_line_and_is_in_no_error() -> None:
+    with played_judge() as judge:
+        assert rewards(score(of_worth(), (judge.url, f"{KEY}\n", "played-judge"))) == WORTH
+        assert judge.asked[0].headers["authorization"] == f"Bearer {KEY}"
+        for unfit in (f"{KEY}\n{KEY}", f"{KEY}é"):
+            with pytest.raises(JudgeUnusable) as raised:
+                score(of_worth(), (judge.url, unfit, "played-judge"))
+            assert KEY not in f"{raised.value!r} {raised.value} {raised.value.why} {raised.value.hint}"
 
 
 @pytest.mark.parametrize(("asked", "waited"), [("7.5", 7.5), ("100000", 60.0), ("soon", 1.0)])

@@ -1,6 +1,6 @@
 """What a judge is to those who ask it, and how the body of a chat completion is read.
 
-Neighbours: `http_judge.py`, `run_judge.py` and `litellm_judge.py` are judges, `judges.py` finds the right
+Neighbours: `http_judge.py`, `run_judge.py` and `sdk_judges.py` are judges, `judges.py` finds the right
 one. Knows nothing of what is judged.
 """
 
@@ -73,7 +73,7 @@ def answered(body: Any, cost: float | None) -> Answered:
     usage = part(body, "usage")
     used = Usage(1, _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"), cost)
     choices = part(body, "choices")
-    message = part(choices[0], "message") if choices else None
+    message = part(choices[0], "message") if isinstance(choices, list) and choices else None
     text = part(message, "content")
     if not isinstance(text, str) or not text.strip():
         raise AnswerUnusable("it refused" if part(message, "refusal") else "it is empty", used)
