@@ -278,9 +278,13 @@ def test_b14_a_form_that_the_judge_refuses_is_left_out_from_then_on() -> None:
             return 400, '{"error": {"message": "response_format is not supported"}}', {}
         return fair_text(asked)
 
+    from openai import AsyncOpenAI
+
     with played_judge(says) as judge:
-        assert rewards(score(of_worth(), judge.model)) == WORTH
-    assert ["response_format" in it.body for it in judge.asked] == [True, False]
+        client = AsyncOpenAI(base_url=judge.url, api_key=KEY, max_retries=0)
+        for one in (judge.model, (client, "played-judge")):
+            assert rewards(score(of_worth(), one)) == WORTH
+    assert ["response_format" in it.body for it in judge.asked] == [True, False] * 2
 
 
 # ------------------------------------------------------------------ what is kept

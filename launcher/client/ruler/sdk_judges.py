@@ -63,6 +63,12 @@ class LiteLLMJudge:
             if self._takes_form and "response_format" in str(error):
                 self._takes_form = False
                 return await self.ask(messages, form, seconds)
+            if "LLM Provider NOT provided" in str(error):  # it says so by 400, as of a question
+                raise JudgeUnusable(
+                    f"The judge {self.model} cannot be asked: LiteLLM does not know whose model that is",
+                    None,
+                    "name whose it is too, as in openai/o3: docs.litellm.ai/docs/providers has the names",
+                ) from None
             raise _meant(self.name, error) from error
         hidden = getattr(response, "_hidden_params", None) or {}
         cost = hidden.get("response_cost")
@@ -96,6 +102,9 @@ class ClientJudge:
     model: str
     more: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._takes_form = True
+
     @property
     def name(self) -> str:
         return self.model
@@ -108,9 +117,11 @@ class ClientJudge:
         return identity_of(place, self.model, self.more)
 
     async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
-        """See Judge."""
+        """See Judge. Where the form itself is refused it is asked without, from then on."""
         create = self.client.chat.completions.create
-        arguments = {"response_format": form, "timeout": seconds, **self.more}
+        arguments = {"timeout": seconds, **self.more}
+        if self._takes_form:
+            arguments.setdefault("response_format", form)
         if tags := tags_for(self._place()):
             arguments["extra_headers"] = {**(arguments.get("extra_headers") or {}), **tags}
         arguments |= {"model": self.model, "messages": list(messages)}
@@ -121,6 +132,9 @@ class ClientJudge:
                 response = await asyncio.to_thread(create, **arguments)
                 response = await response if inspect.isawaitable(response) else response
         except Exception as error:
+            if self._takes_form and "response_format" in str(error):
+                self._takes_form = False
+                return await self.ask(messages, form, seconds)
             raise _meant(self.name, error) from error
         return answered(response, None)
 
