@@ -117,6 +117,22 @@ def test_a_run_that_is_over_becomes_a_folder_of_plain_files(launch: Typed, store
     assert "Content-Security-Policy\" content=\"default-src 'none'" in text
 
 
+def test_what_is_no_text_and_a_system_without_utf8_keep_no_page_away(
+    tmp_path: Path, store: RecordStore
+) -> None:
+    record = played_run(store, "dev", steps=1)
+    store.update(record.id, command=("python", "caf\udce9.py", "été"))
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environ = {**os.environ, "LAUNCH_HOME": str(tmp_path / "home"), **ascii_alone}
+    command = [sys.executable, "-m", "launcher.cli.main", "open", "dev", "--no-browser"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = store.folder(record.id) / "results" / "page"
+    said = value_of((folder / "data" / "run.js").read_text(encoding="utf-8"))
+    assert said["run"]["command"] == "python caf?.py été"
+    assert "loading …" in (folder / "index.html").read_text(encoding="utf-8")
+
+
 def test_made_again_it_has_what_is_new_and_nothing_old(launch: Typed, store: RecordStore) -> None:
     record = played_run(store, "dev", steps=2)
     launch("open", "dev", "--no-browser")
