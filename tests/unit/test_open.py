@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -149,6 +150,26 @@ def test_a_live_run_that_nobody_attends_is_shown_from_its_files(launch: Typed, s
     store.update(record.id, launch=None)
     done = launch("open", "dev", "--no-browser")
     assert done.returncode == 0 and done.stdout.endswith("index.html\n")
+
+
+def test_a_run_whose_door_is_closed_already_is_shown_from_its_files(
+    launch: Typed, store: RecordStore
+) -> None:
+    """As while its machine is taken down."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        record = played_run(store, "dev", steps=1, ended=False)
+        empty = store.create(name="empty")
+        for one in (record, empty):
+            keep_token(store.folder(one.id), TOKEN)
+            store.update(one.id, url=url)
+        done = launch("open", "dev", "--no-browser")
+        nothing = launch("open", "empty", "--no-browser")
+    assert done.returncode == 0 and done.stdout.endswith("index.html\n")
+    assert "the endpoint of dev gives no link" in done.stderr and "this is what is at home" in done.stderr
+    assert nothing.returncode == 3 and "the endpoint of empty gives no link" in nothing.stderr
+    assert "launch status empty" in nothing.stderr
 
 
 def test_nothing_to_show_and_no_endpoint_yet_are_told_in_three_lines(
