@@ -89,9 +89,7 @@ def _go_on(way: Path, link: str) -> bool:
     return webbrowser.open(way.as_uri())
 
 
-def _kept(
-    output: Output, store: RecordStore, record: RunRecord, silent: LaunchError | None = None
-) -> Path:
+def _kept(output: Output, store: RecordStore, record: RunRecord, silent: LaunchError | None = None) -> Path:
     """The page as files. Raises where there is nothing to see: why its door is `silent`, if it is."""
     label, page = record.name or record.id, RunPage(store, record.id)
     with output.busy(f"writing the page of {label}", "it is made of the files at home"):

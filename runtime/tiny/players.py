@@ -17,11 +17,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runtime import bootstrap
-
 HERE = Path(__file__).resolve().parent
 SOURCES = ("boards.py", "imitation.py", "make.py")
 FIGURES = "FIGURES.json"
+# In each environment that `runtime.bootstrap` has built.
+MARKER = "environment.json"
 # A module of ours in another environment: the packages that are found first are that environment's own.
 _ALONE = (
     "-I",
@@ -68,7 +68,7 @@ def make_in_the_runtimes(folder: Path) -> None:
 
 def is_the_runtimes(environment: Path) -> bool:
     """Whether `runtime.bootstrap` has built it: another may have a torch of its own, and no more."""
-    return (environment / bootstrap.MARKER).is_file()
+    return (environment / MARKER).is_file()
 
 
 def environments() -> Path:
