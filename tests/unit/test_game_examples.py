@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,22 @@ def test_b17_a_win_a_draw_a_loss_and_a_move_that_is_not_allowed_earn_what_is_sai
     assert reward == TTT.NOT_ALLOWED and metrics == {"won": 0, "moves": 2, "not_allowed": 1}
     reward, metrics = outcome(Scripted("O", "e"), Scripted("X", None), board)
     assert reward == TTT.WIN and metrics["not_allowed"] == 0, "the other's fault"
+
+
+@pytest.mark.parametrize(
+    ("said", "cell"),
+    [(" e", "e"), ("E.", "e"), ("**e**\n", "e"), ("`e`", "e"), ("x", None), ("ef", None), ("", None)],
+)
+def test_b17_a_cell_is_read_however_it_is_decorated(said: str, cell: str | None) -> None:
+    class Says:
+        class chat:  # noqa: N801 - as the SDK has it
+            class completions:  # noqa: N801
+                @staticmethod
+                async def create(**_: Any) -> Any:
+                    message = SimpleNamespace(content=said, tool_calls=None)
+                    return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")])
+
+    assert asyncio.run(TTT.Policy(Says, "policy", "O").move(list("XOXdefghi"))) == cell
 
 
 def test_b17_no_opening_that_is_judged_is_trained_on_and_each_side_moves_in_its_turn() -> None:
