@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -253,12 +254,17 @@ def test_b14_a_question_that_is_declined_is_not_asked_again() -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_b14_a_judge_that_cannot_be_asked_at_all_is_an_error_and_no_group_left_out(status: int) -> None:
+    from openai import AsyncOpenAI
+
     with played_judge(lambda asked: (status, f"no: {KEY}", {})) as judge:
-        with pytest.raises(JudgeUnusable) as raised:
-            score(of_worth(), judge.model)
+        client = AsyncOpenAI(base_url=judge.url, api_key=KEY, max_retries=0)
+        for one in (judge.model, (client, "played-judge")):
+            with pytest.raises(JudgeUnusable) as raised:
+                score(of_worth(), one)
+            assert KEY not in "".join(traceback.format_exception(raised.value))
+            assert f"HTTP {status}" in str(raised.value.why) and KEY not in str(raised.value.why)
         assert score(of_worth(), judge.model, swallow_exceptions=True) is None
-    assert KEY not in str(raised.value)
-    assert len(judge.asked) == 2
+    assert len(judge.asked) == 3
 
 
 def test_b14_the_next_try_says_what_was_wrong_and_nothing_that_the_judge_said() -> None:

@@ -59,7 +59,7 @@ class LiteLLMJudge:
             arguments.setdefault("response_format", form)
         try:
             response = await self._litellm.acompletion(model=self.model, messages=list(messages), **arguments)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - what an SDK raises is the SDK's
             if self._takes_form and "response_format" in str(error):
                 self._takes_form = False
                 return await self.ask(messages, form, seconds)
@@ -69,7 +69,7 @@ class LiteLLMJudge:
                     None,
                     "name whose it is too, as in openai/o3: docs.litellm.ai/docs/providers has the names",
                 ) from None
-            raise _meant(self.name, error) from error
+            raise _meant(self.name, error, self.more.get("api_key")) from None
         hidden = getattr(response, "_hidden_params", None) or {}
         cost = hidden.get("response_cost")
         return answered(response, float(cost) if isinstance(cost, int | float) else None)
@@ -131,22 +131,24 @@ class ClientJudge:
             else:
                 response = await asyncio.to_thread(create, **arguments)
                 response = await response if inspect.isawaitable(response) else response
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as above
             if self._takes_form and "response_format" in str(error):
                 self._takes_form = False
                 return await self.ask(messages, form, seconds)
-            raise _meant(self.name, error) from error
+            raise _meant(self.name, error, getattr(self.client, "api_key", None)) from None
         return answered(response, None)
 
     def _place(self) -> str:
         return str(getattr(self.client, "base_url", ""))
 
 
-def _meant(name: str, error: Exception) -> Exception:
+def _meant(name: str, error: Exception, key: Any) -> Exception:
     """An SDK's error by its HTTP status; one that has none is of the connection, or the SDK's own."""
     if isinstance(error, AnswerUnusable):
         return error
     said = f"{type(error).__name__}: {error}"
+    if isinstance(key, str) and key:  # servers repeat what they do not know
+        said = said.replace(key, "…")
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         return refused(name, status, said)
