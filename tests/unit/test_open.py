@@ -67,7 +67,7 @@ def test_a_live_runs_link_is_printed_and_lets_in(launch: Typed, live: str) -> No
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{live}/page/enter/") and TOKEN not in done.stdout + done.stderr
     assert "good once" in done.stderr and "5m" in done.stderr
-    with httpx.Client(trust_env=False) as browser:
+    with httpx.Client(trust_env=False, timeout=60) as browser:
         assert browser.get(done.stdout.strip()).status_code == 200
         (cookie,) = browser.cookies.jar
         head = browser.get(f"{live}{cookie.path}data/run.json")
