@@ -414,6 +414,15 @@ def test_b14_a_file_of_the_cache_that_cannot_be_read_is_judged_again(tmp_path: A
     assert len(judge.asked) == 2
 
 
+def test_b14_a_judgement_stands_where_its_folder_cannot_be_written(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with played_judge() as judge:
+        assert rewards(score(of_worth(), judge.model, cache=tmp_path / "file" / "cache")) == WORTH
+    assert "a judgement is not kept" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------ who judges
 
 
