@@ -423,6 +423,22 @@ def test_b14_a_judgement_stands_where_its_folder_cannot_be_written(
     assert "a judgement is not kept" in capsys.readouterr().err
 
 
+def test_b14_of_two_judges_without_an_address_none_answers_for_the_other() -> None:
+    class Strict:
+        def __init__(self, worth: float) -> None:
+            self.chat = self.completions = self
+            self.worth = worth
+
+        async def create(self, messages: list[dict[str, Any]], **_: Any) -> dict[str, Any]:
+            ids = JudgeAsked({}, {"messages": messages}).trajectories
+            said = json.dumps({"scores": [{"trajectory_id": one, "score": self.worth} for one in ids]})
+            return {"choices": [{"message": {"content": said}}]}
+
+    cache = JudgementCache()
+    for worth in (0.25, 0.75):
+        assert rewards(score(of_worth(), (Strict(worth), "rules"), cache=cache)) == [worth] * 8
+
+
 # ------------------------------------------------------------------ who judges
 
 

@@ -112,7 +112,7 @@ class ClientJudge:
     @property
     def identity(self) -> str | None:
         place = self._place()
-        if is_this_runs(place) and not is_fixed(self.model):
+        if not place or (is_this_runs(place) and not is_fixed(self.model)):  # two without one may be two
             return None
         return identity_of(place, self.model, self.more)
 
@@ -139,7 +139,7 @@ class ClientJudge:
         return answered(response, None)
 
     def _place(self) -> str:
-        return str(getattr(self.client, "base_url", ""))
+        return str(getattr(self.client, "base_url", None) or "")
 
 
 def _meant(name: str, error: Exception, key: Any) -> Exception:
