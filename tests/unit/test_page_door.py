@@ -64,7 +64,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
 
 
 @pytest.fixture(scope="module")
-def door(store: RecordStore) -> Iterator[Door]:
+def patient() -> Iterator[None]:
+    """A loaded computer's runtime is waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("launcher.door.relay._STATUS_SECONDS", 60.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def door(store: RecordStore, patient: None) -> Iterator[Door]:
     async def status(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == SHOWN["Authorization"]
         return web.json_response({"phase": "ready", "version": 3, "step": 3, "lease_left_seconds": 800.0})
