@@ -252,6 +252,24 @@ def test_b14_a_question_that_is_declined_is_not_asked_again() -> None:
     assert "against our policy" in left_out["exceptions"][0]["message"]
 
 
+OUT_OF_CREDIT = '{"error": {"message": "You exceeded your current quota", "type": "insufficient_quota"}}'
+
+
+def test_b14_an_account_without_credit_is_an_error_at_once_and_a_flagged_text_is_one_group() -> None:
+    """While nothing can be judged, a rented machine must not wait for it step by step."""
+    for status, text in ((402, "Insufficient credits"), (429, OUT_OF_CREDIT)):
+        answer = status, text, {}
+        with (
+            played_judge(lambda _, answer=answer: answer) as judge,
+            pytest.raises(JudgeUnusable, match="no credit left"),
+        ):
+            score(of_worth(), judge.model)
+        assert len(judge.asked) == 1
+    with played_judge(lambda _: (403, "requires moderation and your input was flagged", {})) as judge:
+        assert group_of(score(of_worth(), judge.model), "g") == (None, {"raised JudgeFailed": 8})
+    assert len(judge.asked) == 1
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_b14_a_judge_that_cannot_be_asked_at_all_is_an_error_and_no_group_left_out(status: int) -> None:
     from openai import AsyncOpenAI

@@ -22,7 +22,14 @@ Messages = Sequence[Mapping[str, Any]]
 
 # Asked again: it may be there later. 408, 409 and 425 are a server's own "not now".
 _NOT_NOW = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_UNUSABLE = {401: "it does not know this key", 403: "it refuses this key", 404: "there is no such model"}
+_UNUSABLE = {
+    401: "it does not know this key",
+    402: "its account has no credit left",
+    403: "it refuses this key",
+    404: "there is no such model",
+}
+# OpenAI says 429 of an account without credit, OpenRouter 403 of a text that its moderation does not pass.
+_NO_CREDIT, _FLAGGED = "insufficient_quota", ("moderation", "flagged")
 _SAID = 200
 # Of an answer that holds scores and a line for each.
 _LONGEST_ANSWER = 1_000_000
@@ -56,14 +63,17 @@ class Judge(Protocol):
 
 def refused(name: str, status: int, said: str, seconds: float | None = None) -> Exception:
     """What an HTTP status means for the question."""
+    if status == 429 and _NO_CREDIT in said:
+        status = 402
+    is_about_the_text = status == 403 and any(word in said.lower() for word in _FLAGGED)
     said = said[:_SAID]
     if status in _NOT_NOW:
         return NotNow(f"HTTP {status}: {said}", seconds)
-    if status in _UNUSABLE:
+    if status in _UNUSABLE and not is_about_the_text:
         return JudgeUnusable(
             f"The judge {name} cannot be asked: {_UNUSABLE[status]}",
             f"HTTP {status}: {said}",
-            "look at the judge's name, address and key",
+            "look at the judge's name, address, key and account",
         )
     return Declined(f"HTTP {status}: {said}")
 
