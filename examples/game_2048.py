@@ -48,7 +48,7 @@ def main() -> None:
 async def train(asked) -> None:
     """The whole training, and what it came to."""
     run = connect()
-    client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, max_retries=3)
+    client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
     rules = Rules(3, 32, asked.moves or 24) if asked.offline else Rules(4, 128, asked.moves or 80)
     # ART's notebook has 3e-5; the tiny player learns in larger steps.
     rate = 4e-3 if asked.offline else 3e-5
@@ -149,7 +149,7 @@ class Rules:
             )
             game.messages_and_choices.append(answer.choices[0])
             game.metrics["moves"] += 1
-            way = (answer.choices[0].message.content or "").strip().lower()
+            way = (answer.choices[0].message.content or "").lower().strip(" \n.`*'\"")
             if way not in directions(board, self.side):
                 game.metrics["not_allowed"] = 1
                 break

@@ -214,6 +214,11 @@ def prompt(puzzle):
     )
 
 
+# In one line, and with nothing to try twice: a policy may well write a thousand empty ones.
+MARKS = r"[^\w\n]"
+LINE = rf"^{MARKS}*(?:(?:answer|question){MARKS}+)?{{letter}}(?={MARKS}*[.):]){MARKS}+(\w.*)$"
+
+
 def answers(text, puzzle):
     """What a text answers to each question: a number, or None where it says nothing, or several names.
 
@@ -222,9 +227,7 @@ def answers(text, puzzle):
     """
     world, questions = puzzle.world, puzzle.questions
     lines = [
-        re.findall(
-            rf"^\W*(?:answer|question)?\W*{letter}\W*[.):]\W*(\w.*)$", text, re.MULTILINE | re.IGNORECASE
-        )
+        re.findall(LINE.format(letter=letter), text, re.MULTILINE | re.IGNORECASE)
         for letter in string.ascii_uppercase[: len(questions)]
     ]
     if any(lines):

@@ -55,7 +55,7 @@ def main() -> None:
 async def train(asked) -> None:
     """The whole training, and what it came to."""
     run = connect()
-    client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, max_retries=3)
+    client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
     # ART's notebook has 5e-5; the tiny player learns in larger steps.
     rate = 4e-3 if asked.offline else 5e-5
 
@@ -125,7 +125,7 @@ class Policy:
             model=self.model, messages=self.trajectory.messages(), max_tokens=8, temperature=1.0
         )
         history.append(answer.choices[0])
-        cell = (answer.choices[0].message.content or "").strip().lower()
+        cell = (answer.choices[0].message.content or "").lower().strip(" \n.`*'\"")
         return cell if len(cell) == 1 and cell in board else None
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base import atomic
-from launcher.base.errors import EXIT_OK, PreflightError
+from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
 from launcher.base.units import format_duration
 from launcher.ledger.endpoint import RESULTS, Endpoint, is_open
@@ -35,9 +35,15 @@ def open_page(output: Output, name: str, in_browser: bool) -> int:
     """The page's address is the answer, opened where there is a screen."""
     store = RecordStore(Home.find())
     record = store.load(name)
+    silent: LaunchError | None = None
     if is_open(record):
-        return _open_live(output, store, record, in_browser)
-    file = _kept(output, store, record)
+        try:
+            return _open_live(output, store, record, in_browser)
+        except LaunchError as error:  # as while a run ends: its door is closed before it is proven down
+            silent = error
+    file = _kept(output, store, record, silent)
+    if silent is not None:
+        output.note(f"{silent.message}: {silent.why}; this is what is at home")
     opened = in_browser and _has_screen() and webbrowser.open(file.as_uri())
     output.result({"file": str(file), "live": False, "opened": opened}, str(file))
     return EXIT_OK
@@ -66,11 +72,11 @@ def _link(endpoint: Endpoint, label: str) -> tuple[str, float]:
     try:
         with direct.open(request, timeout=_ANSWER_SECONDS) as answer:
             given: dict[str, Any] = json.load(answer)
-    except (OSError, ValueError) as error:
+        return endpoint.root + given["path"], float(given["seconds"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise PreflightError(
             f"the endpoint of {label} gives no link to its page", str(error), f"launch status {label}"
         ) from error
-    return endpoint.root + given["path"], float(given["seconds"])
 
 
 def _go_on(way: Path, link: str) -> bool:
@@ -83,12 +89,12 @@ def _go_on(way: Path, link: str) -> bool:
     return webbrowser.open(way.as_uri())
 
 
-def _kept(output: Output, store: RecordStore, record: RunRecord) -> Path:
-    """The page as files. Raises PreflightError where there is nothing to see."""
+def _kept(output: Output, store: RecordStore, record: RunRecord, silent: LaunchError | None = None) -> Path:
+    """The page as files. Raises where there is nothing to see: why its door is `silent`, if it is."""
     label, page = record.name or record.id, RunPage(store, record.id)
     with output.busy(f"writing the page of {label}", "it is made of the files at home"):
         if page.is_empty:
-            raise PreflightError(
+            raise silent or PreflightError(
                 f"there is nothing to show of {label}",
                 "no step, no validation and no proof of it is at home",
                 f"launch logs {label}",

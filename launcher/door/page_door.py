@@ -13,7 +13,6 @@ Neighbours: `relay.py` hands over what begins with `/page`, after its own rules 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -136,12 +135,14 @@ class PageDoor:
             return await self._read(page_files.read, name), kind
         if name == "data/run.json":
             status, door = await self._status(), self._door()
-            return await self._read(lambda: _json(self._page.head(status, door))), "application/json"
+            return await self._read(
+                lambda: page_files.as_json(self._page.head(status, door))
+            ), "application/json"
         if name == "data/steps.json":
-            return await self._read(lambda: _json(self._page.steps())), "application/json"
+            return await self._read(lambda: page_files.as_json(self._page.steps())), "application/json"
         if named := _SAID.fullmatch(name):
             step = int(named[1])
-            return await self._read(lambda: _json(self._page.said(step))), "application/json"
+            return await self._read(lambda: page_files.as_json(self._page.said(step))), "application/json"
         return None
 
     async def _read(self, read: Callable[..., bytes], *names: str) -> bytes:
@@ -162,7 +163,3 @@ def _from_another_page(request: web.BaseRequest) -> str | None:
 
 def _no_entry(title: str, text: str) -> web.Response:
     return web.Response(status=401, text=_NO_ENTRY.format(title=title, text=text), content_type="text/html")
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()

@@ -179,9 +179,9 @@ class Relay:
     async def _close(self) -> None:
         self._prober.cancel()
         self._forwarder.close()
+        await self._close_session()
         if self._page:
             self._page.close()
-        await self._close_session()
 
     async def _close_session(self) -> None:
         await self._runner.cleanup()

@@ -6,7 +6,9 @@ others are from. Knows nothing of runs.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 _FOLDER = Path(__file__).resolve().parent / "static"
 INDEX = "index.html"
@@ -31,6 +33,12 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+def as_json(value: Any) -> bytes:
+    """A piece of data as the page reads it. Lone surrogates, which no UTF-8 has, become a question mark."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace")
 
 
 def read(name: str) -> bytes:

@@ -10,7 +10,6 @@ script that hands one value over. Neighbours: `launch open` asks; `run_page.py` 
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,20 +50,20 @@ def _fill(page: RunPage, folder: Path) -> None:
     data.mkdir(mode=0o700, parents=True)
     for name in (*page_files.NAMES, page_files.LICENCE):
         (folder / name).write_bytes(page_files.read(name))
-    (folder / page_files.INDEX).write_text(_kept_index())
+    (folder / page_files.INDEX).write_bytes(_kept_index())
     _hand_over(data, "run", page.head())
     _hand_over(data, "steps", page.steps(at_once=None))
     for step in page.steps_said():
         _hand_over(data, f"step-{step}", page.said(step))
 
 
-def _kept_index() -> str:
+def _kept_index() -> bytes:
     text = page_files.read(page_files.INDEX).decode()
     policy = page_files.POLICY.replace(_SELF, f"{_SELF} file:").replace("; frame-ancestors 'none'", "")
     said = f'{_HEAD}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    return text.replace(_LIVE, _KEPT, 1).replace(_HEAD, said, 1)
+    return text.replace(_LIVE, _KEPT, 1).replace(_HEAD, said, 1).encode()
 
 
 def _hand_over(data: Path, name: str, value: Any) -> None:
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    (data / f"{name}.js").write_text(f"slipwayData({json.dumps(name)}, {text});\n")
+    script = b'slipwayData("%b", %b);\n' % (name.encode(), page_files.as_json(value))
+    (data / f"{name}.js").write_bytes(script)

@@ -7,7 +7,7 @@ is no number is left out. Asks nobody.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -102,9 +102,9 @@ def _proof(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def number(value: Any) -> float | None:
     """A finite number; whole ones stay whole."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value
+    return value if abs(value) <= sys.float_info.max else None  # NaN is not either
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ missing is left out. Asks nobody.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -191,4 +191,4 @@ def _trained(found: Iterable[Validation], journal: Iterable[Mapping[str, Any]]) 
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) <= sys.float_info.max else None  # NaN is not either

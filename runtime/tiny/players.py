@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,6 +20,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SOURCES = ("boards.py", "imitation.py", "make.py")
 FIGURES = "FIGURES.json"
+# In each environment that `runtime.bootstrap` has built.
+MARKER = "environment.json"
 # A module of ours in another environment: the packages that are found first are that environment's own.
 _ALONE = (
     "-I",
@@ -55,11 +56,19 @@ def make_in_this_environment(folder: Path) -> None:
 def make_in_the_runtimes(folder: Path) -> None:
     """Make it in the environment that `launch` keeps, which is built where there is none yet."""
     asked = ["runtime.bootstrap", "--variant", "cpu", "--root", str(environments())]
-    built = subprocess.run([sys.executable, *_ALONE, *asked], check=True, stdout=subprocess.PIPE, text=True)
-    python = built.stdout.split()[-1]
+    built = subprocess.run([sys.executable, *_ALONE, *asked], stdout=subprocess.PIPE, text=True)
+    if built.returncode:
+        raise SystemExit(built.returncode)  # it has said why
+    python = built.stdout.splitlines()[-1]
     above = {**os.environ, "OMP_NUM_THREADS": "1"}
     taught = [python, *_ALONE, "runtime.tiny.players", "--out", str(folder)]
-    subprocess.run(taught, check=True, env=above, stdout=sys.stderr)
+    if failed := subprocess.run(taught, env=above, stdout=sys.stderr).returncode:
+        raise SystemExit(failed)
+
+
+def is_the_runtimes(environment: Path) -> bool:
+    """Whether `runtime.bootstrap` has built it: another may have a torch of its own, and no more."""
+    return (environment / MARKER).is_file()
 
 
 def environments() -> Path:
@@ -76,7 +85,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     folder = parser.parse_args().out.absolute()
     if not is_made(folder):
-        inside = importlib.util.find_spec("torch") is not None
+        inside = is_the_runtimes(Path(sys.prefix))
         (make_in_this_environment if inside else make_in_the_runtimes)(folder)
     print(folder)  # noqa: T201 - its output
 

@@ -58,7 +58,7 @@ class LongRun:
 
     def link(self) -> str:
         shown = {"Authorization": f"Bearer {TOKEN}"}
-        answer = httpx.post(f"{self.url}/page/link", headers=shown, trust_env=False)
+        answer = httpx.post(f"{self.url}/page/link", headers=shown, trust_env=False, timeout=60)
         return self.url + answer.raise_for_status().json()["path"]
 
 

@@ -25,6 +25,8 @@ _ANSWERS = (
     MARKUP,
 )
 _GROUP = 8
+# The group that was asked nothing: every turn of its prompt is empty.
+_SILENT = 2
 _PLAN = {
     "where": "4×H100 on aws/us-east-1", "model": "Qwen/Qwen2.5-3B-Instruct", "price_per_hour": 27.52,
     "deadline_seconds": 14400.0, "lease_seconds": 900.0, "budget": 40.0, "cost_at_most": 129.26,
@@ -98,6 +100,8 @@ def _said(step: int, rollouts: int, chance: random.Random) -> Iterable[dict[str,
 
 
 def _texts(predictor: str, group: int, answer: str) -> tuple[str, str]:
+    if group == _SILENT:
+        return f"{_turn('user', '')}<|im_start|>assistant\n", f"{_THOUGHT}{CALL}<|im_end|>"
     asked = _turn("system", "You are an e-mail agent. Use the tools.")
     asked += _turn("user", f"When is the review of project {group} moved to?")
     if predictor == "search":

@@ -295,3 +295,9 @@ def test_b16_the_same_rubric_cannot_reward_and_compare(pupil: Pupil) -> None:
     with played_judge() as judge, pytest.raises(ValueError, match="held_out_rubric"):
         learn(pupil, judge, rubric="Short ones.", held_out_rubric=" Short ones.\n")
     assert not judge.asked
+
+
+def test_b16_a_keyword_that_means_nothing_is_said_before_anybody_is_asked(pupil: Pupil) -> None:
+    with played_judge() as judge, pytest.raises(TypeError, match="learning_rates"):
+        learn(pupil, judge, learning_rates=3e-5)
+    assert not judge.asked and not pupil.run.asked

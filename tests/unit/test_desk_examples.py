@@ -104,6 +104,12 @@ def test_b17_an_answer_is_read_however_it_is_decorated(text: str, right: int) ->
     assert CLUE.share_right(text, known_puzzle(CLUE.HOUSE)) == pytest.approx(right / 3)
 
 
+@pytest.mark.parametrize("said", ["\n", " \n", "*\n", "A" + "." * 64, "A" + "." * 64 + "\n", "answer "])
+def test_b17_what_a_policy_writes_without_end_is_read_in_time(said: str) -> None:
+    """By what is tried alone: a pattern that tries all ways of cutting it takes hours."""
+    assert CLUE.answers(said * 4000, known_puzzle(CLUE.HOUSE)) == [None] * 3
+
+
 def test_b17_of_the_tiny_models_french_the_first_of_each_kind_counts() -> None:
     puzzle = known_puzzle(CLUE.MOONLIGHT)
     assert CLUE.answers("[[ ## french ## ]]\nla reine sur le pont sous la lune blanche", puzzle) == [1, 2, 1]

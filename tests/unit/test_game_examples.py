@@ -10,14 +10,18 @@ import asyncio
 import json
 import random
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher.client import Trajectory
+from runtime import bootstrap
 from runtime.tiny import boards, players
 from tests.support.environment import REPOSITORY
 from tests.unit.test_examples import load
@@ -50,6 +54,22 @@ def test_b17_a_win_a_draw_a_loss_and_a_move_that_is_not_allowed_earn_what_is_sai
     assert reward == TTT.NOT_ALLOWED and metrics == {"won": 0, "moves": 2, "not_allowed": 1}
     reward, metrics = outcome(Scripted("O", "e"), Scripted("X", None), board)
     assert reward == TTT.WIN and metrics["not_allowed"] == 0, "the other's fault"
+
+
+@pytest.mark.parametrize(
+    ("said", "cell"),
+    [(" e", "e"), ("E.", "e"), ("**e**\n", "e"), ("`e`", "e"), ("x", None), ("ef", None), ("", None)],
+)
+def test_b17_a_cell_is_read_however_it_is_decorated(said: str, cell: str | None) -> None:
+    class Says:
+        class chat:  # noqa: N801 - as the SDK has it
+            class completions:  # noqa: N801
+                @staticmethod
+                async def create(**_: Any) -> Any:
+                    message = SimpleNamespace(content=said, tool_calls=None)
+                    return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")])
+
+    assert asyncio.run(TTT.Policy(Says, "policy", "O").move(list("XOXdefghi"))) == cell
 
 
 def test_b17_no_opening_that_is_judged_is_trained_on_and_each_side_moves_in_its_turn() -> None:
@@ -142,6 +162,32 @@ def test_b17_the_head_of_a_game_says_how_to_run_it_what_it_costs_and_what_to_bea
     assert said.startswith("offline $0.00 and ") and "(estimated)" in said
     assert "Figure to beat: " in said
     assert name in (REPOSITORY / "examples" / "README.md").read_text()
+
+
+def test_b17_a_player_is_made_in_the_runtimes_environment_and_in_no_other_that_has_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has a torch has other packages beside it. A home may have a blank in its name."""
+    home, prefix = tmp_path / "a home", tmp_path / "mine"
+    python = home / "cache" / "environments" / "cpu" / "bin" / "python"
+    for folder in (prefix, python.parent):
+        folder.mkdir(parents=True)
+    asked: list[list[str]] = []
+
+    def ran(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, f"found it\n{python}\n", "")
+
+    monkeypatch.setenv("LAUNCH_HOME", str(home))
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr(sys, "argv", ["players", "--out", str(tmp_path / "player")])
+    monkeypatch.setattr(players.subprocess, "run", ran)
+    monkeypatch.setattr(players, "make_in_this_environment", lambda folder: asked.append(["here"]))
+    players.main()
+    assert [command[0] for command in asked] == [sys.executable, str(python)]
+    (prefix / bootstrap.MARKER).write_text("{}")
+    players.main()
+    assert asked[2:] == [["here"]]
 
 
 def test_b17_a_player_that_other_sources_made_is_made_anew(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_a_live_runs_link_is_printed_and_lets_in(launch: Typed, live: str) -> No
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{live}/page/enter/") and TOKEN not in done.stdout + done.stderr
     assert "good once" in done.stderr and "5m" in done.stderr
-    with httpx.Client(trust_env=False) as browser:
+    with httpx.Client(trust_env=False, timeout=60) as browser:
         assert browser.get(done.stdout.strip()).status_code == 200
         (cookie,) = browser.cookies.jar
         head = browser.get(f"{live}{cookie.path}data/run.json")
@@ -117,6 +118,22 @@ def test_a_run_that_is_over_becomes_a_folder_of_plain_files(launch: Typed, store
     assert "Content-Security-Policy\" content=\"default-src 'none'" in text
 
 
+def test_what_is_no_text_and_a_system_without_utf8_keep_no_page_away(
+    tmp_path: Path, store: RecordStore
+) -> None:
+    record = played_run(store, "dev", steps=1)
+    store.update(record.id, command=("python", "caf\udce9.py", "été"))
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environ = {**os.environ, "LAUNCH_HOME": str(tmp_path / "home"), **ascii_alone}
+    command = [sys.executable, "-m", "launcher.cli.main", "open", "dev", "--no-browser"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = store.folder(record.id) / "results" / "page"
+    said = value_of((folder / "data" / "run.js").read_text(encoding="utf-8"))
+    assert said["run"]["command"] == "python caf?.py été"
+    assert "loading …" in (folder / "index.html").read_text(encoding="utf-8")
+
+
 def test_made_again_it_has_what_is_new_and_nothing_old(launch: Typed, store: RecordStore) -> None:
     record = played_run(store, "dev", steps=2)
     launch("open", "dev", "--no-browser")
@@ -133,6 +150,26 @@ def test_a_live_run_that_nobody_attends_is_shown_from_its_files(launch: Typed, s
     store.update(record.id, launch=None)
     done = launch("open", "dev", "--no-browser")
     assert done.returncode == 0 and done.stdout.endswith("index.html\n")
+
+
+def test_a_run_whose_door_is_closed_already_is_shown_from_its_files(
+    launch: Typed, store: RecordStore
+) -> None:
+    """As while its machine is taken down."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        record = played_run(store, "dev", steps=1, ended=False)
+        empty = store.create(name="empty")
+        for one in (record, empty):
+            keep_token(store.folder(one.id), TOKEN)
+            store.update(one.id, url=url)
+        done = launch("open", "dev", "--no-browser")
+        nothing = launch("open", "empty", "--no-browser")
+    assert done.returncode == 0 and done.stdout.endswith("index.html\n")
+    assert "the endpoint of dev gives no link" in done.stderr and "this is what is at home" in done.stderr
+    assert nothing.returncode == 3 and "the endpoint of empty gives no link" in nothing.stderr
+    assert "launch status empty" in nothing.stderr
 
 
 def test_nothing_to_show_and_no_endpoint_yet_are_told_in_three_lines(

@@ -108,8 +108,16 @@ def test_what_a_machine_wrote_badly_is_left_out_and_nothing_else(store: RecordSt
     ]
     bad.append(json.dumps({"step": 3, "time": math.inf, "metrics": {"reward": 0.5, "entropy": math.nan}}))
     bad.append(
-        json.dumps({"step": 4, "metrics": {"reward": 1.0}, "counts": {"dropped": [1], "samples": "no"}})
+        json.dumps(
+            {
+                "step": 4,
+                "metrics": {"reward": 1.0, "reward/\ud800": 1.0},
+                "counts": {"dropped": [1], "samples": "no"},
+            }
+        )
     )
+    bad.append(json.dumps({"step": 5, "metrics": {"reward": 10**400, "loss": 10**400}}))
+    bad.append("[" * 100_000)
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(f"{it}\n" for it in bad)
     with (folder / "publications.jsonl").open("a") as file:
@@ -118,7 +126,7 @@ def test_what_a_machine_wrote_badly_is_left_out_and_nothing_else(store: RecordSt
     (folder / "rollouts" / "step-000003.jsonl").write_text(f"{json.dumps(odd)}\n[]\nno\n")
     page = RunPage(store, record.id)
     found = page.steps()
-    json.dumps([found, page.said(3), page.head()], allow_nan=False).encode()
+    page_files.as_json([found, page.said(3), page.head()])
     assert [it["step"] for it in found["steps"]] == [1, 2, 3, 4]
     assert found["steps"][2]["time"] is None and found["steps"][2]["entropy"] is None
     assert found["steps"][3]["dropped"] == {} and found["steps"][3]["samples"] is None

@@ -45,7 +45,7 @@ class Door:
         return f"http://127.0.0.1:{self.port}"
 
     def get(self, path: str, **headers: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers={**headers}, trust_env=False)
+        return httpx.get(self.url + path, headers={**headers}, trust_env=False, timeout=60)
 
     def seen(self, name: str, **headers: str) -> httpx.Response:
         """As the page itself asks."""
@@ -53,7 +53,9 @@ class Door:
 
 
 def link(url: str) -> dict[str, str]:
-    return httpx.post(f"{url}/page/link", headers=SHOWN, trust_env=False).raise_for_status().json()
+    return (
+        httpx.post(f"{url}/page/link", headers=SHOWN, trust_env=False, timeout=60).raise_for_status().json()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
 
 
 @pytest.fixture(scope="module")
-def door(store: RecordStore) -> Iterator[Door]:
+def patient() -> Iterator[None]:
+    """A loaded computer's runtime is waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("launcher.door.relay._STATUS_SECONDS", 60.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def door(store: RecordStore, patient: None) -> Iterator[Door]:
     async def status(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == SHOWN["Authorization"]
         return web.json_response({"phase": "ready", "version": 3, "step": 3, "lease_left_seconds": 800.0})
@@ -73,7 +83,7 @@ def door(store: RecordStore) -> Iterator[Door]:
         port = relay.start()
         url = f"http://127.0.0.1:{port}"
         given = link(url)
-        entered = httpx.get(url + given["path"], headers=NAVIGATES, trust_env=False)
+        entered = httpx.get(url + given["path"], headers=NAVIGATES, trust_env=False, timeout=60)
         cookie = re.fullmatch(rf"{COOKIE}=([\w-]+);.*", entered.headers["Set-Cookie"])
         assert cookie
         yield Door(relay, port, given["page"], cookie[1])
@@ -90,7 +100,7 @@ def test_the_link_lets_one_browser_in_once(door: Door) -> None:
 
 def test_a_look_ahead_does_not_use_the_link_up(door: Door) -> None:
     given = link(door.url)
-    assert httpx.head(door.url + given["path"], trust_env=False).status_code == 401
+    assert httpx.head(door.url + given["path"], trust_env=False, timeout=60).status_code == 401
     assert door.get(given["path"], **NAVIGATES).status_code == 200
 
 
@@ -131,7 +141,7 @@ def test_without_cookie_or_token_there_is_nothing_to_see(door: Door, name: str) 
 
 def test_a_program_that_needs_no_key_elsewhere_needs_it_here(door: Door) -> None:
     assert door.get("/v1/models").status_code == 200  # under --arbor
-    assert httpx.post(f"{door.url}/page/link", trust_env=False).status_code == 401
+    assert httpx.post(f"{door.url}/page/link", trust_env=False, timeout=60).status_code == 401
     assert door.get(f"{door.place}data/run.json").status_code == 401
 
 
@@ -147,7 +157,7 @@ def test_the_cookie_reads_the_page_and_opens_nothing_else(door: Door) -> None:
     assert door.get("/slipway/status", **cookie).status_code == 401
     for method in ("POST", "PUT", "DELETE"):
         for path in (f"{door.place}data/run.json", "/page/link", "/slipway/steps"):
-            answer = httpx.request(method, door.url + path, headers=cookie, trust_env=False)
+            answer = httpx.request(method, door.url + path, headers=cookie, trust_env=False, timeout=60)
             assert answer.status_code in (401, 405), (method, path)
 
 
@@ -233,11 +243,15 @@ def test_programs_are_answered_while_the_page_reads(store: RecordStore) -> None:
         try:
             place = link(url)["page"]
             looking = threading.Thread(
-                target=lambda: httpx.get(f"{url}{place}data/steps.json", headers=SHOWN, trust_env=False)
+                target=lambda: httpx.get(
+                    f"{url}{place}data/steps.json", headers=SHOWN, trust_env=False, timeout=60
+                )
             )
             looking.start()
             assert reading.wait(30)
-            assert httpx.get(f"{url}/v1/models", headers=SHOWN, trust_env=False).status_code == 200
+            assert (
+                httpx.get(f"{url}/v1/models", headers=SHOWN, trust_env=False, timeout=60).status_code == 200
+            )
             go_on.set()
             looking.join(30)
         finally:
@@ -250,6 +264,6 @@ def test_a_door_without_a_page_has_none() -> None:
         relay = Relay(upstream.socket, 0, token=TOKEN)
         url = f"http://127.0.0.1:{relay.start()}"
         try:
-            assert httpx.get(f"{url}/page/", trust_env=False).status_code == 401
+            assert httpx.get(f"{url}/page/", trust_env=False, timeout=60).status_code == 401
         finally:
             relay.stop()

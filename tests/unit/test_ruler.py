@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +144,12 @@ UNUSABLE = {
     "a refusal": (refusing, "it refused"),
     "no chat completion": (lambda asked: (200, "<html>", {}), "no chat completion"),
     "no choices": (lambda asked: (200, '{"choices": []}', {}), "it is empty"),
+    "choices that are no list": (lambda asked: (200, '{"choices": {"a": 1}}', {}), "it is empty"),
+    "a body that nests without end": (lambda asked: (200, "[" * 100_000, {}), "no chat completion"),
+    "a body that is not as packed as it says": (
+        lambda asked: (200, "{}", {"content-encoding": "gzip"}),
+        "no chat completion",
+    ),
     "429": (lambda asked: (429, "slow down", {}), "HTTP 429: slow down"),
     "500": (lambda asked: (500, "oh", {}), "HTTP 500: oh"),
     "529": (lambda asked: (529, "overloaded", {}), "HTTP 529: overloaded"),
@@ -196,7 +203,10 @@ def test_b14_with_swallow_exceptions_such_a_group_is_none() -> None:
 def test_b14_a_judge_that_does_not_answer_in_time_is_given_up() -> None:
     with played_judge(lambda asked: None) as judge:
         left_out = score(of_worth(), judge.model, tries=Pauses().tries(most=2, answer_seconds=0.2))
-    assert len(judge.asked) == 2
+    assert left_out["metrics"] == {
+        "ruler_requests": 2, "ruler_prompt_tokens": 0, "ruler_completion_tokens": 0,
+    }  # fmt: skip
+    assert "no answer within 0.2 s" in left_out["exceptions"][0]["message"]
     assert group_of(left_out, "g") == (None, {"raised JudgeFailed": 8})
 
 
@@ -205,6 +215,24 @@ def test_b14_a_judge_that_nobody_is_behind_is_given_up() -> None:
         pass
     left_out = score(of_worth(), judge.model)
     assert group_of(left_out, "g") == (None, {"raised JudgeFailed": 8})
+
+
+@pytest.mark.parametrize("address", ["api.openai.com/v1", "ftp://127.0.0.1/v1", "http://127.0.0.1:x/v1"])
+def test_b14_an_address_that_is_none_is_an_error_at_once(address: str) -> None:
+    pauses = Pauses()
+    with pytest.raises(JudgeUnusable) as raised:
+        score(of_worth(), (address, KEY, "nobody"), tries=pauses.tries())
+    assert "http://" in str(raised.value.hint) and not pauses.seconds
+
+
+def test_b14_a_key_is_used_without_its_files_end_of_line_and_is_in_no_error() -> None:
+    with played_judge() as judge:
+        assert rewards(score(of_worth(), (judge.url, f"{KEY}\n", "played-judge"))) == WORTH
+        assert judge.asked[0].headers["authorization"] == f"Bearer {KEY}"
+        for unfit in (f"{KEY}\n{KEY}", f"{KEY}é"):
+            with pytest.raises(JudgeUnusable) as raised:
+                score(of_worth(), (judge.url, unfit, "played-judge"))
+            assert KEY not in f"{raised.value!r} {raised.value} {raised.value.why} {raised.value.hint}"
 
 
 @pytest.mark.parametrize(("asked", "waited"), [("7.5", 7.5), ("100000", 60.0), ("soon", 1.0)])
@@ -224,14 +252,37 @@ def test_b14_a_question_that_is_declined_is_not_asked_again() -> None:
     assert "against our policy" in left_out["exceptions"][0]["message"]
 
 
+OUT_OF_CREDIT = '{"error": {"message": "You exceeded your current quota", "type": "insufficient_quota"}}'
+
+
+def test_b14_an_account_without_credit_is_an_error_at_once_and_a_flagged_text_is_one_group() -> None:
+    """While nothing can be judged, a rented machine must not wait for it step by step."""
+    for status, text in ((402, "Insufficient credits"), (429, OUT_OF_CREDIT)):
+        answer = status, text, {}
+        with (
+            played_judge(lambda _, answer=answer: answer) as judge,
+            pytest.raises(JudgeUnusable, match="no credit left"),
+        ):
+            score(of_worth(), judge.model)
+        assert len(judge.asked) == 1
+    with played_judge(lambda _: (403, "requires moderation and your input was flagged", {})) as judge:
+        assert group_of(score(of_worth(), judge.model), "g") == (None, {"raised JudgeFailed": 8})
+    assert len(judge.asked) == 1
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_b14_a_judge_that_cannot_be_asked_at_all_is_an_error_and_no_group_left_out(status: int) -> None:
+    from openai import AsyncOpenAI
+
     with played_judge(lambda asked: (status, f"no: {KEY}", {})) as judge:
-        with pytest.raises(JudgeUnusable) as raised:
-            score(of_worth(), judge.model)
+        client = AsyncOpenAI(base_url=judge.url, api_key=KEY, max_retries=0)
+        for one in (judge.model, (client, "played-judge")):
+            with pytest.raises(JudgeUnusable) as raised:
+                score(of_worth(), one)
+            assert KEY not in "".join(traceback.format_exception(raised.value))
+            assert f"HTTP {status}" in str(raised.value.why) and KEY not in str(raised.value.why)
         assert score(of_worth(), judge.model, swallow_exceptions=True) is None
-    assert KEY not in str(raised.value)
-    assert len(judge.asked) == 2
+    assert len(judge.asked) == 3
 
 
 def test_b14_the_next_try_says_what_was_wrong_and_nothing_that_the_judge_said() -> None:
@@ -251,9 +302,13 @@ def test_b14_a_form_that_the_judge_refuses_is_left_out_from_then_on() -> None:
             return 400, '{"error": {"message": "response_format is not supported"}}', {}
         return fair_text(asked)
 
+    from openai import AsyncOpenAI
+
     with played_judge(says) as judge:
-        assert rewards(score(of_worth(), judge.model)) == WORTH
-    assert ["response_format" in it.body for it in judge.asked] == [True, False]
+        client = AsyncOpenAI(base_url=judge.url, api_key=KEY, max_retries=0)
+        for one in (judge.model, (client, "played-judge")):
+            assert rewards(score(of_worth(), one)) == WORTH
+    assert ["response_format" in it.body for it in judge.asked] == [True, False] * 2
 
 
 # ------------------------------------------------------------------ what is kept
@@ -375,6 +430,31 @@ def test_b14_a_file_of_the_cache_that_cannot_be_read_is_judged_again(tmp_path: A
             path.write_text('{"t-1": [0')
         assert rewards(score(of_worth(), judge.model, cache=tmp_path)) == WORTH
     assert len(judge.asked) == 2
+
+
+def test_b14_a_judgement_stands_where_its_folder_cannot_be_written(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with played_judge() as judge:
+        assert rewards(score(of_worth(), judge.model, cache=tmp_path / "file" / "cache")) == WORTH
+    assert "a judgement is not kept" in capsys.readouterr().err
+
+
+def test_b14_of_two_judges_without_an_address_none_answers_for_the_other() -> None:
+    class Strict:
+        def __init__(self, worth: float) -> None:
+            self.chat = self.completions = self
+            self.worth = worth
+
+        async def create(self, messages: list[dict[str, Any]], **_: Any) -> dict[str, Any]:
+            ids = JudgeAsked({}, {"messages": messages}).trajectories
+            said = json.dumps({"scores": [{"trajectory_id": one, "score": self.worth} for one in ids]})
+            return {"choices": [{"message": {"content": said}}]}
+
+    cache = JudgementCache()
+    for worth in (0.25, 0.75):
+        assert rewards(score(of_worth(), (Strict(worth), "rules"), cache=cache)) == [worth] * 8
 
 
 # ------------------------------------------------------------------ who judges

@@ -50,6 +50,9 @@ def test_b14_what_litellm_raises_is_asked_again_or_said() -> None:
         with pytest.raises(JudgeUnusable):
             score(of_worth(), "openai/played-judge", extra_litellm_params=more)
         assert len(judge.asked) == 7
+    with pytest.raises(JudgeUnusable) as raised:
+        score(of_worth(), "nobody-knows-whose")
+    assert "openai/o3" in str(raised.value.hint)
 
 
 def says(asked: JudgeAsked) -> str:

@@ -25,7 +25,7 @@ from launcher.client.autorl.answering import Answering
 from launcher.client.autorl.before_after import HELD_OUT_RUBRIC, BeforeAfter, Pair, compared
 from launcher.client.autorl.scenario_writing import Scenarios, scenarios
 from launcher.client.bodies import Validation
-from launcher.client.by_trajectories import TrainResult
+from launcher.client.by_trajectories import TrainResult, TrainSettings
 from launcher.client.failures import TrainingFailed
 from launcher.client.ruler.judge_asking import Tries
 from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC
@@ -86,6 +86,8 @@ async def autorl(
     one). `settings`: of each step, as `run.train` takes them. Raises TrainingFailed where nothing can be
     trained three times in a row; else what judges and runs raise.
     """
+    if unknown := sorted(settings.keys() - {*TrainSettings.__annotations__, "timeout_seconds"}):
+        raise TypeError(f"autorl() got an unexpected keyword argument {unknown[0]!r}")
     if rubric.strip() == held_out_rubric.strip():
         raise ValueError("held_out_rubric must be another text than rubric: it would find what was rewarded")
     run = run or await asyncio.to_thread(connect)

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from launcher.client.ruler.judge_failures import AnswerUnusable, NotNow
+from launcher.client.ruler.judge_failures import AnswerUnusable, JudgeUnusable, NotNow
 from launcher.client.ruler.judge_kinds import (
     Answered,
     Messages,
@@ -38,6 +38,7 @@ class HttpJudge:
 
     def __post_init__(self) -> None:
         self.base_url = self.base_url.rstrip("/")
+        self.api_key = self.api_key.strip()  # out of a file it has the end of its line
         self._takes_form = True
 
     @property
@@ -68,8 +69,17 @@ class HttpJudge:
             # A client for each question: event loops come and go, and a judge takes seconds.
             async with httpx.AsyncClient(timeout=seconds, verify=is_tls, trust_env=is_tls) as client:
                 return await client.post(f"{self.base_url}/chat/completions", json=body, headers=headers)
+        except (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.InvalidURL, UnicodeError) as error:
+            # What is wrong is our own side of it, in words that may repeat the key.
+            raise JudgeUnusable(
+                f"The judge {self.model} cannot be asked: no request can be made of its address and its key",
+                type(error).__name__,
+                "look at the judge's address, which begins with http:// or https://, and at its key",
+            ) from None
         except httpx.TransportError as error:
             raise NotNow(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+        except httpx.DecodingError:
+            raise AnswerUnusable("it is no chat completion", Usage(1, cost=None)) from None
 
 
 def chat_body(model: str, messages: Messages, form: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -85,7 +95,7 @@ def read(response: httpx.Response, name: str, api_key: str = "") -> Answered:
         raise refused(name, response.status_code, said, _retry_after(response))
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AnswerUnusable("it is no chat completion", Usage(1, cost=None)) from None
     return answered(body, None)
 

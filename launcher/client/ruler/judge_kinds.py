@@ -1,6 +1,6 @@
 """What a judge is to those who ask it, and how the body of a chat completion is read.
 
-Neighbours: `http_judge.py`, `run_judge.py` and `litellm_judge.py` are judges, `judges.py` finds the right
+Neighbours: `http_judge.py`, `run_judge.py` and `sdk_judges.py` are judges, `judges.py` finds the right
 one. Knows nothing of what is judged.
 """
 
@@ -22,7 +22,14 @@ Messages = Sequence[Mapping[str, Any]]
 
 # Asked again: it may be there later. 408, 409 and 425 are a server's own "not now".
 _NOT_NOW = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_UNUSABLE = {401: "it does not know this key", 403: "it refuses this key", 404: "there is no such model"}
+_UNUSABLE = {
+    401: "it does not know this key",
+    402: "its account has no credit left",
+    403: "it refuses this key",
+    404: "there is no such model",
+}
+# OpenAI says 429 of an account without credit, OpenRouter 403 of a text that its moderation does not pass.
+_NO_CREDIT, _FLAGGED = "insufficient_quota", ("moderation", "flagged")
 _SAID = 200
 # Of an answer that holds scores and a line for each.
 _LONGEST_ANSWER = 1_000_000
@@ -56,14 +63,17 @@ class Judge(Protocol):
 
 def refused(name: str, status: int, said: str, seconds: float | None = None) -> Exception:
     """What an HTTP status means for the question."""
+    if status == 429 and _NO_CREDIT in said:
+        status = 402
+    is_about_the_text = status == 403 and any(word in said.lower() for word in _FLAGGED)
     said = said[:_SAID]
     if status in _NOT_NOW:
         return NotNow(f"HTTP {status}: {said}", seconds)
-    if status in _UNUSABLE:
+    if status in _UNUSABLE and not is_about_the_text:
         return JudgeUnusable(
             f"The judge {name} cannot be asked: {_UNUSABLE[status]}",
             f"HTTP {status}: {said}",
-            "look at the judge's name, address and key",
+            "look at the judge's name, address, key and account",
         )
     return Declined(f"HTTP {status}: {said}")
 
@@ -73,7 +83,7 @@ def answered(body: Any, cost: float | None) -> Answered:
     usage = part(body, "usage")
     used = Usage(1, _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"), cost)
     choices = part(body, "choices")
-    message = part(choices[0], "message") if choices else None
+    message = part(choices[0], "message") if isinstance(choices, list) and choices else None
     text = part(message, "content")
     if not isinstance(text, str) or not text.strip():
         raise AnswerUnusable("it refused" if part(message, "refusal") else "it is empty", used)

@@ -137,7 +137,10 @@ async def _judged(
             judge, asked.messages, answer_form(asked.ids), lambda text: scores_of(text, asked.ids), tries
         )
         if kept is not None and identity is not None:
-            kept.keep(identity, asked.digest, scores)
+            try:
+                kept.keep(identity, asked.digest, scores)
+            except OSError as error:  # a full disk: it is paid for, and stands all the same
+                _say(f"RULER: a judgement is not kept: {error}")
     return [scores[asked.ids[distinct.index(one)]] for one in conversations], usage
 
 

@@ -59,11 +59,17 @@ class LiteLLMJudge:
             arguments.setdefault("response_format", form)
         try:
             response = await self._litellm.acompletion(model=self.model, messages=list(messages), **arguments)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - what an SDK raises is the SDK's
             if self._takes_form and "response_format" in str(error):
                 self._takes_form = False
                 return await self.ask(messages, form, seconds)
-            raise _meant(self.name, error) from error
+            if "LLM Provider NOT provided" in str(error):  # it says so by 400, as of a question
+                raise JudgeUnusable(
+                    f"The judge {self.model} cannot be asked: LiteLLM does not know whose model that is",
+                    None,
+                    "name whose it is too, as in openai/o3: docs.litellm.ai/docs/providers has the names",
+                ) from None
+            raise _meant(self.name, error, self.more.get("api_key")) from None
         hidden = getattr(response, "_hidden_params", None) or {}
         cost = hidden.get("response_cost")
         return answered(response, float(cost) if isinstance(cost, int | float) else None)
@@ -96,6 +102,9 @@ class ClientJudge:
     model: str
     more: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._takes_form = True
+
     @property
     def name(self) -> str:
         return self.model
@@ -103,14 +112,16 @@ class ClientJudge:
     @property
     def identity(self) -> str | None:
         place = self._place()
-        if is_this_runs(place) and not is_fixed(self.model):
+        if not place or (is_this_runs(place) and not is_fixed(self.model)):  # two without one may be two
             return None
         return identity_of(place, self.model, self.more)
 
     async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
-        """See Judge."""
+        """See Judge. Where the form itself is refused it is asked without, from then on."""
         create = self.client.chat.completions.create
-        arguments = {"response_format": form, "timeout": seconds, **self.more}
+        arguments = {"timeout": seconds, **self.more}
+        if self._takes_form:
+            arguments.setdefault("response_format", form)
         if tags := tags_for(self._place()):
             arguments["extra_headers"] = {**(arguments.get("extra_headers") or {}), **tags}
         arguments |= {"model": self.model, "messages": list(messages)}
@@ -120,19 +131,24 @@ class ClientJudge:
             else:
                 response = await asyncio.to_thread(create, **arguments)
                 response = await response if inspect.isawaitable(response) else response
-        except Exception as error:
-            raise _meant(self.name, error) from error
+        except Exception as error:  # noqa: BLE001 - as above
+            if self._takes_form and "response_format" in str(error):
+                self._takes_form = False
+                return await self.ask(messages, form, seconds)
+            raise _meant(self.name, error, getattr(self.client, "api_key", None)) from None
         return answered(response, None)
 
     def _place(self) -> str:
-        return str(getattr(self.client, "base_url", ""))
+        return str(getattr(self.client, "base_url", None) or "")
 
 
-def _meant(name: str, error: Exception) -> Exception:
+def _meant(name: str, error: Exception, key: Any) -> Exception:
     """An SDK's error by its HTTP status; one that has none is of the connection, or the SDK's own."""
     if isinstance(error, AnswerUnusable):
         return error
     said = f"{type(error).__name__}: {error}"
+    if isinstance(key, str) and key:  # servers repeat what they do not know
+        said = said.replace(key, "…")
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         return refused(name, status, said)

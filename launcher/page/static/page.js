@@ -7,8 +7,11 @@
   const MORE_MS = 300;
   const MOST_PREDICTORS = 6;
   let data = null;
+  let next = null;  // when it looks again; null while it looks, so that it never looks twice at a time
 
   async function look() {
+    clearTimeout(next);
+    next = null;
     let pause = EVERY_MS;
     try {
       const head = await load('run');
@@ -27,7 +30,7 @@
         ? 'This page needs a new link: type launch open in a terminal.'
         : `The endpoint does not answer; what is here is from before. Is the run over? Then launch open shows what is kept. (${error.message})`);
     }
-    if (!kept) setTimeout(look, document.hidden ? 5 * pause : pause);
+    if (!kept) next = setTimeout(look, document.hidden ? 5 * pause : pause);
   }
 
   function notice(text) {
@@ -124,6 +127,6 @@
 
   completions.begin();
   window.slipway.whenStepChosen(completions.choose);
-  document.addEventListener('visibilitychange', () => { if (!document.hidden && data === null) look(); });
+  document.addEventListener('visibilitychange', () => { if (!document.hidden && next !== null) look(); });
   look();
 })();

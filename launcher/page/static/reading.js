@@ -18,16 +18,17 @@
     '(?<mark><\\|[\\w-]+\\|>|<end_of_turn>|<eos>|<bos>|</s>)',
   ].join('|'), 'g');
 
-  // [{role, text}]; a beginning that was cut off has no role.
+  // [{role, text}], one at least; a beginning that was cut off has no role, nor has what nobody said a word in.
   function turns(text) {
     for (const form of TURNS) {
       const found = [...text.matchAll(form)];
       if (!found.length) continue;
       const before = text.slice(0, found[0].index).trim();
-      return [
+      const said = [
         ...(before ? [{ role: null, text: before }] : []),
         ...found.map((it) => ({ role: it[1], text: it[2].trim() })).filter((it) => it.text),
       ];
+      if (said.length) return said;
     }
     return [{ role: null, text }];
   }
