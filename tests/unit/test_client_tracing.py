@@ -501,3 +501,22 @@ def test_b03_a_dspy_program_without_predictors_of_ours_is_tagged_as_well() -> No
     ]
     assert rollout.requests == 1
     run.close()
+
+
+def test_b03_what_a_request_leads_to_in_this_process_is_tagged_as_well(station: Station) -> None:
+    """An agent behind a web application that its test client calls without a network."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{station.root}/v1", api_key="k", max_retries=0) as client:
+            await client.chat.completions.create(model="policy", messages=MESSAGES)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def go() -> None:
+        transport = httpx.ASGITransport(app=application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://application") as client:
+            await client.post("/ask")
+
+    with station.session().rollout() as rollout:
+        asyncio.run(go())
+    assert station.tags == [rollout.id] and rollout.requests == 1
