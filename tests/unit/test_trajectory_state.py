@@ -164,6 +164,21 @@ def test_b10_metrics_alone_and_what_is_no_number(
         session.log([], split="../val")
 
 
+def test_b10_one_trajectory_is_logged_and_a_metric_of_it_that_is_no_number_left_out(
+    run: SmallRun, session: Session
+) -> None:
+    one = answered(0.5, 1, moves=3)
+    one.metrics |= {"winner": "x", "length": None}  # type: ignore[dict-item]
+    line = session.log(one).line
+    assert (line["trajectories"], line["reward"], line["metrics"]) == (1, 0.5, {"moves": 3.0})
+    assert [(it.name, it.score) for it in run.validations] == [("score", 0.5)]
+
+
+def test_b10_one_trajectory_is_no_group_to_train(session: Session) -> None:
+    with pytest.raises(TypeError, match="train\\(\\) needs groups"):
+        session.train(answered(0.5, 1))  # type: ignore[arg-type]
+
+
 def test_b10_logged_again_the_newest_texts_are_right_and_no_log_ends_a_training(
     run: SmallRun, session: Session, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,7 +110,8 @@ def _settings(said: Mapping[str, Any]) -> StepSettings | None:
 
 def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
     """What is sent, and what is left out of it. Raises TypeError for what are no groups."""
-    listed = [groups] if part(groups, "trajectories") is not None else list(groups)
+    is_one = any(part(groups, name) is not None for name in ("trajectories", "messages_and_choices"))
+    listed = [groups] if is_one else list(groups)
     made: list[Group] = []
     left_out: Counter[str] = Counter()
     for place, one in enumerate(listed):
