@@ -249,6 +249,17 @@ def test_b03_what_says_itself_whose_it_is_keeps_its_own(station: Station) -> Non
     assert rollout.requests == 2
 
 
+def test_b03_a_name_may_have_anything_that_an_address_can_have(station: Station) -> None:
+    session = station.session()
+    with session.rollout("q 7% #2?") as rollout:
+        httpx.post(f"{rollout.base_url}/chat/completions", json=BODY, trust_env=False)
+        assert rollout.requests == 1
+    assert station.heard[0][0] == "/rollouts/q%207%25%20%232%3F/v1/chat/completions"
+    for name in ("hotpot/7", " q", "é", "q\n", "q" * 129):
+        with pytest.raises(ValueError, match="a rollout's name has"):
+            session.rollout(name)
+
+
 def test_b03_only_what_samples_is_tagged(station: Station) -> None:
     with station.session().rollout() as rollout:
         httpx.get(f"{station.root}/v1/models", trust_env=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from launcher.client.tracing.http_hook import PORTS, Request, Url
 
@@ -33,8 +33,7 @@ def aim_at(root: str, request: Request) -> Aim | None:
     found = _PATH.fullmatch(path.removeprefix(below)) if path.startswith(below) else None
     if found is None:
         return None
-    name = found["rollout"]
-    return Aim(None if name is None else unquote(name))
+    return Aim(found["rollout"])
 
 
 def _is_host(url: Url, scheme: str, host: str, port: int | None) -> bool:
