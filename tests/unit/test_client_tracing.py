@@ -485,6 +485,22 @@ def test_b03_rollouts_with_their_rewards_are_a_group_of_a_step() -> None:
     run.close()
 
 
+def test_b03_an_evaluation_is_never_trained_whichever_way_it_asked() -> None:
+    run = SmallRun()
+    session = run.session()
+    rollouts = [session.rollout(purpose="eval"), session.rollout()]
+    for rollout in rollouts:
+        named = {ROLLOUT: rollout.id}  # and no more, as its address says it
+        with openai.OpenAI(
+            base_url=session.base_url, api_key=session.api_key, default_headers=named
+        ) as client:
+            client.chat.completions.create(model="policy", messages=MESSAGES)
+        rollout.reward = 1.0
+    counts = session.step([group("q1", rollouts)]).counts
+    assert (counts.trained, counts.dropped) == (1, {"evaluation": 1})
+    run.close()
+
+
 def test_b03_a_rollout_that_asked_nothing_is_said(
     station: Station, other: Station, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,9 @@ class Rollout:
         return headers
 
     def member(self) -> Member:
-        """Its part in a group. Without a reward it is left out, and counted with the reason."""
+        """Its part in a group. An evaluation, or without a reward, it is left out, and counted so."""
+        if self.purpose == "eval":  # what its address alone tagged says nothing of that
+            return Member(rollout=self.id, failure="evaluation")
         if self.reward is None or isinstance(self.reward, str):
             # Members are counted by it: the exception's kind, whose words may be other ones each time.
             why = f"ended by {self.failed.partition(':')[0]}" if self.failed else "no reward"
