@@ -9,7 +9,8 @@ the bodies, `groups.py` makes groups. Knows nothing of DSPy: any program in any 
         rollouts = []
         for _ in range(8):
             with session.rollout() as rollout:
-                rollout.reward = judge(agent(example))
+                answer = agent(example)
+            rollout.reward = judge(answer)
             rollouts.append(rollout)
         session.step([group(example.id, rollouts)])
 """
@@ -116,7 +117,7 @@ class Session(ByTrajectories):
 
     def rollout_url(self, rollout: str) -> str:
         """The base URL that tags everything sent through it with this rollout, for any SDK."""
-        return f"{self.endpoint.root}/rollouts/{rollout}/v1"
+        return f"{self.endpoint.root}/rollouts/{quote(rollout, safe='')}/v1"
 
     def new_rollout(self) -> str:
         """A rollout id nobody has used."""

@@ -123,6 +123,19 @@ def test_b08_a_model_asks_by_its_name_and_trains_exactly_what_it_sampled(shared:
     assert shared.wire.gateway.chat(model="agent-002").status_code == 404
 
 
+def test_b12_what_the_model_before_training_said_is_counted_and_never_trained(
+    own: Callable[..., Wire],
+) -> None:
+    """Asked by its name it is a judge, or an opponent: its answer is no sample of the policy."""
+    client = Client(own())
+    client.ask("/register")
+    policy, judged = client.trajectory(0.0), client.trajectory(1.0)
+    judged["messages_and_choices"] += client.trajectory(1.0, model="base")["messages_and_choices"]
+    (line,) = client.train([[policy, judged]])
+    assert (line["samples_trained"], line["samples_left_out"]) == (2, 1)
+    assert client.wire.trainer.trained[1] == [*ids(policy), ids(judged)[0]]
+
+
 def test_b12_another_models_choice_in_a_history_is_counted_and_never_trained(shared: Client) -> None:
     pair = [shared.trajectory(0.0), shared.trajectory(1.0)]
     for one in pair:

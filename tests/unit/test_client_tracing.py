@@ -249,6 +249,17 @@ def test_b03_what_says_itself_whose_it_is_keeps_its_own(station: Station) -> Non
     assert rollout.requests == 2
 
 
+def test_b03_a_name_may_have_anything_that_an_address_can_have(station: Station) -> None:
+    session = station.session()
+    with session.rollout("q 7% #2?") as rollout:
+        httpx.post(f"{rollout.base_url}/chat/completions", json=BODY, trust_env=False)
+        assert rollout.requests == 1
+    assert station.heard[0][0] == "/rollouts/q%207%25%20%232%3F/v1/chat/completions"
+    for name in ("hotpot/7", " q", "é", "q\n", "q" * 129):
+        with pytest.raises(ValueError, match="a rollout's name has"):
+            session.rollout(name)
+
+
 def test_b03_only_what_samples_is_tagged(station: Station) -> None:
     with station.session().rollout() as rollout:
         httpx.get(f"{station.root}/v1/models", trust_env=False)
@@ -474,6 +485,22 @@ def test_b03_rollouts_with_their_rewards_are_a_group_of_a_step() -> None:
     run.close()
 
 
+def test_b03_an_evaluation_is_never_trained_whichever_way_it_asked() -> None:
+    run = SmallRun()
+    session = run.session()
+    rollouts = [session.rollout(purpose="eval"), session.rollout()]
+    for rollout in rollouts:
+        named = {ROLLOUT: rollout.id}  # and no more, as its address says it
+        with openai.OpenAI(
+            base_url=session.base_url, api_key=session.api_key, default_headers=named
+        ) as client:
+            client.chat.completions.create(model="policy", messages=MESSAGES)
+        rollout.reward = 1.0
+    counts = session.step([group("q1", rollouts)]).counts
+    assert (counts.trained, counts.dropped) == (1, {"evaluation": 1})
+    run.close()
+
+
 def test_b03_a_rollout_that_asked_nothing_is_said(
     station: Station, other: Station, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -501,3 +528,22 @@ def test_b03_a_dspy_program_without_predictors_of_ours_is_tagged_as_well() -> No
     ]
     assert rollout.requests == 1
     run.close()
+
+
+def test_b03_what_a_request_leads_to_in_this_process_is_tagged_as_well(station: Station) -> None:
+    """An agent behind a web application that its test client calls without a network."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{station.root}/v1", api_key="k", max_retries=0) as client:
+            await client.chat.completions.create(model="policy", messages=MESSAGES)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def go() -> None:
+        transport = httpx.ASGITransport(app=application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://application") as client:
+            await client.post("/ask")
+
+    with station.session().rollout() as rollout:
+        asyncio.run(go())
+    assert station.tags == [rollout.id] and rollout.requests == 1

@@ -239,6 +239,29 @@ def test_b10_the_line_has_the_averages_of_all_metrics_or_of_so_many() -> None:
     assert gather_context.current().max_exceptions == 0
 
 
+@pytest.mark.parametrize(("given", "named"), [(None, "nothing"), (1.0, "a float")])
+@pytest.mark.parametrize("in_a_group", [True, False])
+def test_b10_a_rollout_that_returns_no_trajectory_is_said(given: Any, named: str, in_a_group: bool) -> None:
+    async def rollout() -> Any:
+        return given
+
+    async def work() -> Any:
+        if in_a_group:
+            return await gather_trajectory_groups([TrajectoryGroup([rollout()])], max_exceptions=9)
+        return await gather_trajectories([rollout()], max_exceptions=9)
+
+    with pytest.raises(TypeError, match=f"must return its Trajectory, and one returned {named}"):
+        asyncio.run(work())
+
+
+def test_b10_a_metric_that_is_no_number_is_in_no_average() -> None:
+    context = GatherContext(total=1, shown_as="gather")
+    one = Trajectory(reward=1.0, metrics={"moves": 4})
+    one.metrics |= {"winner": "x", "length": None}  # type: ignore[dict-item]
+    context.add(one)
+    assert context.line() == "gather: 1/1 reward=1 moves=4"
+
+
 # ------------------------------------------------------------------ bounded
 
 

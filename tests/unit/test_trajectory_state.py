@@ -44,6 +44,14 @@ def answered(reward: float | None, version: int, **metrics: float) -> Trajectory
     return Trajectory(messages_and_choices=[ASKED, entry], reward=reward, metrics=dict(metrics))
 
 
+def pair(name: str = "a") -> TrajectoryGroup:
+    """By their answers."""
+    one, other = answered(1.0, 0), answered(0.0, 0)
+    for place, it in enumerate((one, other)):
+        it.messages_and_choices[1]["slipway"]["sample"] = f"{name}:{place}"
+    return TrajectoryGroup([one, other])
+
+
 # ------------------------------------------------------------------ state
 
 
@@ -71,14 +79,30 @@ def test_b13_what_is_read_is_a_copy_and_no_state_is_larger_than_a_step_carries(s
 
 
 def test_b13_the_same_groups_settings_and_state_are_the_same_step(run: SmallRun, session: Session) -> None:
-    first = session.train([group()], state={"done": 1}, learning_rate=1e-5)
-    assert session.train([group()], state={"done": 1}, learning_rate=1e-5) == first
-    assert run.session().train([group()], state={"done": 1}, learning_rate=1e-5) == first
+    first = session.train([pair()], state={"done": 1}, learning_rate=1e-5)
+    assert session.train([pair()], state={"done": 1}, learning_rate=1e-5) == first
+    assert run.session().train([pair()], state={"done": 1}, learning_rate=1e-5) == first
     assert len(run.steps) == 1
     for other in ({"learning_rate": 2e-5}, {"state": {"done": 2}}):
-        session.train([group()], **({"state": {"done": 1}, "learning_rate": 1e-5} | other))
-    session.train([group("s")], state={"done": 1}, learning_rate=1e-5)
+        session.train([pair()], **({"state": {"done": 1}, "learning_rate": 1e-5} | other))
+    session.train([pair("s")], state={"done": 1}, learning_rate=1e-5)
     assert len({request.key for request in run.requests.values()}) == len(run.steps) == 4
+
+
+def test_b13_a_rollouts_name_that_is_used_again_after_a_step_is_another_step(
+    run: SmallRun, session: Session
+) -> None:
+    """As `task-7-try-2` of each epoch: its answers are other ones, though all that is sent is the same."""
+    assert [session.train([group()]).step for _ in range(3)] == [1, 2, 3]
+    assert len({request.key for request in run.requests.values()}) == 3
+
+
+def test_b13_a_step_of_before_that_is_sent_again_moves_no_place(run: SmallRun, session: Session) -> None:
+    session.train([pair("a")], state={"done": 1})
+    session.train([pair("b")], state={"done": 2})
+    assert session.train([pair("a")], state={"done": 1}).step == 1
+    again = session.train([pair("c")], state={"done": 2})
+    assert (again.step, again.dropped) == (3, {}), "not taken for the second step of another life"
 
 
 def test_b13_a_lost_machine_takes_the_unsaved_state_with_it(run: SmallRun, session: Session) -> None:
@@ -162,6 +186,21 @@ def test_b10_metrics_alone_and_what_is_no_number(
     assert not (tmp_path / "trajectories").exists()
     with pytest.raises(ValueError, match="split's name"):
         session.log([], split="../val")
+
+
+def test_b10_one_trajectory_is_logged_and_a_metric_of_it_that_is_no_number_left_out(
+    run: SmallRun, session: Session
+) -> None:
+    one = answered(0.5, 1, moves=3)
+    one.metrics |= {"winner": "x", "length": None}  # type: ignore[dict-item]
+    line = session.log(one).line
+    assert (line["trajectories"], line["reward"], line["metrics"]) == (1, 0.5, {"moves": 3.0})
+    assert [(it.name, it.score) for it in run.validations] == [("score", 0.5)]
+
+
+def test_b10_one_trajectory_is_no_group_to_train(session: Session) -> None:
+    with pytest.raises(TypeError, match="train\\(\\) needs groups"):
+        session.train(answered(0.5, 1))  # type: ignore[arg-type]
 
 
 def test_b10_logged_again_the_newest_texts_are_right_and_no_log_ends_a_training(

@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -168,7 +169,7 @@ class SlipwayBackend:
 
     async def _delete_checkpoints(self, model: Any, benchmark: str, benchmark_smoothing: float = 1.0) -> None:
         """The same for release 0.4, of whose models the run has what was logged."""
-        await self._sent(f"/_delete_checkpoints?benchmark={benchmark}", _said_of(model))
+        await self._sent(f"/_delete_checkpoints?benchmark={quote(benchmark)}", _said_of(model))
 
     async def _log(self, model: Any, trajectory_groups: Iterable[Any], split: str = "val") -> None:
         """For release 0.4, whose backend keeps what a model's trajectories were."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from launcher.client.tracing.http_hook import Request, Url
+from launcher.client.tracing.http_hook import PORTS, Request, Url
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-_PORTS = {"http": 80, "https": 443}
 # `/v1/responses` is none that is served: its refusal is the rollout's too.
 _PATH = re.compile(r"(?:/rollouts/(?P<rollout>[^/]+))?/v1/(?:chat/completions|completions|responses)")
 
@@ -34,12 +33,11 @@ def aim_at(root: str, request: Request) -> Aim | None:
     found = _PATH.fullmatch(path.removeprefix(below)) if path.startswith(below) else None
     if found is None:
         return None
-    name = found["rollout"]
-    return Aim(None if name is None else unquote(name))
+    return Aim(found["rollout"])
 
 
 def _is_host(url: Url, scheme: str, host: str, port: int | None) -> bool:
     """The names of this computer for itself are one."""
-    usual = _PORTS.get(scheme)
+    usual = PORTS.get(scheme)
     same = url.host == host or {url.host or "", host} <= _LOOPBACK
     return same and url.scheme == scheme and (url.port or usual) == (port or usual)

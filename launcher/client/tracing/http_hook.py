@@ -14,7 +14,11 @@ from typing import Any, Protocol
 
 from launcher.client.tracing.http_libraries import Around, Method, methods
 
-_sending: ContextVar[bool] = ContextVar("slipway_sending", default=False)
+# The request that is being sent here. What it leads to may be a request of its own: an application that a
+# test client calls in this process asks the run from within.
+_sending: ContextVar[tuple[object, ...]] = ContextVar("slipway_sending", default=())
+# What a URL means that names none.
+PORTS = {"http": 80, "https": 443}
 
 
 class Url(Protocol):
@@ -59,10 +63,12 @@ class _Put:
     @contextmanager
     def _once(self, request: Request) -> Iterator[None]:
         """What one library sends by another is one request."""
-        if not self._live or _sending.get():
+        url = request.url
+        sent = request.method, url.scheme, url.host, url.port or PORTS.get(url.scheme), url.path
+        if not self._live or _sending.get() == sent:
             yield
             return
-        outside = _sending.set(True)
+        outside = _sending.set(sent)
         try:
             with self._around(request):
                 yield

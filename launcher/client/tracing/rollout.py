@@ -13,6 +13,7 @@ Knows nothing of DSPy, whose own `launcher.client.rollout` also tells a program'
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections import Counter
@@ -38,6 +39,9 @@ _UNTRAINABLE_HEADER = "x-slipway-untrainable"
 
 Purpose = Literal["train", "eval"]
 Untrainable = Literal["count", "refuse"]
+
+# What stands in a header and in a path.
+_NAME = re.compile(r"(?! )[ -.0-~]{1,128}")
 
 _ASTRAY = (
     "a request came to the run from outside every rollout while one was open, so no reward reaches it. "
@@ -65,6 +69,9 @@ class Rollout:
         purpose: Purpose = "train",
         untrainable: Untrainable = "count",
     ) -> None:
+        """Raises ValueError for a name that no request can carry."""
+        if not _NAME.fullmatch(rollout_id):
+            raise ValueError(f"a rollout's name has 1 to 128 ASCII characters and no '/': {rollout_id!r}")
         self.session = session
         self.id = rollout_id
         self.predictor = predictor
@@ -107,7 +114,9 @@ class Rollout:
         return headers
 
     def member(self) -> Member:
-        """Its part in a group. Without a reward it is left out, and counted with the reason."""
+        """Its part in a group. An evaluation, or without a reward, it is left out, and counted so."""
+        if self.purpose == "eval":  # what its address alone tagged says nothing of that
+            return Member(rollout=self.id, failure="evaluation")
         if self.reward is None or isinstance(self.reward, str):
             # Members are counted by it: the exception's kind, whose words may be other ones each time.
             why = f"ended by {self.failed.partition(':')[0]}" if self.failed else "no reward"

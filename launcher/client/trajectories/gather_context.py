@@ -1,18 +1,20 @@
 """What a gathering counts while it goes on, and how that is shown: one line on a terminal, else nothing.
 
-Neighbours: `gathering.py` begins one, the groups that are awaited within it report to it. Knows nothing of
-groups or of what a trajectory is made of.
+Neighbours: `gathering.py` begins one, the groups that are awaited within it report to it; `members.py` reads
+a trajectory. Knows nothing of groups.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+
+from launcher.client.trajectories.members import number_of, part
 
 _WIDTH = 110
 
@@ -28,16 +30,20 @@ class GatherContext:
     max_metrics: int | None = None
     done: int = 0
     exceptions: int = 0
-    sums: Counter[str] = field(default_factory=Counter)
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: Counter[str] = field(default_factory=Counter)
     _is_shown: bool = False
 
     def add(self, trajectory: Any) -> None:
-        """A trajectory has come."""
+        """A trajectory has come. Raises TypeError for what is none."""
+        if part(trajectory, "messages_and_choices") is None:
+            came = "nothing" if trajectory is None else f"a {type(trajectory).__name__}"
+            raise TypeError(f"a rollout must return its Trajectory, and one returned {came}")
         self.done += 1
-        for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
-            if value is not None:
-                self.sums[name] += value
+        measured = {"reward": part(trajectory, "reward"), **(part(trajectory, "metrics") or {})}
+        for name, value in measured.items():
+            if (number := number_of(value)) is not None:
+                self.sums[name] += number
                 self.counts[name] += 1
         self._show()
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from launcher.client.trajectories.gather_context import GatherContext, current, gathering_in
-from launcher.client.trajectories.trajectory import Trajectory
+from launcher.client.trajectories.members import part
 from launcher.client.trajectories.trajectory_group import PendingGroup, TrajectoryGroup, all_of
 
 # A judge, a filter: what it returns takes the group's place, and None leaves the group out.
@@ -97,7 +97,8 @@ async def _trajectories(pending: Awaitable[Any]) -> Any:
         if context.failed():
             raise
         return error
-    several = found if isinstance(found, Trajectory) else list(found)
-    for trajectory in [several] if isinstance(several, Trajectory) else several:
+    is_one = part(found, "messages_and_choices") is not None or not isinstance(found, Iterable)
+    several = [found] if is_one else list(found)
+    for trajectory in several:
         context.add(trajectory)
-    return several
+    return found if is_one else several

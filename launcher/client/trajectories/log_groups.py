@@ -63,10 +63,11 @@ def log(
 
 
 def _groups(given: Any) -> Iterator[Any]:
-    """Groups as they are; trajectories by themselves as one group."""
+    """Groups as they are; trajectories by themselves, or one of them, as one group."""
     if part(given, "trajectories") is not None:
         yield given
         return
+    given = [given] if part(given, "messages_and_choices") is not None else given
     alone: list[Any] = []
     for one in [] if given is None else given:
         if part(one, "trajectories") is not None:
@@ -94,7 +95,8 @@ def _figures(groups: list[Any], metrics: Mapping[str, float]) -> dict[str, Any]:
         scores += finite if len(groups) == 1 else [fmean(finite)] if finite else []
         for one in part(group, "trajectories"):
             for name, value in (part(one, "metrics") or {}).items():
-                averages[name].append(float(value))
+                if (number := number_of(value)) is not None:
+                    averages[name].append(number)
     return {
         "groups": len(groups),
         "trajectories": trajectories,

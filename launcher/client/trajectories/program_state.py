@@ -19,18 +19,23 @@ def read(session: Session) -> dict[str, Any]:
     if session.unsaved_state is not None:
         return copy.deepcopy(session.unsaved_state)
     status = session.settle()
+    session.known_place = None  # a lost machine may have taken steps with it
     saved(session, status.step, status.client_state)
     return status.client_state or {}
 
 
 def saved(session: Session, step: int, state: Mapping[str, Any] | None) -> None:
-    """This state is kept with this step, and nothing is to be kept besides."""
+    """This state is kept with this step, and nothing is to be kept besides.
+
+    It may be one of before: what is known of the newest step stays.
+    """
     session.unsaved_state = None
-    session.known_place = step, copy.deepcopy(dict(state or {}))
+    if session.known_place is None or step >= session.known_place[0]:
+        session.known_place = step, copy.deepcopy(dict(state or {}))
 
 
-def next_of(session: Session, state: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
-    """The state to keep with the next step, and the step that has led there already, if one has.
+def next_of(session: Session, state: Mapping[str, Any]) -> tuple[dict[str, Any], int, int | None]:
+    """The state to keep with the next step, the step before it, and the step that has led there, if one has.
 
     An earlier life of the program sent that one and was killed, and it was taken in after this life had read
     its place: it is the very step that is about to be sent, of other rollouts.
@@ -40,8 +45,9 @@ def next_of(session: Session, state: Mapping[str, Any]) -> tuple[dict[str, Any],
     if known is not None and status.step > known[0]:
         wanted = _merged(known[1] if session.unsaved_state is None else session.unsaved_state, state)
         if wanted == now != known[1]:
-            return now, status.step
-    return _merged(now if session.unsaved_state is None else session.unsaved_state, state), None
+            return now, known[0], status.step
+    kept = _merged(now if session.unsaved_state is None else session.unsaved_state, state)
+    return kept, status.step, None
 
 
 def merge(session: Session, state: Mapping[str, Any]) -> dict[str, Any]:

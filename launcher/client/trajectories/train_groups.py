@@ -42,14 +42,15 @@ def train(
     """See `Session.train`."""
     asked = _settings(settings)
     made, left_out = _groups(groups)
-    kept, earlier = program_state.next_of(session, state or {})
+    kept, before, earlier = program_state.next_of(session, state or {})
     check_size(kept)
+    key = _key(made, kept, asked, before)
     try:
         status = None
         if earlier is not None:
-            status = session.wait(earlier)
+            status = session.wait(earlier, timeout_seconds)
         elif made:
-            status = _step(session, made, kept, asked, timeout_seconds)
+            status = _step(session, key, made, kept, asked, timeout_seconds)
     except Rewound:
         session.unsaved_state = session.known_place = None  # of lost rollouts: the program goes back too
         raise
@@ -62,19 +63,19 @@ def train(
         session.unsaved_state = kept  # the next step keeps it
         return _said(TrainResult(dropped=dict(left_out)))
     program_state.saved(session, status.id, kept)
-    if earlier is not None and not status.key.startswith(_key(made, kept, asked)):
+    if earlier is not None and not status.key.startswith(key):
         return _said(_result(StepCounts(dropped={TAKEN: _answers(made)}), left_out, status))
     return _said(_result(status.counts, left_out, status))
 
 
 def _step(
     session: Session,
+    key: str,
     groups: list[Group],
     state: dict[str, Any],
     settings: StepSettings | None,
     timeout_seconds: float | None,
 ) -> StepStatus:
-    key = _key(groups, state, settings)
     status = None
     for attempt in range(_MOST_TRIES):
         name = f"{key}-{attempt}"
@@ -87,9 +88,15 @@ def _step(
     )
 
 
-def _key(groups: list[Group], state: dict[str, Any], settings: StepSettings | None) -> str:
-    """The same for the same content, and for no other."""
-    content = to_json([groups, state, settings], inf_nan_mode="constants")
+def _key(groups: list[Group], state: dict[str, Any], settings: StepSettings | None, before: int) -> str:
+    """The same for the same content, and for no other.
+
+    A sample's name is given once. A rollout's may be used again for other answers: after another step it is
+    another content, and what was trained of it is not trained again in any case.
+    """
+    are_rollouts = any(member.rollout for group in groups for member in group.members)
+    place = [before] if are_rollouts else []
+    content = to_json([groups, state, settings, *place], inf_nan_mode="constants")
     return hashlib.sha256(content).hexdigest()[:48]
 
 
@@ -110,7 +117,8 @@ def _settings(said: Mapping[str, Any]) -> StepSettings | None:
 
 def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
     """What is sent, and what is left out of it. Raises TypeError for what are no groups."""
-    listed = [groups] if part(groups, "trajectories") is not None else list(groups)
+    is_one = any(part(groups, name) is not None for name in ("trajectories", "messages_and_choices"))
+    listed = [groups] if is_one else list(groups)
     made: list[Group] = []
     left_out: Counter[str] = Counter()
     for place, one in enumerate(listed):

@@ -26,6 +26,8 @@ _IDS = ("prompt_token_ids", "token_ids")
 _EMPTY = (
     "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics", "routed_experts",
 )  # fmt: skip
+# Why a sample is none of the policy.
+_OF_BASE = "answer of the model before training"
 
 
 @dataclass
@@ -91,15 +93,24 @@ def _logprobs(asked: Asked, choice: dict[str, Any]) -> list[float | None]:
 
 
 def samples(
-    asked: Asked, choices: dict[int, Choice], engine: EngineFacts = UNKNOWN, turn: Turn | None = None
+    asked: Asked,
+    choices: dict[int, Choice],
+    engine: EngineFacts = UNKNOWN,
+    turn: Turn | None = None,
+    of_base: bool = False,
 ) -> tuple[list[list[int]], list[Sample]]:
-    """Prompts (each once) and samples of a finished answer, in the order of the choices."""
+    """Prompts (each once) and samples of a finished answer, in the order of the choices.
+
+    `of_base`: the model before training was asked by its name. It is no policy: a judge, an opponent.
+    """
     prompts: list[list[int]] = []
     found: list[Sample] = []
     for index, choice in sorted(choices.items()):
         if not prompts or prompts[-1] != choice.prompt_ids:
             prompts.append(choice.prompt_ids)
-        why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
+        why_not = _OF_BASE if of_base else None
+        if why_not is None:
+            why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
         if why_not is None:
             why_not = _unfit_prompt(choice.prompt_ids, engine)
         found.append(

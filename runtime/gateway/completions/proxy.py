@@ -28,7 +28,7 @@ from runtime.gateway.http.warnings import Warnings
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Exchange
 from runtime.gateway.samples.samples import SampleStore, Stored
-from runtime.gateway.versions.versions import Served, Versions
+from runtime.gateway.versions.versions import BASE, Served, Versions
 from runtime.shared import failpoints
 from runtime.shared.headers import IGNORED_HEADER, UNTRAINABLE_HEADER
 from runtime.shared.schema import VERSION_HEADER, RuntimeConfig
@@ -239,7 +239,7 @@ class Completions:
         engine: Engine,
     ) -> None:
         """Before the client has the answer: what it has is always recorded."""
-        prompts, found = samples(asked, choices, engine.client.facts, turn)
+        prompts, found = samples(asked, choices, engine.client.facts, turn, served.name == BASE)
         exchange = Exchange(
             request=asked.id,
             digest=asked.digest,

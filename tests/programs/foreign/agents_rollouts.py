@@ -38,8 +38,8 @@ adder = Agent(
 
 async def roll_out(number: int) -> Rollout:
     async with run.rollout() as rollout:
-        result = await Runner.run(adder, f"agents {number}: what is the sum?")
-    rollout.reward = number % 2 if result.final_output else 0.0
+        await Runner.run(adder, f"agents {number}: what is the sum?")
+    rollout.reward = float(number % 2)  # whatever a tiny model says, there is something to learn
     return rollout
 
 
