@@ -198,6 +198,15 @@ def test_b10_one_trajectory_is_logged_and_a_metric_of_it_that_is_no_number_left_
     assert [(it.name, it.score) for it in run.validations] == [("score", 0.5)]
 
 
+def test_b10_the_runs_key_is_in_no_text_at_home(run: SmallRun, session: Session, tmp_path: Path) -> None:
+    one = answered(0.5, 1)
+    one.logs.append(f"401 for Bearer {session.api_key}")
+    session.log(one)
+    texts = (tmp_path / "trajectories" / "val-000001.jsonl").read_text()
+    assert session.api_key and session.api_key not in texts
+    assert "401 for Bearer ***" in texts
+
+
 def test_b10_one_trajectory_is_no_group_to_train(session: Session) -> None:
     with pytest.raises(TypeError, match="train\\(\\) needs groups"):
         session.train(answered(0.5, 1))  # type: ignore[arg-type]

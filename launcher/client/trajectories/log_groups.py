@@ -56,7 +56,8 @@ def log(
     folder = session.run_dir
     if folder is not None:
         try:
-            _keep(folder, f"{split}-{step:06d}.jsonl", groups, line)
+            texts = _texts(groups, session.api_key)
+            _keep(folder, f"{split}-{step:06d}.jsonl", texts, line)
         except OSError as error:  # a full disk, which must not end a training
             _say(f"not kept in {folder}: {error}")
     return Logged(line, folder)
@@ -140,12 +141,18 @@ def _spread(line: Mapping[str, Any]) -> dict[str, Any]:
     return {"standard_error": line["standard_error"], "examples": line["examples"]}
 
 
-def _keep(folder: Path, name: str, groups: list[Any], line: Mapping[str, Any]) -> None:
+def _texts(groups: list[Any], key: str) -> bytes:
+    """A line for each group. A traceback may quote the run's own key: it is in none of them."""
+    lines = b"".join(_json(group) for group in groups)
+    return lines.replace(key.encode(), b"***") if key else lines
+
+
+def _keep(folder: Path, name: str, texts: bytes, line: Mapping[str, Any]) -> None:
     """The texts first, whole or not at all; then the line that says that they are there."""
-    if groups:
+    if texts:
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         partial = folder / FOLDER / f".{name}.{os.getpid()}"
-        partial.write_bytes(b"".join(_json(group) for group in groups))
+        partial.write_bytes(texts)
         partial.replace(folder / FOLDER / name)
     with (folder / HISTORY).open("ab") as history:
         history.write(_json(line))
