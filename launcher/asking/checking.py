@@ -16,7 +16,7 @@ from launcher.asking.reading import Asked
 from launcher.base import credentials
 from launcher.base.errors import ConfigError, PreflightError, UsageError, suggestion
 from launcher.base.home import Home
-from launcher.ledger.endpoint import wanted_port
+from launcher.ledger.endpoint import keyless_by, wanted_port
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines import own_gpus
 from launcher.models import adapter_folder, hub, model_config
@@ -54,7 +54,7 @@ def check(asked: Asked, home: Home) -> str:
     if earlier is not None:
         _check_model(model_path, earlier, secrets)
     if (port := wanted_port(settings)) is not None:
-        preflight.check_port(port, home, arbor=settings.arbor)
+        preflight.check_port(port, home, keyless_by=keyless_by(settings))
     preflight.check_wandb(settings, os.environ)
     preflight.check_folders(home)
     preflight.check_disk(settings, model_path, home)

@@ -35,6 +35,7 @@ _KEPT = {
     "port": "port",
     "openai_env": "openai_env",
     "arbor": "arbor",
+    "art": "art",
     "wandb": "wandb",
     "gpus": "gpus",
     "infra": "infra",

@@ -162,11 +162,15 @@ def find_model(
 # ------------------------------------------------------------------ this computer
 
 
-def check_port(port: int, home: Home | None = None, *, arbor: bool = False) -> None:
-    """Nobody listens on this port of 127.0.0.1. `arbor`: no other port will do by itself."""
+def check_port(port: int, home: Home | None = None, *, keyless_by: str | None = None) -> None:
+    """Nobody listens on this port of 127.0.0.1. `keyless_by`: no other port will do by itself."""
     if (trouble := port_trouble(port)) is None:
         return
-    hint = another_port(port) if arbor else "launch  # without --port: 7453, or the next free one"
+    hint = (
+        another_port(port, keyless_by)
+        if keyless_by
+        else "launch  # without --port: 7453, or the next free one"
+    )
     raise PreflightError(f"port {port} is taken", holder_of(port, home) or trouble, hint)
 
 

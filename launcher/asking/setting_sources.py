@@ -130,6 +130,7 @@ def load(
         port=values["port"].value,
         openai_env=values["openai_env"].value,
         arbor=values["arbor"].value,
+        art=values["art"].value,
         keep_output=values["keep_output"].value,
         wandb=values["wandb"].value,
         yes=values["yes"].value,

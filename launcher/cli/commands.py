@@ -111,6 +111,7 @@ def root(
     port: options.Port = None,
     openai_env: options.OpenaiEnv = None,
     arbor: options.Arbor = None,
+    art: options.Art = None,
     env_file: options.EnvFile = None,
     budget: options.Budget = None,
     max_price: options.MaxPrice = None,
@@ -239,6 +240,9 @@ def report(
     from launcher.cli import report_verb
 
     return report_verb.report(context.obj.output, names, to)
+
+
+app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.open)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)

@@ -15,7 +15,7 @@ from launcher.screen.output import Output
 # The parameters of `launch` that are settings of a run; --max is named for what it is, max being Python's.
 OF_A_RUN = (
     "model", "name", "resume", "from_run", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb",
-    "port", "openai_env", "arbor", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace",
+    "port", "openai_env", "arbor", "art", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace",
     "copy_rate",
     "keep_output",
 )  # fmt: skip

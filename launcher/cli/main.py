@@ -14,7 +14,7 @@ from launcher.base.errors import EXIT_INTERRUPTED, PreflightError, failure_of
 _OLDEST_PYTHON = (3, 11)
 # A command line with one of these does not start a run.
 _NO_RUN = frozenset(
-    {"plan", "status", "logs", "ssh", "exec", "push", "pull", "report", "export", "down", "gc"}
+    {"plan", "status", "logs", "ssh", "exec", "push", "pull", "report", "export", "open", "down", "gc"}
     | {"doctor", "env", "config"}
     | {"--help", "-h", "--version", "--dry-run", "--json", "--plain"}
     | {"--install-completion", "--show-completion"}

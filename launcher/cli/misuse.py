@@ -15,8 +15,8 @@ from launcher.base.errors import UsageError, suggestion
 from launcher.cli.invocation import Invocation
 
 VERBS = (
-    "plan", "status", "logs", "ssh", "exec", "push", "pull", "export", "report", "down", "gc", "doctor",
-    "env", "config",
+    "plan", "status", "logs", "ssh", "exec", "push", "pull", "export", "report", "open", "down", "gc",
+    "doctor", "env", "config",
 )  # fmt: skip
 _WITH_PROGRAM = ("ssh", "exec")
 

@@ -134,6 +134,15 @@ Arbor = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
+Art = Annotated[
+    bool | None,
+    typer.Option(
+        "--art",
+        help="Serve programs written for OpenPipe's ART as they are: on Linux your own programs need no key. "
+        "Port 7453, or --port.",
+        rich_help_panel=_WHAT,
+    ),
+]
 EnvFile = Annotated[
     Path | None,
     typer.Option(

@@ -39,3 +39,26 @@ def export(
 
     invocation = context.obj
     return export_verb.export(invocation.output, run, to, merge, dtype, invocation.env_file)
+
+
+def open(  # noqa: A001 - the verb's name
+    context: typer.Context,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="The run's name or id.",
+            autocompletion=options.run_names,
+            show_default=False,
+        ),
+    ],
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the page's address and open nothing.")
+    ] = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> int:
+    """Open a run's page in the browser: live while it lives, then as plain files."""
+    from launcher.cli import open_verb
+
+    return open_verb.open_page(context.obj.output, name, not no_browser)

@@ -17,7 +17,8 @@ from launcher.client.failures import (
     StepFailed,
     TrainingFailed,
 )
-from launcher.client.session import Session, connect, group
+from launcher.client.groups import group
+from launcher.client.session import Session, connect
 
 if TYPE_CHECKING:
     from launcher.client import arbor
@@ -26,12 +27,18 @@ if TYPE_CHECKING:
     from launcher.client.dspy.saved import load
     from launcher.client.dspy.tagging import rollout
     from launcher.client.dspy.validation import evaluate
+    from launcher.client.ruler.score_group import ruler_score_group
     from launcher.client.started_run import start
+    from launcher.client.trajectories.bounded import limit_concurrency, retry
+    from launcher.client.trajectories.gathering import gather_trajectories, gather_trajectory_groups
+    from launcher.client.trajectories.trajectory import History, Trajectory
+    from launcher.client.trajectories.trajectory_group import TrajectoryGroup
 
 __all__ = [
     "GRPO",
     "ClientError",
     "EndpointLost",
+    "History",
     "NotConnected",
     "PolicyLM",
     "Refused",
@@ -39,21 +46,36 @@ __all__ = [
     "Session",
     "StepFailed",
     "TrainingFailed",
+    "Trajectory",
+    "TrajectoryGroup",
     "arbor",
     "connect",
     "evaluate",
+    "gather_trajectories",
+    "gather_trajectory_groups",
     "group",
+    "limit_concurrency",
     "load",
+    "retry",
     "rollout",
+    "ruler_score_group",
     "start",
 ]
 
 _LATER = {
     "GRPO": "dspy.grpo",
+    "History": "trajectories.trajectory",
     "PolicyLM": "dspy.lm",
+    "Trajectory": "trajectories.trajectory",
+    "TrajectoryGroup": "trajectories.trajectory_group",
     "evaluate": "dspy.validation",
+    "gather_trajectories": "trajectories.gathering",
+    "gather_trajectory_groups": "trajectories.gathering",
+    "limit_concurrency": "trajectories.bounded",
     "load": "dspy.saved",
+    "retry": "trajectories.bounded",
     "rollout": "dspy.tagging",
+    "ruler_score_group": "ruler.score_group",
     "start": "started_run",
 }
 

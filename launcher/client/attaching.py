@@ -19,6 +19,7 @@ from launcher.client.wire import PATIENCE_VARIABLE, Endpoint, Patience
 
 # -P: a file in the user's folder must not stand in for a module.
 LAUNCH = (sys.executable, "-P", "-m", "launcher.cli.main")
+_WHY_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,12 @@ def by_name(run: str) -> Attached:
         env={name: value for name, value in os.environ.items() if name != "LAUNCH_FAILPOINT"},
     )
     said = _object(done.stdout)
+    if done.returncode and not said:  # not a word of ours: `launch` itself is not there
+        raise NotConnected(
+            f"The Python of this program cannot ask `launch` for the run {run!r}",
+            why=done.stderr.strip()[-_WHY_CHARACTERS:] or None,
+            hint=f'eval "$(launch env {run})"  # in its shell, and then connect() without a name',
+        )
     if done.returncode or "base_url" not in said:
         error = said.get("error") or {}
         raise NotConnected(

@@ -209,6 +209,7 @@ class StepCounts(Answer):
     retokenised: int = 0
     turns_joined: int = 0
     sealed: int = 0
+    sealed_by: dict[str, int] = {}
     groups_without_variance: int = 0
     # Answers that nobody is known to have received: no samples, so not among `samples` either.
     unreceived: int = 0
@@ -273,3 +274,4 @@ class RuntimeStatus(Answer):
     settings: dict[str, Any] = {}
     samples: int = 0
     detail: str | None = None
+    warnings: list[str] = []

@@ -1,16 +1,18 @@
 """A program's hold on its run: where it answers, its state, its training steps and checkpoints.
 
 Neighbours: `wire.py` carries the requests, `grpo.py` trains through `Session.step`; `bodies.py` has
-the bodies. Knows nothing of DSPy: any program in any SDK can roll out against `rollout_url` and reward here.
+the bodies, `groups.py` makes groups. Knows nothing of DSPy: any program in any SDK can roll out in a
+`rollout`, or against its `rollout_url`, and reward here.
 
     session = connect()
     for example in examples:
-        rewards = {}
+        rollouts = []
         for _ in range(8):
-            rollout = session.new_rollout()
-            client = OpenAI(base_url=session.rollout_url(rollout), api_key=session.api_key)
-            rewards[rollout] = judge(agent(client, example))
-        session.step([group(example.id, rewards)])
+            with session.rollout() as rollout:
+                answer = agent(example)
+            rollout.reward = judge(answer)
+            rollouts.append(rollout)
+        session.step([group(example.id, rollouts)])
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -34,7 +36,6 @@ from launcher.client.bodies import (
     REQUEST_HEADER,
     CheckpointInfo,
     Group,
-    Member,
     RestoreRequest,
     RuntimeStatus,
     StepRequest,
@@ -43,8 +44,12 @@ from launcher.client.bodies import (
     SupervisedExample,
     Validation,
 )
+from launcher.client.by_trajectories import ByTrajectories
 from launcher.client.failures import EndpointLost, NotConnected, StepFailed
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
+
+if TYPE_CHECKING:
+    from launcher.client.tracing import Rollout
 
 _LONG_POLL_SECONDS = 30
 # A step's own time; the endpoint may be away meanwhile, once for all of its patience.
@@ -82,29 +87,16 @@ def connect(
     return session
 
 
-def group(group_id: str, rewards: Mapping[str, float | str | None], predictor: str | None = None) -> Group:
-    """One group: rollout id → reward; a text instead of a number excludes the rollout and says why (C22)."""
-    return Group(
-        id=group_id,
-        predictor=predictor,
-        members=[_member(rollout, it, predictor) for rollout, it in rewards.items()],
-    )
-
-
-def _member(rollout: str, reward: float | str | None, predictor: str | None) -> Member:
-    if reward is None or isinstance(reward, str):
-        return Member(rollout=rollout, predictor=predictor, failure=reward or "no reward")
-    return Member(rollout=rollout, predictor=predictor, reward=float(reward))
-
-
 @dataclass
-class Session:
+class Session(ByTrajectories):
     """Made by `connect()`. Safe to use from several threads."""
 
     endpoint: Endpoint
     patience: Patience = field(default_factory=Patience.of_run)
     # Of a run that was found by its name; else the program's environment has it.
     folder: Path | None = None
+    # Requests of this process from outside every `rollout` while one was open: no reward reaches them.
+    astray: int = field(default=0, init=False)
     wire: Wire = field(init=False, repr=False)
     _served_name: str | None = field(default=None, init=False, repr=False)
     _run_id: str | None = field(default=None, init=False, repr=False)
@@ -125,11 +117,31 @@ class Session:
 
     def rollout_url(self, rollout: str) -> str:
         """The base URL that tags everything sent through it with this rollout, for any SDK."""
-        return f"{self.endpoint.root}/rollouts/{rollout}/v1"
+        return f"{self.endpoint.root}/rollouts/{quote(rollout, safe='')}/v1"
 
     def new_rollout(self) -> str:
         """A rollout id nobody has used."""
         return f"r-{uuid.uuid4().hex}"
+
+    def rollout(
+        self,
+        rollout_id: str | None = None,
+        *,
+        predictor: str | None = None,
+        purpose: Literal["train", "eval"] = "train",
+        untrainable: Literal["count", "refuse"] = "count",
+    ) -> Rollout:
+        """`with run.rollout() as r:` tags what is asked inside (OpenAI's SDK, httpx, LiteLLM, LangChain).
+
+        `untrainable="refuse"`: a request whose answer could not be trained is an error at once.
+        """
+        from launcher.client.tracing import Rollout
+
+        return Rollout(self, rollout_id or self.new_rollout(), predictor, purpose, untrainable)
+
+    def samples_of(self, rollout: str) -> list[dict[str, Any]]:
+        """What was sampled in a rollout's name, in order; `unscorable` says why one cannot be trained."""
+        return json_of(self._ask("GET", f"/slipway/rollouts/{quote(rollout, safe='')}/samples"))
 
     @property
     def run_dir(self) -> Path | None:

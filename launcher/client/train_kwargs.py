@@ -13,7 +13,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -30,6 +30,11 @@ _HIDDEN = "(not sent)"
 _LORA = ("r", "lora_alpha", "target_modules", "lora_dropout", "bias", "use_rslora", "use_dora", "task_type")
 _DEEPEST = 8
 
+# Whose keywords they are.
+Trainer = Literal["trl", "art"]
+# Where a program says them.
+_SAID_IN: dict[Trainer, str] = {"trl": "train_kwargs", "art": "train()"}
+
 
 class TrainKwargs(Body):
     """The question, as the runtime has it."""
@@ -37,6 +42,7 @@ class TrainKwargs(Body):
     train_kwargs: dict[str, Any]
     strict: bool = False
     steps: int | None = None
+    trainer: Trainer = "trl"
 
 
 class Refusal(Answer):
@@ -78,7 +84,11 @@ class Meant:
 
 
 def ask(
-    session: Session, train_kwargs: Mapping[str, Any], steps: int | None = None, strict: bool = True
+    session: Session,
+    train_kwargs: Mapping[str, Any],
+    steps: int | None = None,
+    strict: bool = True,
+    trainer: Trainer = "trl",
 ) -> Meant:
     """What they are on this run; `steps`: how many will be made. Nothing is asked where nothing is said.
 
@@ -87,7 +97,7 @@ def ask(
     """
     if not train_kwargs:
         return Meant()
-    asked = TrainKwargs(train_kwargs=plain(train_kwargs), strict=strict, steps=steps)
+    asked = TrainKwargs(train_kwargs=plain(train_kwargs), strict=strict, steps=steps, trainer=trainer)
     content = json.dumps(asked.model_dump()).encode()
     headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
     response = session.wire.send("POST", _PATH, content, headers)
@@ -96,19 +106,20 @@ def ask(
     except ValidationError:
         what = "The run does not say what train_kwargs mean"
         raise Refused(what, response.status_code, why=response.text[:300]) from None
+    said_in = _SAID_IN[trainer]
     if answer.refusals:
-        raise _failure(answer.refusals)
+        raise _failure(answer.refusals, said_in)
     settings = answer.settings if answer.settings != StepSettings() else None
-    return Meant(settings, answer.sampling, tuple(f"train_kwargs: {note}" for note in answer.notes))
+    return Meant(settings, answer.sampling, tuple(f"{said_in}: {note}" for note in answer.notes))
 
 
-def _failure(refusals: list[Refusal]) -> TrainingFailed:
+def _failure(refusals: list[Refusal], said_in: str) -> TrainingFailed:
     options = " ".join(dict.fromkeys(it.launch for it in refusals if it.launch))
     fits = f"a run that fits starts with `launch {options} -- python PROGRAM`" if options else None
     take_out = [it.key for it in refusals if not it.launch]
-    change = f"change {', '.join(take_out)} in train_kwargs" if take_out else None
+    change = f"change {', '.join(take_out)} in {said_in}" if take_out else None
     return TrainingFailed(
-        "This run cannot train with these train_kwargs",
+        f"This run cannot train as {said_in} asks",
         why="; ".join(f"{it.key}: {it.why}" for it in refusals),
         hint="; ".join(it for it in (change, fits) if it),
     )

@@ -6,10 +6,11 @@ It stamps each request with an id and, when the link or the gateway is lost befo
 again with the same id: the gateway answers an id it has seen from its store, so a lost connection makes
 neither an error nor a second sample. The waiting is bounded: then 503 with Retry-After.
 Neighbours: `run.py` starts and stops it; `relay_rules.py` says what may pass, `relay_connection.py` holds the
-connections, `relay_body.py` reads, `relay_forward.py` asks, `relay_receipts.py` says what arrived. A request
-shows the run's token before anything of its body is read (G30). Under `--arbor` a program of this same user
-(`relay_peers.py`) needs none: the token is put in the place of whatever key it sent, which goes no further.
-Else what a program sends goes through untouched. Knows nothing of models or steps.
+connections, `relay_body.py` reads, `relay_forward.py` asks, `relay_receipts.py` says what arrived,
+`page_door.py` shows the run to browsers. A request shows the run's token before anything of its body is read
+(G30). Under `--arbor` or `--art` a program of this same user (`relay_peers.py`) needs none: the token is put
+in the place of whatever key it sent, which goes no further. Else what a program sends goes through untouched.
+Knows nothing of models or steps.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from launcher.base import open_files, patience
 from launcher.base.errors import PreflightError
 from launcher.base.failpoints import passing
-from launcher.door import relay_rules
+from launcher.door import page_door, relay_rules
+from launcher.door.page_door import Page, PageDoor
 from launcher.door.relay_body import BODY_BYTES as BODY_BYTES
 from launcher.door.relay_body import BodyError, read_body
 from launcher.door.relay_connection import Connection, DoorServer, log
@@ -47,6 +49,8 @@ _PORTS = 64
 _PROBE_PERIOD_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 _PROBES_KEPT = 15
+# For what the runtime says of itself on the page.
+_STATUS_SECONDS = 2.0
 _STOP_SECONDS = 2.0
 _WHO_NEEDS_NONE = "Without the run's key, only programs of the user who started it are served, no browser."
 # The last receipts, when the door closes.
@@ -71,7 +75,9 @@ class Relay:
     """The door of one run.
 
     `port` None: 7453, or the next free one; a number: that one or PreflightError. `token` None: whoever asks
-    is let in as far as the gateway, which asks for it itself. `keyless`: this user's programs need no token.
+    is let in as far as the gateway, which asks for it itself. `keyless_by`: the option of `launch` by which
+    this user's programs need no token. `page`: what browsers are shown of the run, to whom `launch open` lets
+    in.
     """
 
     def __init__(
@@ -80,13 +86,17 @@ class Relay:
         port: int | None = None,
         replay_seconds: float = patience.LEAST_SECONDS,
         token: str | None = None,
-        keyless: bool = False,
+        keyless_by: str | None = None,
+        page: Page | None = None,
     ) -> None:
+        self._page = (
+            PageDoor(page, token, self._status, lambda: asdict(self.stats())) if page and token else None
+        )
         self._socket = socket
         self._wanted_port = port
         self._replay_seconds = replay_seconds
         self._token = token
-        self._keyless = keyless
+        self._keyless_by = keyless_by
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._tally = Tally()
@@ -163,13 +173,15 @@ class Relay:
             return self._runner.addresses[0][1]
         await self._close_session()
         next_free = "leave out --port to use the next free one"
-        hint = another_port(candidates[-1]) if self._keyless else next_free
+        hint = another_port(candidates[-1], self._keyless_by) if self._keyless_by else next_free
         raise PreflightError(f"cannot use port {self._wanted_port} on {HOST}", why, hint)
 
     async def _close(self) -> None:
         self._prober.cancel()
         self._forwarder.close()
         await self._close_session()
+        if self._page:
+            self._page.close()
 
     async def _close_session(self) -> None:
         await self._runner.cleanup()
@@ -190,7 +202,10 @@ class Relay:
         connection = request.protocol
         assert isinstance(connection, Connection)
         connection.answered = None
-        refused = self._refused(request, connection)
+        refused = self._refused_head(request)
+        if refused is None and self._page and page_door.is_pages(request.raw_path):
+            return await self._answer_page(self._page, request, connection)
+        refused = refused or self._refused(request, connection)
         if refused is not None:
             return refused
         try:
@@ -206,14 +221,36 @@ class Relay:
         finally:
             self._tally.active -= 1
 
-    def _refused(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse | None:
-        """The answer to who may not come in, before anything of a body is read."""
+    async def _answer_page(
+        self, page: PageDoor, request: web.BaseRequest, connection: Connection
+    ) -> web.StreamResponse:
+        answer = await page.answer(request, connection.prove)
+        if answer.status in (401, 403):
+            self._count_refusal()
+        return answer
+
+    async def _status(self) -> dict[str, Any] | None:
+        """What the runtime says of itself; None where it does not answer at once."""
+        headers = {"Authorization": f"Bearer {self._token}", "Host": "localhost"}
+        bound = aiohttp.ClientTimeout(total=_STATUS_SECONDS)
+        with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):  # a TimeoutError too
+            url = "http://gateway/slipway/status"
+            async with self._session.get(url, headers=headers, timeout=bound) as answer:
+                return await answer.json() if answer.status == 200 else None
+        return None
+
+    def _refused_head(self, request: web.BaseRequest) -> web.StreamResponse | None:
+        """The answer to who may not come in, whatever they have."""
         if request.version not in (HttpVersion10, HttpVersion11):
             return self._refuse(400, "this endpoint speaks HTTP/1.1 and 1.0", "bad_request")
         if not relay_rules.is_text(request.headers, request.raw_path):
             return self._refuse(400, "the request's headers are not text", "bad_request")
         if reason := relay_rules.refusal(request.headers, request.raw_path):
             return self._refuse(403, reason, "refused_by_relay")
+        return None
+
+    def _refused(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse | None:
+        """The answer to who does not show that they may come in, before anything of a body is read."""
         reason = self._token and relay_rules.without_token(request.headers, self._token)
         if not reason:
             connection.prove()
@@ -225,7 +262,7 @@ class Relay:
         self, request: web.BaseRequest, connection: Connection, reason: str
     ) -> web.StreamResponse | None:
         """The answer to who does not show the token; None to a program that needs none."""
-        if not self._keyless:
+        if not self._keyless_by:
             return self._refuse(401, reason, "invalid_api_key")
         if relay_rules.is_browsers(request.headers) or not connection.is_this_users:
             return self._refuse(401, f"{reason} {_WHO_NEEDS_NONE}", "invalid_api_key")
@@ -247,7 +284,9 @@ class Relay:
         # One, where a client sent two: the gateway and the receipt would not mean the same.
         headers[REQUEST_HEADER] = headers.get(REQUEST_HEADER) or uuid.uuid4().hex
         headers["Host"] = "localhost"
-        if self._keyless and self._token:
+        # Where the program itself found this endpoint, for who is told its address (ART's clients).
+        headers[relay_rules.DOOR_HEADER] = request.headers.get("Host", "")
+        if self._keyless_by and self._token:
             relay_rules.with_token(headers, self._token)
         headers[RECEIPT_HEADER] = FOLLOWS
         return await self._forwarder.answer(Call(request, headers, body))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TOKEN_FILE = "token"
 RESULTS = "results"
-# Arbor's; the relay takes the next free one when it is taken.
+# Arbor's, and here that of ART's programs too; the relay takes the next free one when it is taken.
 DEFAULT_PORT = 7453
 SERVED_NAME = "policy"
 # Under `--arbor` first on the program's path; nothing but a package `arbor` is in it, and that is ours.
@@ -48,6 +48,7 @@ class Endpoint:
     patience_seconds: float
     openai_env: bool = False
     arbor: bool = False
+    art: bool = False
 
     @property
     def base_url(self) -> str:
@@ -105,9 +106,9 @@ class Endpoint:
             REDACTOR.hide([token])
             if record.url and is_open(record):
                 openai_env = bool(record.details.get("openai_env"))
-                arbor = bool(record.details.get("arbor"))
+                arbor, art = bool(record.details.get("arbor")), bool(record.details.get("art"))
                 waits = patience.of_record(record.details.get("plan") or {})
-                return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env, arbor)
+                return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env, arbor, art)
         label = record.name or record.id
         raise UsageError(
             f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"
@@ -115,12 +116,19 @@ class Endpoint:
 
 
 def wanted_port(settings: Settings) -> int | None:
-    """The one port that will do, None for any: a program written for Arbor has its port in its text."""
-    return DEFAULT_PORT if settings.port is None and settings.arbor else settings.port
+    """The one port that will do, None for any: a program for Arbor or ART has its port in its text."""
+    return DEFAULT_PORT if settings.port is None and keyless_by(settings) else settings.port
 
 
-def another_port(port: int) -> str:
-    """What to type where Arbor's programs cannot have this one."""
+def keyless_by(settings: Settings) -> str | None:
+    """The option by which this user's programs need no key; None where they do."""
+    return "--arbor" if settings.arbor else "--art" if settings.art else None
+
+
+def another_port(port: int, option: str) -> str:
+    """What to type where programs written for another trainer cannot have this one."""
+    if option == "--art":
+        return f"launch --art --port {port + 1}  # and {port + 1} in your program's addresses"
     return f"launch --arbor --port {port + 1}  # and {port + 1} in your program's addresses"
 
 

@@ -72,7 +72,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         for text in file:
             try:
                 line = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(line, dict):
                 yield line

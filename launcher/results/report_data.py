@@ -7,7 +7,7 @@ missing is left out. Asks nobody.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -80,20 +80,20 @@ class RunData:
 def read(results: Path, machine: Path | None, *, label: str, run_id: str, model: str, state: str) -> RunData:
     """Of the run whose results are in `results`; `machine`: its machine's folder, while that is here."""
     journal = list(lines(results / _JOURNAL))
-    found = _validations(journal, lines(_longer(results, machine, _VALIDATIONS)))
+    found = _validations(journal, lines(longer(results, machine, _VALIDATIONS)))
     return RunData(
         label,
         run_id,
         model,
         state,
-        _steps(lines(_longer(results, machine, _METRICS)), journal),
+        _steps(lines(longer(results, machine, _METRICS)), journal),
         found,
         list(_trained(found, journal)),
     )
 
 
-def _longer(results: Path, machine: Path | None, name: str) -> Path:
-    """Of a live run on this computer its machine's file is ahead of what came home."""
+def longer(results: Path, machine: Path | None, name: str) -> Path:
+    """A journal: of a live run on this computer its machine's file is ahead of what came home."""
     return max((folder / name for folder in (results, machine) if folder is not None), key=_size)
 
 
@@ -191,4 +191,4 @@ def _trained(found: Iterable[Validation], journal: Iterable[Mapping[str, Any]]) 
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) <= sys.float_info.max else None  # NaN is not either

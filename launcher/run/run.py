@@ -28,7 +28,14 @@ from launcher.base import clock, log, patience
 from launcher.base.errors import JobFailed, LaunchError, LimitReached, NotStarted, PreflightError, failure_of
 from launcher.base.failpoints import passing
 from launcher.base.home import Home
-from launcher.ledger.endpoint import RESULTS, Endpoint, drop_token, keep_token, wanted_port
+from launcher.ledger.endpoint import (
+    RESULTS,
+    Endpoint,
+    drop_token,
+    keep_token,
+    keyless_by,
+    wanted_port,
+)
 from launcher.ledger.lease import LONGER, Limits
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines.waiting_for_runtime import start_seconds
@@ -92,7 +99,7 @@ class Run:
         settings = self._request.settings
         resumed, command = self._request.resumed, self._request.command
         details: dict[str, Any] = {"plan": self._request.plan.to_dict()}
-        details |= {"openai_env": settings.openai_env, "arbor": settings.arbor}
+        details |= {"openai_env": settings.openai_env, "arbor": settings.arbor, "art": settings.art}
         details |= earlier_run.details(settings, self._request.model_path, self._request.folder)
         try:
             if resumed is not None:
@@ -180,6 +187,7 @@ class Run:
     def _connect(self, machine: Machine, token: str, socket: Path) -> Endpoint:
         """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
         from launcher.door.relay import Relay
+        from launcher.page.run_page import RunPage
         from launcher.results.background_copy import BackgroundCopy
         from launcher.run.pulse import Pulse
 
@@ -187,7 +195,9 @@ class Run:
         hint = f"launch logs {self._label} --which supervisor"
         with self._phase("connect") as progress:
             port = wanted_port(settings)
-            relay = self._parts.relay = Relay(socket, port, patience_seconds, token, settings.arbor)
+            page = RunPage(self._store, self._record.id)
+            by = keyless_by(settings)
+            relay = self._parts.relay = Relay(socket, port, patience_seconds, token, by, page)
             root = f"http://127.0.0.1:{relay.start()}"
             pulse = self._parts.pulse = Pulse(root, token, settings.lease_seconds, hint)
             pulse.start(patience_seconds, machine.ended, progress)
@@ -197,7 +207,7 @@ class Run:
         results.mkdir(mode=0o700, exist_ok=True)
         background_copy = self._parts.background_copy = BackgroundCopy(machine, results)
         background_copy.start()
-        run_id, told = self._record.id, (settings.openai_env, settings.arbor)
+        run_id, told = self._record.id, (settings.openai_env, settings.arbor, settings.art)
         return Endpoint(root, token, run_id, results, patience_seconds, *told)
 
     # -------------------------------------------------------------- work
@@ -244,9 +254,10 @@ class Run:
 
     def _say_ready(self, endpoint: Endpoint) -> None:
         lines = [f"ready: {endpoint.base_url} · model {endpoint.variables()['LAUNCH_MODEL']}"]
-        if endpoint.arbor:
+        if written_for := [name for name, on in (("Arbor", endpoint.arbor), ("ART", endpoint.art)) if on]:
             key = "" if sys.platform == "linux" else ", with the run's key"
-            lines.append(f"  your programs that were written for Arbor run as they are{key}")
+            written = " and ".join(written_for)
+            lines.append(f"  your programs that were written for {written} run as they are{key}")
         if not self._request.command:
             lines.append(f'  in another terminal: eval "$(launch env {self._label})"')
             lines.append("  Ctrl-C here copies the results and takes everything down")

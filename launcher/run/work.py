@@ -59,6 +59,7 @@ class Work:
         self._output = output
         self._late = False
         self._detail: str | None = None
+        self._warned: set[str] = set()
 
     def do(self) -> None:
         """Until the program has ended, whatever the reason.
@@ -91,6 +92,7 @@ class Work:
             self._check_limits(now)
             self._check_runtime(beat)
             self._say_detail(beat)
+            self._say_warnings(beat)
             self._check_durable(self._watched.standing())
 
     def _wait(self) -> int | None:
@@ -139,6 +141,13 @@ class Work:
         if self._detail and not detail:
             self._output.event("served", "the newest step is being served again", version=beat.status.version)
         self._detail = detail
+
+    def _say_warnings(self, beat: Beat) -> None:
+        """Say each once."""
+        for line in beat.status.warnings if beat.status else ():
+            if line not in self._warned:
+                self._warned.add(line)
+                self._output.warn(line)
 
     def _check_durable(self, standing: Standing) -> None:
         """Say once when more steps than the bound would be lost with the machine, and when it is over."""

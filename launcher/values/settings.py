@@ -183,6 +183,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("port", _port),
         Setting("openai_env", _switch, False),
         Setting("arbor", _switch, False),
+        Setting("art", _switch, False),
         Setting("keep_output", _switch, True),
         Setting("wandb", _wandb, "disabled"),
         Setting("yes", _switch, False),
@@ -226,6 +227,7 @@ class Settings:
     port: int | None
     openai_env: bool
     arbor: bool
+    art: bool
     keep_output: bool
     wandb: str
     yes: bool

@@ -64,6 +64,8 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     # The model's own top-p and penalties would change the support (C9).
     words += ["--generation-config", "vllm"]
     words += ["--disable-uvicorn-access-log"]
+    # A chat request's prompt in ids, without an answer: by that later turns go on from earlier ones.
+    words += ["--enable-scale-out"]
     # Left to itself vLLM takes what the first grammar asks for, and later ones fail that need another.
     words += ["--structured-outputs-config", json.dumps({"backend": "xgrammar"})]
     parsers = model_parsers(config.model_path)

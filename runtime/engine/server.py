@@ -2,7 +2,7 @@
 
 Serves vLLM's OpenAI API on the Unix socket `socket_dir/engine-0.sock`; the supervisor starts it, the gateway
 is its only client (engine_client.py), command.py says what vLLM is told, worker.py is what we add inside it.
-With worker.py the only importer of vLLM. Knows nothing of versions or training.
+With worker.py and last_turn.py the only importer of vLLM. Knows nothing of versions or training.
 
 Start-up is imports. So they happen once: the engine core is forked from this process instead of spawned, runs
 the model in its own process instead of a third one, and the model's class is inspected here instead of in a
@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from runtime.engine import last_turn
 from runtime.engine.command import (
     WORKER_PARTS,
     arguments,
@@ -67,6 +68,7 @@ def prepare(config: RuntimeConfig, index: int) -> Namespace:
     args = _parse(arguments(config, index))
     if config.device == "cpu":
         _register_model(config.model_path)
+    last_turn.install()
     importlib.import_module(WORKER_PARTS)  # here, so that a core that is forked has them imported
     # Most objects there will ever be: what vLLM collects on its way up takes 2 s less without them.
     gc.freeze()

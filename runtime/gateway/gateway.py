@@ -22,14 +22,13 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from runtime.gateway.arbor.jobs import Jobs
 from runtime.gateway.arbor.routes import arbor_routes
 from runtime.gateway.arbor.surroundings import Runtime
+from runtime.gateway.art.routes import Art, art_routes
 from runtime.gateway.completions.admission import Kind
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.engines.engine_client import EngineClient
@@ -38,12 +37,13 @@ from runtime.gateway.engines.version_proof import Prover
 from runtime.gateway.fine_tuning.routes import FineTuning
 from runtime.gateway.http.auth import BearerAuth
 from runtime.gateway.http.bodies import WholeBodies
-from runtime.gateway.http.openai_errors import ApiError, not_served
+from runtime.gateway.http.error_handlers import word_errors
+from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.readiness import Readiness
 from runtime.gateway.requests import request_fields
 from runtime.gateway.requests.answer_limit import limit_answer
 from runtime.gateway.routes import slipway_routes
-from runtime.gateway.samples.receipts import receipt_routes
+from runtime.gateway.samples.rollout_samples import sample_routes
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.examples import Examples
 from runtime.gateway.steps.from_text import TextMembers
@@ -60,6 +60,7 @@ from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
 from runtime.shared.model_names import ModelNames
 from runtime.shared.schema import RuntimeConfig
+from runtime.shared.train_kwargs import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Parts:
     readiness: Readiness
     validations: Validations
     arbor: Jobs
+    art: Art
     fine_tuning: FineTuning
     state_dir: Path
     config: RuntimeConfig
@@ -162,18 +164,21 @@ def build_parts(config: RuntimeConfig) -> Parts:
         return said.phase, said.detail
 
     validations = Validations(state_dir, newest_step(checkpoints))
-    arbor = Jobs(
-        Runtime(
+
+    def surroundings(trainer: Trainer) -> Runtime:
+        return Runtime(
             state_dir, steps, versions, config.served_name, texts.resolve, lambda: samples.count, phase,
-            meaning=trainer_config(config, lambda: _context_tokens(config, clients)),
+            meaning=trainer_config(config, lambda: _context_tokens(config, clients), trainer),
             validated=lambda job, step, score: validations.of_job(job, step, score, versions.current),
-        )
-    )  # fmt: skip
-    versions.also = arbor.model
+        )  # fmt: skip
+
+    arbor = Jobs(surroundings("trl"))
+    art = Art(surroundings("art"), ModelNames.of(config), samples.of_content)
+    versions.also = lambda name: arbor.model(name) or art.models.named(name)
     return Parts(
         clients=clients,
         fleet=fleet,
-        completions=Completions(fleet, versions, samples, check, unheeded, config.name_samples),
+        completions=Completions(fleet, versions, samples, check, unheeded, config, steps.warnings),
         samples=samples,
         versions=versions,
         steps=steps,
@@ -181,6 +186,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         readiness=readiness,
         validations=validations,
         arbor=arbor,
+        art=art,
         fine_tuning=FineTuning(state_dir, steps, versions, config.train.learning_rate),
         state_dir=state_dir,
         config=config,
@@ -208,18 +214,15 @@ def build_app(parts: Parts) -> FastAPI:
             await client.close()
 
     app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.router.routes += _openai_routes(parts) + arbor_routes(parts.arbor)
+    app.router.routes += _openai_routes(parts) + arbor_routes(parts.arbor) + art_routes(parts.art)
     metrics = parts.state_dir / "metrics.jsonl"
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
-    app.include_router(receipt_routes(parts.samples))
+    app.include_router(sample_routes(parts.samples))
     app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
     app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.include_router(parts.fine_tuning.router)
     app.add_middleware(WholeBodies)
-    app.add_exception_handler(ApiError, _answer_api_error)
-    app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_exception_handler(RequestValidationError, _answer_validation_error)
-    app.add_exception_handler(Exception, _answer_failure)
+    word_errors(app)
     return app
 
 
@@ -251,47 +254,6 @@ async def _or_die(work: Any) -> None:
     except Exception:  # whatever broke it: half a gateway would look well
         log.exception("a loop of the gateway ended")
         os._exit(1)
-
-
-def _served(app: FastAPI) -> list[str]:
-    """The routes of OpenAI's that there are, as a client would write them."""
-    return [
-        f"{method} {route.path}"
-        for route in app.routes
-        if isinstance(route, Route) and route.path.startswith("/v1/")
-        for method in sorted(route.methods or ())
-        if method != "HEAD"
-    ]
-
-
-def _response(error: ApiError) -> Response:
-    headers = {name.decode(): value.decode() for name, value in error.headers()}
-    return Response(error.body(), error.status, headers)
-
-
-async def _answer_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return _response(error)
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code in (404, 405):
-        served = _served(request.app)
-        return _response(not_served(error.status_code, request.method, request.url.path, served))
-    return _response(ApiError(error.status_code, str(error.detail)))
-
-
-async def _answer_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:])
-    return _response(ApiError(400, f"{where}: {first['msg']}", param=where or None))
-
-
-async def _answer_failure(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _response(ApiError(500, f"the gateway failed: {type(error).__name__}"))
 
 
 def bind(path: Path) -> socket.socket:

@@ -73,4 +73,5 @@ class Readiness:
             samples=self._samples.count,
             admission=self._admission.record,
             detail="; ".join(word for word in words if word) or None,
+            warnings=steps.warnings.lines,
         )

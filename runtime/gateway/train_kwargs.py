@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from runtime.gateway.arbor.surroundings import Meant
 from runtime.shared.projections import lora_targets
 from runtime.shared.schema import RuntimeConfig
-from runtime.shared.train_kwargs import Run, TrainKwargs, TrainKwargsRead, read
+from runtime.shared.train_kwargs import Run, Trainer, TrainKwargs, TrainKwargsRead, read
 
 
 def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int | None]) -> APIRouter:
@@ -27,18 +27,19 @@ def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int 
     @router.post("/train_kwargs")
     def train_kwargs(body: TrainKwargs) -> TrainKwargsRead:
         run = Run(config, context_tokens(), _layers(config.model_path))
-        return read(body.train_kwargs, run, strict=body.strict, steps=body.steps)
+        return read(body.train_kwargs, run, strict=body.strict, steps=body.steps, trainer=body.trainer)
 
     return router
 
 
 def trainer_config(
-    config: RuntimeConfig, context_tokens: Callable[[], int | None]
+    config: RuntimeConfig, context_tokens: Callable[[], int | None], trainer: Trainer = "trl"
 ) -> Callable[[dict[str, Any]], Meant]:
-    """What an Arbor client's trainer_config means here, by the same table; a key nobody knows is said."""
+    """What an Arbor or ART client's keywords mean here, by the same tables; one nobody knows is said."""
 
     def meant(said: dict[str, Any]) -> Meant:
-        found = read(said, Run(config, context_tokens(), _layers(config.model_path)), strict=False)
+        run = Run(config, context_tokens(), _layers(config.model_path))
+        found = read(said, run, strict=False, trainer=trainer)
         refusals = [one.model_dump() for one in found.refusals]
         return Meant(found.settings, found.notes, refusals)
 

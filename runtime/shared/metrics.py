@@ -56,10 +56,14 @@ class MetricsLog:
 
     def read(self) -> list[dict[str, Any]]:
         """Every whole line; a torn last one is left out."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text().splitlines()
-        return [value for line in lines if (value := _parsed(line)) is not None]
+        return read_lines(self.path)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole object of a file of lines; none where there is no file."""
+    if not path.exists():
+        return []
+    return [value for line in path.read_text().splitlines() if (value := _parsed(line)) is not None]
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

@@ -32,9 +32,6 @@ MOST_RECEIPTS = 4096
 # On every answer that sampled: the policy version that produced it.
 VERSION_HEADER = "x-slipway-policy-version"
 
-# On an answer: fields of the request that had no effect here (a seed, on CPU; tools' `strict`, in a rollout).
-IGNORED_HEADER = "x-slipway-ignored"
-
 # A request has at most this, unpacked: both doors, the relay and the gateway, refuse more.
 BODY_BYTES = 32 * 2**20
 
@@ -106,6 +103,8 @@ class RuntimeConfig(Body):
     completions_per_step: int = Field(default=64, ge=0, le=4096)
     # Whether each choice of an answer has `slipway: {sample, version}`, by which it can be rewarded.
     name_samples: bool = True
+    # Whether a turn goes on from the ids of the turn before, where its client sends the same text again.
+    continue_turns: bool = True
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()
 
@@ -269,8 +268,9 @@ class StepCounts(Answer):
     retokenised: int = 0
     # Samples that go on from an earlier turn id for id, and are trained in one sequence with it.
     turns_joined: int = 0
-    # How often a rollout's next sample did not go on from the last, and began a sequence of its own.
+    # How often a rollout's next sample did not go on from the last, and began a sequence of its own; why.
     sealed: int = 0
+    sealed_by: dict[str, int] = {}
     groups_without_variance: int = 0
     # Answers that nobody is known to have received: no samples, so not among `samples` either.
     unreceived: int = 0
@@ -347,3 +347,4 @@ class RuntimeStatus(Answer):
     # What admission.json has: whether engine and trainer agree on the model, and the numbers.
     admission: dict[str, Any] | None = None
     detail: str | None = None
+    warnings: list[str] = []

@@ -13,7 +13,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -101,7 +101,13 @@ def corpus(seed: int, free: bool) -> Iterator[Line]:
 
 
 def make_tokenizer(seed: int) -> Qwen2Tokenizer:
-    """Qwen2's byte-level BPE, trained on the corpus: any text encodes, a word of the grammar is one token."""
+    """Trained on the corpus: a word of the grammar is one token."""
+    lines = islice(corpus(seed, free=False), 4000)
+    return tokenizer_of((text for line in lines for text in astuple(line)), VOCABULARY)
+
+
+def tokenizer_of(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
+    """Qwen2's byte-level BPE, trained on these texts; any other encodes too."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -111,13 +117,12 @@ def make_tokenizer(seed: int) -> Qwen2Tokenizer:
         ]
     )
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    lines = islice(corpus(seed, free=False), 4000)
-    tokenizer.train_from_iterator((text for line in lines for text in astuple(line)), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     learnt = json.loads(tokenizer.to_str())["model"]
     made = Qwen2Tokenizer(
         vocab=learnt["vocab"],
@@ -210,7 +215,7 @@ def train(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int, phases: 
         )
         for step in range(phase.steps):
             for group in optimizer.param_groups:
-                group["lr"] = phase.learning_rate * _schedule(step, phase.steps)
+                group["lr"] = phase.learning_rate * warm_cosine(step, phase.steps)
             loss = _loss(model, tokenizer, lines, phase.batch, phase.whole)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -223,7 +228,7 @@ def train(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int, phases: 
     return sum(losses[-10:]) / len(losses[-10:])
 
 
-def _schedule(step: int, steps: int) -> float:
+def warm_cosine(step: int, steps: int) -> float:
     """Linear warm-up over WARMUP_STEPS, then a cosine to a twentieth."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
     return warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))

@@ -27,13 +27,19 @@ ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
 _SECONDS = 300
 # Of 1. A request that is private and of no use has 0.5, which is some 0.13 above the beginning.
 PAPILLONS_RISE = 0.3
-# Every cell of a notebook in its order and in one namespace, as Jupyter does it, without Jupyter.
+# Every cell of a notebook in its order and in one namespace, as Jupyter does it, without Jupyter. A cell may
+# await: all of them are in one event loop.
 _CELLS = """
-import json, sys
+import ast, asyncio, inspect, json, sys
 names = {"__name__": "__main__"}
-for cell in json.load(open(sys.argv[1]))["cells"]:
-    if cell["cell_type"] == "code":
-        exec(compile("".join(cell["source"]), sys.argv[1], "exec"), names)
+async def main():
+    for cell in json.load(open(sys.argv[1]))["cells"]:
+        if cell["cell_type"] == "code":
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            result = eval(compile("".join(cell["source"]), sys.argv[1], "exec", flags=flags), names)
+            if inspect.iscoroutine(result):
+                await result
+asyncio.run(main())
 """
 
 

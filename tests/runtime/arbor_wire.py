@@ -93,13 +93,13 @@ def _write(partial: Path, version: int) -> None:
 class Wire:
     """A run with its gateway, and a client of it that speaks as Arbor's do."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, engine: type[PretendEngine] = PretendEngine, **settings: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.armed = folder / "armed"
         os.environ[failpoints.VARIABLE] = f"file:{self.armed}"
         self._sockets = Path(tempfile.mkdtemp(prefix="slip-"))
-        self.engine = PretendEngine(self._sockets / "e.sock")
+        self.engine = engine(self._sockets / "e.sock")
         self.trainer = Trainer(folder)
         self.gateway = Gateway(folder, self.engine.socket, folder, **settings)
         del os.environ[failpoints.VARIABLE]

@@ -11,6 +11,7 @@ import msgspec
 from runtime.gateway.completions import admission
 from runtime.gateway.completions.admission import Asked
 from runtime.gateway.completions.answers import Choice, Whole, question, samples
+from runtime.gateway.completions.continuing import Turn
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Exchange
@@ -54,10 +55,12 @@ def record(
     version: int = 0,
     delivered: bool = True,
     engine: EngineFacts = UNKNOWN,
+    turn: Turn | None = None,
 ) -> list[str]:
     """Record an answer as proxy.py does; the samples' ids."""
     whole = Whole(request, f"policy@v{version}", content)
-    return record_choices(store, request, whole.choices, msgspec.Raw(whole.body), version, delivered, engine)
+    body = msgspec.Raw(whole.body)
+    return record_choices(store, request, whole.choices, body, version, delivered, engine, turn)
 
 
 def record_choices(
@@ -68,8 +71,9 @@ def record_choices(
     version: int,
     delivered: bool,
     engine: EngineFacts = UNKNOWN,
+    turn: Turn | None = None,
 ) -> list[str]:
-    prompts, found = samples(request, choices, engine)
+    prompts, found = samples(request, choices, engine, turn)
     exchange = Exchange(
         request=request.id,
         digest=request.digest,
@@ -85,6 +89,7 @@ def record_choices(
         answer=body,
         delivered=delivered,
         messages=question(request),
+        conversation=turn and turn.conversation,
     )
     store.record(exchange)
     return [sample.id for sample in found]

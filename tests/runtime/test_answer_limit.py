@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def test_c05_the_engine_and_the_record_have_the_limit(tmp_path: Path) -> None:
         engine=EngineConfig(answer_tokens=123),
     )  # fmt: skip
     request = asked(rollout="r")
-    sent = json.loads(request.for_engine("policy@v1", build_parts(config).completions._check))
+    sent = request.for_engine("policy@v1", build_parts(config).completions._check)
     assert sent["max_tokens"] == request.settings["max_tokens"] == 123
 
 
@@ -59,5 +58,5 @@ def test_the_limit_is_one_that_the_engines_take(
     )  # fmt: skip
     parts = build_parts(config)
     parts.clients[0].facts = EngineFacts(context_length=said)
-    sent = json.loads(asked(rollout="r").for_engine("policy@v1", parts.completions._check))
+    sent = asked(rollout="r").for_engine("policy@v1", parts.completions._check)
     assert sent["max_tokens"] == limit

@@ -62,6 +62,43 @@ def test_b11_a_step_behind_a_name_is_that_steps_version(tmp_path: Path, name: st
     assert made.checkpoint(name + form) == "step-000003"
 
 
+def test_b11_a_name_that_a_client_gave_the_policy_has_its_steps_too(tmp_path: Path) -> None:
+    """As openpipe-art asks for the model of a step: `get_inference_name(3)` is `agent@3`."""
+    made = versions(tmp_path)
+    made.also = {"agent": "policy", "old": "policy@v2"}.get
+    for name, version in {"agent": 5, "agent@3": 3, "openai/agent@v3": 3, "agent@0": 0, "old": 2}.items():
+        assert made.resolve(name).version == version
+    assert made.checkpoint("agent@3") == "step-000003"
+    for name in ("agent@6", "agent@latest", "agent@", "old@3", "stranger@3", "@3"):
+        with pytest.raises(ApiError) as refused:
+            made.resolve(name)
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+        assert f"`{name}`" in refused.value.message
+
+
+def test_b11_an_evicted_version_is_a_404_and_one_in_flight_stays(tmp_path: Path) -> None:
+    kept = dict.fromkeys(range(1, 6), 0)
+    made = Versions(tmp_path / "s.json", "policy", keep=1, kept=lambda: kept, names=ModelNames(HUB, HUB))
+    made.also = {"agent": "policy"}.get
+    made.move(3, 3)
+    asked = made.resolve("agent@3")
+    made.acquire(asked.version)
+    for version in (4, 5):
+        made.move(version, version)
+        del kept[version - 2]
+    assert (made.resolve("agent").version, asked.name) == (5, "policy@v3")
+    assert not made.retire(3), "a rollout in flight keeps its version"
+    assert made.resolve("agent@3").version == 3
+    made.release(3)
+    del kept[1]
+    assert made.retire(3)
+    with pytest.raises(ApiError) as refused:
+        made.resolve("agent@3")
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+    assert "`policy@v3` was served once, but its weights are no longer kept" in refused.value.message
+    assert "policy@v5" in refused.value.message
+
+
 def test_a07_jobs_have_names_too_and_their_steps(tmp_path: Path) -> None:
     made = versions(tmp_path)
     jobs = {"grpo:qwen:brave-otter:20261121": "policy", "grpo:qwen:brave-otter:20261121@2": "policy@2"}

@@ -316,7 +316,7 @@ def handed_out(folder: Path, sockets: Path, events: list[dict[str, Any]]) -> lis
         engine, flight = parts.fleet.engines[0], Flight("digest")
         request, served = asked("q", "r", stream=True, n=2), Served(0, "base", "base")
         async with engine.client.post(CHAT, b"{}") as response:
-            await parts.completions._stream(response, request, served, flight, engine)
+            await parts.completions._stream(response, request, served, None, flight, engine)
         await engine.client.close()
         assert len(parts.samples.unreceived_of_rollout("r")) == 2, "recorded before its end is handed out"
         return flight.parts

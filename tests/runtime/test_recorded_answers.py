@@ -44,7 +44,7 @@ def admitted(kind: Kind, body: dict[str, Any]) -> Asked:
 
 async def answered(client: EngineClient, asked: Asked) -> Answered:
     """One request as proxy.py sends and reads it."""
-    content = asked.for_engine("base", lambda kind, body: check(kind, body, "cpu"))
+    content = json.dumps(asked.for_engine("base", lambda kind, body: check(kind, body, "cpu"))).encode()
     async with client.post(admission.ENGINE_PATHS[asked.kind], content) as response:
         raw = await response.read()
         assert response.status == 200, (asked.body, raw)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from runtime.engine.last_turn import LAST_TURN
 from runtime.gateway.requests.request_fields import CHAT, COMPLETION, BadField, check, unheeded
 from tests.runtime.hostile_values import call, nested
 
@@ -109,3 +110,14 @@ def test_an_earlier_calls_arguments_are_read_as_vllm_reads_them(arguments: str) 
         check("chat", CHAT_BODY | {"messages": [called]}, "cpu")
     fine = called | {"tool_calls": [call('{"a": [1]}'), call("{"), {}, 3]}
     assert check("chat", CHAT_BODY | {"messages": [fine, "x", {"tool_calls": 3}]}, "cpu")
+
+
+@pytest.mark.parametrize("name", ["kv_transfer_params", LAST_TURN, "prompt_token_ids"])
+def test_joined_by_the_gateway_alone_no_field_gives_the_engine_ids(name: str) -> None:
+    """Turns go on from ids that the gateway recorded (completions/continuing.py), never from a client's."""
+    values: list[Any] = [{"prompt_token_ids": [5, 6]}, {}, [5, 6], 3]
+    for value in values:
+        for kind, body in (("chat", CHAT_BODY), ("completion", {"model": "policy", "prompt": "x"})):
+            with pytest.raises(BadField) as refused:
+                check(kind, body | {name: value}, "cpu")  # type: ignore[arg-type]
+            assert refused.value.param == name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -346,7 +347,7 @@ def joined_and_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[B
     store = SampleStore(tmp_path)
     names = conversations(store)
     joined = batch_of(store, *names)
-    monkeypatch.setattr(selections, "join", lambda refs, load: ([[ref] for ref in refs], 0))
+    monkeypatch.setattr(selections, "join", lambda refs, load: ([[ref] for ref in refs], Counter()))
     apart = batch_of(store, *names)
     assert (joined.sequences, apart.sequences) == (6, 13)
     return joined, apart

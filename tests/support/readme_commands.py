@@ -21,11 +21,14 @@ from typing import Any
 
 import typer.main
 
+from tests.support import foreign_environments
 from tests.support.readmes import ROOT, Fence, fences
 
 SHELLS = {"bash", "sh", "console"}
 # Programs of the reader's own, for whom the text stands.
-_PLACEHOLDERS = {"optimize.py", "evaluate.py", "my.py", "script.py", "PROGRAM", "nvidia-smi"}
+_PLACEHOLDERS = {"optimize.py", "evaluate.py", "my.py", "script.py", "train.py", "PROGRAM", "nvidia-smi"}
+# The Python of an environment of the reader's own.
+_THEIR_PYTHON = re.compile(r"[A-Z_]+/bin/python")
 _SEPARATORS = {"&&", "||", ";", "|"}
 _SUBSHELL = re.compile(r"\$\((.*)\)")
 _ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
@@ -75,6 +78,8 @@ def _fault(words: list[str], folder: Path) -> str | None:
     while words and _ASSIGNMENT.fullmatch(words[0]):
         words = words[1:]
     match words:
+        case ["export", *assignments] if all(_ASSIGNMENT.fullmatch(one) for one in assignments):
+            return None
         case ["uv", "run", *rest] if rest:
             return _fault(rest, folder)
         case ["launch", *rest]:
@@ -83,7 +88,7 @@ def _fault(words: list[str], folder: Path) -> str | None:
             return _pytest_fault(rest)
         case ["python", "-m", module, *rest]:
             return _module_fault(module, rest)
-        case ["python", program, *rest]:
+        case [python, program, *rest] if python == "python" or _THEIR_PYTHON.fullmatch(python):
             return _program_fault(program, rest, folder)
         case ["pip", "install", *what] if what:
             return next((f"pip install {one}" for one in what if not _installable(one)), None)
@@ -199,9 +204,9 @@ def _options_fault(path: Path, words: list[str]) -> str | None:
 
 
 def _installable(what: str) -> bool:
-    """uv, this checkout with extras that it has, or SkyPilot's extra for one more cloud."""
+    """uv, this checkout with its extras, SkyPilot's for one more cloud, or what tests give ART's client."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    if what == "uv":
+    if what == "uv" or what in foreign_environments.ART:
         return True
     if cloud := _SKYPILOT.fullmatch(what):
         return project["cloud"][0].endswith(f"=={cloud[1]}")

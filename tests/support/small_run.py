@@ -329,7 +329,8 @@ class SmallRun:
             return 200, {"settings": {}, "sampling": {}, "notes": [], "refusals": []} | self.meaning
         places = {"run_id": self.run_id, "state_dir": "none", "socket_dir": "none"}
         config = RuntimeConfig.model_validate({**places, "model_path": self.hub_name, **self.config})
-        answer = read(body.train_kwargs, Run(config), strict=body.strict, steps=body.steps)
+        asked = {"strict": body.strict, "steps": body.steps, "trainer": body.trainer}
+        answer = read(body.train_kwargs, Run(config), **asked)
         return 200, answer.model_dump(mode="json")
 
     def checkpoints(self) -> list[dict[str, Any]]:

@@ -101,7 +101,7 @@ def test_a02_a_taken_port_is_refused_by_whose_it_is_and_with_what_the_program_mu
         other = f"--arbor --port {port + 1}  # and {port + 1} in your program's addresses"
         assert other in done.stderr
         with pytest.raises(PreflightError) as late:
-            Relay(tmp_path / "none.sock", port, token=TOKEN, keyless=True).start()
+            Relay(tmp_path / "none.sock", port, token=TOKEN, keyless_by="--arbor").start()
         assert late.value.hint == f"launch {other}"
         with pytest.raises(PreflightError, match="is taken") as plain:
             preflight.check_port(port, home)

@@ -22,11 +22,13 @@ from tests.support.environment import REPOSITORY
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 TRANSLATING = ("quickstart", "two_predictors", "arbor_quickstart", "better_together")
 # With `--offline`, and public data without it.
-OFFLINE = ("arbor_quickstart", "better_together", "classify", "papillon")
+OFFLINE = ("arbor_quickstart", "better_together", "classify", "papillon", "summarise_ruler")
+# With `--offline`, and larger data of its own without it.
+MADE = ("email_search", "temporal_clue")
 # What `launch --arbor` puts on a program's path.
 ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
 # What `pip install slipway-rl[dspy]` brings, and our own public surface.
-INSTALLED = {"dspy", "matplotlib"}
+INSTALLED = {"dspy", "matplotlib", "openai"}
 # Only under `launch --arbor`, and only where the data is not our own.
 BESIDE = {"arbor", "datasets"}
 OURS = "launcher.client"
@@ -113,7 +115,7 @@ def test_the_picture_and_the_text_beside_it_are_of_one_run() -> None:
     assert "@font-face" not in picture, "whoever looks at it asks nobody for a font"
 
 
-@pytest.mark.parametrize("name", OFFLINE)
+@pytest.mark.parametrize("name", OFFLINE + MADE)
 def test_a20_the_head_of_an_example_says_how_to_run_it_what_it_costs_and_what_to_beat(name: str) -> None:
     head = ast.get_docstring(ast.parse((REPOSITORY / "examples" / f"{name}.py").read_text())) or ""
     arbor = " --arbor" if name == "arbor_quickstart" else ""

@@ -52,6 +52,8 @@ def test_every_python_block_compiles_and_finds_what_it_imports(readme: Path) -> 
         "uv run pytest -m quik",
         "uv run pytest tests/unit/test_nothing.py",
         "pip install something-else",
+        "pip install openpipe-art==0.5.17",
+        "launch -- THEIR_ENVIRONMENT/bin/python nowhere.py",
         "pip install '.[clouds]'",
         "curl example.org && uv run pytest",
     ],

@@ -23,7 +23,7 @@ IMPORTERS = {
     "sky": {
         f"launcher/machines/skypilot/sky_{part}.py" for part in ("calls", "prices", "providers", "server")
     },
-    "vllm": {"runtime/engine/server.py", "runtime/engine/worker.py"},
+    "vllm": {"runtime/engine/server.py", "runtime/engine/last_turn.py", "runtime/engine/worker.py"},
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
     "transformers": {"runtime/trainer/network.py", "runtime/tiny/"},
     "dspy": {"launcher/client/dspy/", "launcher/client/arbor/", "examples/"},
@@ -34,15 +34,21 @@ FLOORS = {
     "launcher": (
         "launcher/base", "launcher/screen", "launcher/values", "launcher/ledger", "launcher/models",
         "launcher/results", "launcher/machines/over_ssh", "launcher/machines/skypilot", "launcher/machines",
-        "launcher/safety", "launcher/asking", "launcher/door", "launcher/run", "launcher/cli",
+        "launcher/safety", "launcher/asking", "launcher/page", "launcher/door", "launcher/run",
+        "launcher/cli",
     ),
     # A program imports these; of the rest they know the errors only.
-    "client": ("launcher/base", "launcher/client", "launcher/client/dspy", "launcher/client/arbor"),
+    "client": (
+        "launcher/base", "launcher/client", "launcher/client/tracing", "launcher/client/trajectories",
+        "launcher/client/ruler", "launcher/client/autorl", "launcher/client/dspy", "launcher/client/arbor",
+        "launcher/client/art",
+    ),
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",
         "runtime/gateway/http", "runtime/gateway/requests", "runtime/gateway/samples",
         "runtime/gateway/engines", "runtime/gateway/versions", "runtime/gateway/steps",
-        "runtime/gateway/arbor", "runtime/gateway/fine_tuning", "runtime/gateway/completions",
+        "runtime/gateway/arbor", "runtime/gateway/art", "runtime/gateway/fine_tuning",
+        "runtime/gateway/completions",
         "runtime/gateway", "runtime/trainer", "runtime/recipes", "runtime",
     ),
     "tiny": ("runtime/tiny",),

@@ -28,6 +28,7 @@ from launcher.client.dspy.sampling_live import for_training
 from launcher.client.dspy.tagging import Answered, Call, RolloutOver, astray, begin_call, current_rollout
 from launcher.client.failures import EndpointLost
 from launcher.client.session import Session
+from launcher.client.tracing.rollout import is_inside
 from launcher.client.wire import AsyncWire, new_request_id
 
 _PATH = "/v1/chat/completions"
@@ -72,7 +73,7 @@ class _Dialect:
         if of_policy and astray():
             with self._lock:
                 self.astray += 1
-        sampling, purpose = _how(call)
+        sampling, purpose = _how(call, self.session)
         body = json.loads(self._chat.build_request(_shaped(request, sampling), stream=False).body)
         if request.config.top_k is not None and not sampling:
             body["top_k"] = request.config.top_k  # the dialect drops it; vLLM takes it
@@ -105,10 +106,12 @@ class _Dialect:
         return answer
 
 
-def _how(call: Call | None) -> tuple[Mapping[str, Any], dict[str, str]]:
+def _how(call: Call | None, session: Session) -> tuple[Mapping[str, Any], dict[str, str]]:
     """How a request is sampled; and the header of what no rollout asks, which is never trained (C48)."""
     if call is not None:
         return call.sampling, {}
+    if is_inside(session):
+        return {}, {}  # it is tagged as it is sent
     job = for_training()
     return ({}, {PURPOSE_HEADER: "eval"}) if job is None else (job.asked, {})
 

@@ -18,6 +18,7 @@ import msgspec
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import distribution, tools
 from runtime.gateway.samples.journal import Tags
+from runtime.shared.headers import CONTINUE_HEADER, OFF, REFUSE, UNTRAINABLE_HEADER
 from runtime.shared.schema import (
     CALL_HEADER,
     PREDICTOR_HEADER,
@@ -60,6 +61,10 @@ class Asked:
     wants_ids: bool
     # Fields that are not heeded because the request is a rollout's; the answer names them.
     ignored: tuple[str, ...] = ()
+    # Whether it may be asked for by the ids of the turn that it goes on from.
+    goes_on: bool = True
+    # Whether it is to be refused where what it samples cannot be trained.
+    trainable_only: bool = False
 
     @property
     def copies(self) -> int:
@@ -71,7 +76,9 @@ class Asked:
         """Every sampling setting of the request, for the record."""
         return {name: value for name, value in self.body.items() if name not in _NOT_SETTINGS}
 
-    def for_engine(self, model: str, check: Callable[[Kind, dict[str, Any]], dict[str, Any]]) -> bytes:
+    def for_engine(
+        self, model: str, check: Callable[[Kind, dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
         """The body the engine gets: `model` there, and always token ids and logprobs."""
         body = check(self.kind, self.body) | {"model": model, "return_token_ids": True}
         if self.copies > 1:
@@ -81,7 +88,7 @@ class Asked:
             body["top_logprobs"] = self.body.get("top_logprobs") or 0
         else:
             body["logprobs"] = self.body.get("logprobs") or 0
-        return msgspec.json.encode(body)
+        return body
 
 
 async def read_body(receive: Any) -> bytes:
@@ -114,6 +121,8 @@ def admit(kind: Kind, headers: Mapping[str, str], path_rollout: str | None, cont
         wants_logprobs=body.get("logprobs") is True if kind == "chat" else _is_number(body.get("logprobs")),
         wants_ids=body.get("return_token_ids") is True,
         ignored=ignored,
+        goes_on=headers.get(CONTINUE_HEADER) != OFF,
+        trainable_only=headers.get(UNTRAINABLE_HEADER) == REFUSE,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from runtime.gateway.completions.admission import Asked
+from runtime.gateway.completions.continuing import Turn
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.samples import content, parsed_fields
@@ -25,6 +26,8 @@ _IDS = ("prompt_token_ids", "token_ids")
 _EMPTY = (
     "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics", "routed_experts",
 )  # fmt: skip
+# Why a sample is none of the policy.
+_OF_BASE = "answer of the model before training"
 
 
 @dataclass
@@ -50,10 +53,14 @@ class Choice:
         message = choice.get("message", choice.get("delta"))
         message = {} if message is None else message
         self._give_back_a_thought(message)
-        if asked.tags.rollout is None:  # only what has no tag is ever asked for by its text
-            self.text += message.get("content") or ""
-            for place, call in enumerate(message.get("tool_calls") or ()):
-                self._take_call(call.get("index", place), call.get("function") or {})
+        self.text += message.get("content") or ""
+        for place, call in enumerate(message.get("tool_calls") or ()):
+            self._take_call(call.get("index", place), call.get("function") or {})
+
+    @property
+    def said_calls(self) -> list[content.Call]:
+        """The calls it makes, whole."""
+        return [content.Call(*map("".join, parts)) for _, parts in sorted(self.calls.items())]
 
     def _take_call(self, place: int, part: dict[str, Any]) -> None:
         name, arguments = self.calls.setdefault(place, ([], []))
@@ -86,15 +93,24 @@ def _logprobs(asked: Asked, choice: dict[str, Any]) -> list[float | None]:
 
 
 def samples(
-    asked: Asked, choices: dict[int, Choice], engine: EngineFacts = UNKNOWN
+    asked: Asked,
+    choices: dict[int, Choice],
+    engine: EngineFacts = UNKNOWN,
+    turn: Turn | None = None,
+    of_base: bool = False,
 ) -> tuple[list[list[int]], list[Sample]]:
-    """Prompts (each once) and samples of a finished answer, in the order of the choices."""
+    """Prompts (each once) and samples of a finished answer, in the order of the choices.
+
+    `of_base`: the model before training was asked by its name. It is no policy: a judge, an opponent.
+    """
     prompts: list[list[int]] = []
     found: list[Sample] = []
     for index, choice in sorted(choices.items()):
         if not prompts or prompts[-1] != choice.prompt_ids:
             prompts.append(choice.prompt_ids)
-        why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
+        why_not = _OF_BASE if of_base else None
+        if why_not is None:
+            why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
         if why_not is None:
             why_not = _unfit_prompt(choice.prompt_ids, engine)
         found.append(
@@ -106,6 +122,7 @@ def samples(
                 finish_reason=_finish_reason(asked, choice, engine),
                 unscorable=why_not,
                 content=_content(asked, choice),
+                turn=turn and turn.answered(choice.text, choice.said_calls),
             )
         )
     return prompts, found
@@ -143,8 +160,7 @@ def _content(asked: Asked, choice: Choice) -> str | None:
     """The name by content of what has no tag."""
     if asked.kind != "chat" or asked.tags.rollout is not None:
         return None
-    calls = [content.Call(*map("".join, parts)) for _, parts in sorted(choice.calls.items())]
-    return content.key(asked.body["messages"], choice.text, calls)
+    return content.key(asked.body["messages"], choice.text, choice.said_calls)
 
 
 def question(asked: Asked) -> list[Any] | None:

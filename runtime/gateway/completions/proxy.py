@@ -18,16 +18,20 @@ import msgspec
 from runtime.gateway.completions import admission
 from runtime.gateway.completions.admission import Asked, Kind
 from runtime.gateway.completions.answers import Choice, Streamed, Whole, question, samples
+from runtime.gateway.completions.continuing import Continuing, Turn
 from runtime.gateway.completions.flights import GRACE_SECONDS, Flight, Flights, Headers
+from runtime.gateway.completions.untrainable import Untrainable
 from runtime.gateway.engines.fleet import Engine, Fleet
 from runtime.gateway.http import openai_errors
 from runtime.gateway.http.openai_errors import ApiError, not_ready
+from runtime.gateway.http.warnings import Warnings
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Exchange
 from runtime.gateway.samples.samples import SampleStore, Stored
-from runtime.gateway.versions.versions import Served, Versions
+from runtime.gateway.versions.versions import BASE, Served, Versions
 from runtime.shared import failpoints
-from runtime.shared.schema import IGNORED_HEADER, VERSION_HEADER
+from runtime.shared.headers import IGNORED_HEADER, UNTRAINABLE_HEADER
+from runtime.shared.schema import VERSION_HEADER, RuntimeConfig
 
 log = logging.getLogger(__name__)
 
@@ -61,18 +65,18 @@ class Completions:
         store: SampleStore,
         check: FieldCheck,
         unheeded: Callable[[Kind, dict[str, Any]], tuple[str, ...]],
-        name_samples: bool = True,
+        config: RuntimeConfig,
+        warnings: Warnings,
     ) -> None:
-        """`unheeded`: the fields of a request that have no effect here; its answer names them.
-
-        `name_samples`: whether each choice of an answer says which sample it is.
-        """
+        """`unheeded`: the fields of a request that have no effect here; its answer names them."""
         self._fleet = fleet
         self._versions = versions
         self._store = store
         self._check = check
         self._unheeded = unheeded
-        self._name_samples = name_samples
+        self._name_samples = config.name_samples
+        self._continuing = Continuing(store, config.continue_turns)
+        self._untrainable = Untrainable(warnings)
         self.flights = Flights()
 
     def door(self, kind: Kind) -> Door:
@@ -86,13 +90,14 @@ class Completions:
             path_rollout = scope.get("path_params", {}).get("rollout")
             content = await admission.read_body(receive)
             asked = admission.admit(kind, headers, path_rollout, content)
+            untrainable = self._untrainable.check(asked)
             flight = self._flight(asked)
         except ApiError as error:
             await error.send(send)
             return
         grace_seconds = GRACE_SECONDS if flight.replayable else 0.0
-        if ignored := (*asked.ignored, *self._unheeded(kind, asked.body)):
-            send = _naming(ignored, send)
+        ignored = (*asked.ignored, *self._unheeded(kind, asked.body))
+        send = _naming({IGNORED_HEADER: ", ".join(ignored), UNTRAINABLE_HEADER: untrainable or ""}, send)
         await flight.deliver(receive, send, grace_seconds)
         if flight.recorded and not (flight.received or flight.awaited or asked.receipt_follows):
             self._lose(asked)
@@ -140,13 +145,14 @@ class Completions:
             log.error("request %s: nobody received its answer, which is not recorded: %s", asked.id, error)
 
     async def _answer(self, asked: Asked, served: Served, flight: Flight) -> None:
-        content = asked.for_engine(served.engine_model, self._check)
+        body = asked.for_engine(served.engine_model, self._check)
         deaths = failures = 0
         while True:
             engine = await self._fleet.pick(served.version)
             engine.in_flight += 1
             try:
-                await self._ask(engine, asked, served, content, flight)
+                turn = await self._continuing.turn(asked, body, engine.client)
+                await self._ask(engine, asked, served, body, turn, flight)
                 return
             except EngineGoneError as error:
                 self._fleet.lost(engine)
@@ -161,18 +167,26 @@ class Completions:
                 engine.in_flight -= 1
 
     async def _ask(
-        self, engine: Engine, asked: Asked, served: Served, content: bytes, flight: Flight
+        self,
+        engine: Engine,
+        asked: Asked,
+        served: Served,
+        body: dict[str, Any],
+        turn: Turn | None,
+        flight: Flight,
     ) -> None:
         """One attempt. Raises EngineGoneError when another may be made."""
+        content = msgspec.json.encode(body | turn.fields if turn and turn.fields else body)
         try:
             async with engine.client.post(admission.ENGINE_PATHS[asked.kind], content) as response:
                 if response.status != 200:
                     raise await _refusal(engine, response, served)
                 if asked.streamed:
-                    await self._stream(response, asked, served, flight, engine)
+                    await self._stream(response, asked, served, turn, flight, engine)
                 else:
                     whole = Whole(asked, served.name, await response.read(), self._named(served))
-                    self._record(asked, served, whole.choices, flight, msgspec.Raw(whole.body), engine)
+                    answer = msgspec.Raw(whole.body)
+                    self._record(asked, served, turn, whole.choices, flight, answer, engine)
                     flight.begin(200, _headers(b"application/json", served, len(whole.body)))
                     flight.write(whole.body)
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
@@ -183,6 +197,7 @@ class Completions:
         response: aiohttp.ClientResponse,
         asked: Asked,
         served: Served,
+        turn: Turn | None,
         flight: Flight,
         engine: Engine,
     ) -> None:
@@ -206,7 +221,7 @@ class Completions:
         if not stream.done:
             raise EngineGoneError("the stream ended early")
         whole = msgspec.json.encode(b"".join(text).decode())
-        self._record(asked, served, stream.choices, flight, msgspec.Raw(whole), engine)
+        self._record(asked, served, turn, stream.choices, flight, msgspec.Raw(whole), engine)
         _hand_out(held, head, flight)
 
     def _named(self, served: Served) -> int | None:
@@ -217,13 +232,14 @@ class Completions:
         self,
         asked: Asked,
         served: Served,
+        turn: Turn | None,
         choices: dict[int, Choice],
         flight: Flight,
         answer: msgspec.Raw,
         engine: Engine,
     ) -> None:
         """Before the client has the answer: what it has is always recorded."""
-        prompts, found = samples(asked, choices, engine.client.facts)
+        prompts, found = samples(asked, choices, engine.client.facts, turn, served.name == BASE)
         exchange = Exchange(
             request=asked.id,
             digest=asked.digest,
@@ -234,6 +250,7 @@ class Completions:
             temperature=distribution.temperature(asked.body),
             settings=asked.settings,
             messages=question(asked),
+            conversation=turn and turn.conversation,
             prompts=prompts,
             samples=found,
             streamed=asked.streamed,
@@ -281,16 +298,16 @@ def _at_fault(asked: Asked, error: EngineFailedError) -> ApiError:
     )
 
 
-def _naming(ignored: tuple[str, ...], send: Any) -> Any:
-    """`send`, with the ignored fields among the headers of the answer."""
+def _naming(said: dict[str, str], send: Any) -> Any:
+    """`send`, with what is said among the headers of the answer."""
+    headers = [(name.encode(), value.encode()) for name, value in said.items() if value]
 
     async def naming(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            header = (IGNORED_HEADER.encode(), ", ".join(ignored).encode())
-            message = message | {"headers": [*message["headers"], header]}
+            message = message | {"headers": [*message["headers"], *headers]}
         await send(message)
 
-    return naming
+    return naming if headers else send
 
 
 def _headers(content_type: bytes, served: Served, length: int | None = None) -> Headers:

@@ -193,6 +193,11 @@ class EngineClient:
             body["tools"] = tools
         return (await self._json("POST", "/tokenize", body))["tokens"]
 
+    async def render(self, body: dict[str, Any]) -> list[int]:
+        """The ids of the prompt that the engine would make of a chat request. Raises EngineError."""
+        rendered = await self._json("POST", "/v1/chat/completions/render", body | {"model": BASE_NAME})
+        return rendered["token_ids"]
+
     async def score_next(self, model: str, token_ids: list[int], token: int) -> float:
         """log p(token | token_ids) at temperature 1, asked as a rollout asks: its prefix cache is read."""
         body = {

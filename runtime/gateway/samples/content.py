@@ -26,9 +26,9 @@ def key(messages: Iterable[Any], answer: str, calls: Sequence[Call] = ()) -> str
     White space around the answer does not count: clients that parse an answer and write it again strip it.
     Nor does how a call's arguments are written.
     """
-    said = [[_plain(message) for message in messages], answer.strip()]
+    said = [[plain(message) for message in messages], answer.strip()]
     if calls:
-        said.append(_said_by(calls))
+        said.append(said_by(calls))
     # Escaped: half a surrogate pair, which a body may hold, is no text that can be encoded.
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=_KEY_BYTES).hexdigest()
 
@@ -39,7 +39,8 @@ def calls_of(tool_calls: Iterable[Any] | None) -> list[Call]:
     return [Call(str(function.get("name")), function.get("arguments") or "") for function in functions]
 
 
-def _said_by(calls: Iterable[Call]) -> list[Any]:
+def said_by(calls: Iterable[Call]) -> list[Any]:
+    """Calls in one form, however their arguments are written."""
     return [[call.name, _parsed(call.arguments)] for call in calls]
 
 
@@ -57,13 +58,13 @@ def _parsed(arguments: Any) -> list[str]:
         return ["text", str(arguments).strip()]
 
 
-def _plain(message: Any) -> Any:
+def plain(message: Any) -> Any:
     """A message without what is not there, its parts as the one text they are, its calls as the answer's."""
     if not isinstance(message, Mapping):
         return message
     kept = {name: value for name, value in message.items() if value is not None}
     if calls := kept.pop("tool_calls", None):
-        kept["tool_calls"] = _said_by(calls_of(calls)) if isinstance(calls, list) else calls
+        kept["tool_calls"] = said_by(calls_of(calls)) if isinstance(calls, list) else calls
     content = kept.get("content")
     if isinstance(content, list):
         texts = [_text(part) for part in content]

@@ -36,6 +36,8 @@ class Sample:
     content: str | None = None
     # Nobody sampled it: a client gave the text, and the engine these ids and logprobs of it.
     retokenised: bool = False
+    # The name of the conversation that it ends (conversations.py), where it is an answer of a chat.
+    turn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,23 @@ class Tags:
     predictor: str | None = None
     call: int | None = None
     purpose: Purpose = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Where the question of a chat stands among others (conversations.py), and what it went on from."""
+
+    question: str
+    # The same, without what its system messages say.
+    bare: str
+    tools: str = ""
+    # The sample it goes on from, id for id.
+    continues: str | None = None
+    # Why it does not, though it is a later turn of a conversation that was held here.
+    apart: str | None = None
+    # What the chat template alone would have shown, where the prompt is another: a digest, and how long.
+    shown: str | None = None
+    shown_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +89,7 @@ class Exchange:
     delivered: bool
     # The question, where a client may name it by its parsed fields (parsed_fields.py).
     messages: list[Any] | None = None
+    conversation: Conversation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +133,7 @@ class SampleHead:
     unscorable: str | None = None
     content: str | None = None
     retokenised: bool = False
+    turn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +149,7 @@ class Head:
     version: int = 0
     samples: list[SampleHead] = field(default_factory=list)
     delivered: bool = True
+    conversation: Conversation | None = None
 
 
 @dataclass(frozen=True, slots=True)

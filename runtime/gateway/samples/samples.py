@@ -20,6 +20,7 @@ from runtime.gateway.samples.field_index import FieldIndex
 from runtime.gateway.samples.journal import Claim, Doubt, Exchange, Head, Journal, Loss, Place, Sample
 from runtime.gateway.samples.parsed_fields import Names
 from runtime.gateway.samples.sample_ref import SampleRef
+from runtime.gateway.samples.turn_index import TurnIndex
 
 # Request ids remembered for a retry; beyond this the oldest are forgotten (the samples are not).
 REMEMBERED_REQUESTS = 1 << 16
@@ -48,6 +49,7 @@ class SampleStore:
         # Sample id → its name by content, if it has one, and itself: those without a tag are forgotten.
         self._untagged: OrderedDict[str, tuple[str | None, SampleRef]] = OrderedDict()
         self._fields = FieldIndex(self._journal.read_said)
+        self.turns = TurnIndex()
         self._requests: OrderedDict[str, Stored] = OrderedDict()
         self._unreceived: set[str] = set()
         # Digest of a request → those with it whose connections broke after their answers.
@@ -164,6 +166,7 @@ class SampleStore:
         else:
             self._unreceived.add(line.request)
         self.count += len(line.samples)
+        turns: list[tuple[str | None, SampleRef]] = []
         for position, sample in enumerate(line.samples):
             ref = SampleRef(
                 sample.id,
@@ -176,10 +179,13 @@ class SampleStore:
                 sample.retokenised,
             )
             self._by_id[ref.id] = ref
+            turns.append((sample.turn, ref))
             if line.tags.rollout is not None:
                 self._by_rollout[line.tags.rollout].append(ref)
             else:
                 self._index_untagged(sample.content, ref)
+        if line.conversation is not None:
+            self.turns.note(line.conversation, turns)
 
     def _index_untagged(self, content: str | None, ref: SampleRef) -> None:
         if content is not None:

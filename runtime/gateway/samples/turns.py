@@ -2,12 +2,14 @@
 
 A turn joins when its prompt begins with the sequence so far, id for id: then one forward pass computes for
 every turn exactly what a pass of its own would. Anything else (a template that rewrote an earlier answer, a
-date that moved, text that tokenises differently) seals the sequence, and a new one begins.
-Neighbours: selection.py asks, once per member of a group. Knows nothing of rewards or staleness.
+date that moved, text that tokenises differently) seals the sequence, and a new one begins; why is said.
+Neighbours: selection.py asks, once per member of a group; completions/continuing.py asks engines for prompts
+that go on. Knows nothing of rewards or staleness.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,12 @@ from runtime.gateway.samples.journal import Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 
 # How a completion ends when the policy itself ended it; "length" and the like cut it.
-_WHOLE = ("stop", "tool_calls")
+WHOLE = ("stop", "tool_calls")
+# Why a turn began a sequence of its own, where its request does not say it.
+CUT_OFF = "cut off"
+OTHER_TEMPERATURE = "other temperature"
+REWRITTEN = "history rewritten"
+ANOTHER = "another conversation"
 
 Load = Callable[[SampleRef], tuple[Exchange, Sample]]
 
@@ -30,6 +37,8 @@ class Turn:
     logprobs: list[float | None]
     temperature: float
     cut_off: bool
+    # Why its request was not made to go on from an earlier turn.
+    apart: str | None = None
 
     @property
     def end(self) -> int:
@@ -45,7 +54,21 @@ class Turn:
             len(self.prompt) >= before.end
             and not (self.cut_off or before.cut_off)
             and self.temperature == before.temperature
-            and self.prompt[: len(before.prompt)] == before.prompt
+            and self._has_all_of(before)
+        )
+
+    def why_apart(self, before: Turn) -> str:
+        """Why this, which does not extend the other, does not."""
+        if self._has_all_of(before):
+            return CUT_OFF if self.cut_off or before.cut_off else OTHER_TEMPERATURE
+        if self.apart is not None:
+            return self.apart
+        return REWRITTEN if self.prompt[: len(before.prompt)] == before.prompt else ANOTHER
+
+    def _has_all_of(self, before: Turn) -> bool:
+        """Whether this prompt begins with the other's prompt and completion."""
+        return (
+            self.prompt[: len(before.prompt)] == before.prompt
             and self.prompt[len(before.prompt) : before.end] == before.completion
         )
 
@@ -63,26 +86,40 @@ def load_turn(ref: SampleRef, load: Load) -> Turn:
         sample.completion_ids,
         sample.logprobs,
         exchange.temperature,
-        sample.finish_reason not in _WHOLE,
+        sample.finish_reason not in WHOLE,
+        exchange.conversation and exchange.conversation.apart,
     )
 
 
-def join(refs: Sequence[SampleRef], load: Load) -> tuple[list[list[SampleRef]], int]:
+def join(refs: Sequence[SampleRef], load: Load) -> tuple[list[list[SampleRef]], Counter[str]]:
     """Samples of one predictor of one rollout, in the order of the answers, as sequences of turns.
 
-    Also how often a sequence was sealed: a sample that neither goes on from an earlier one nor stands beside
-    one (another choice of the same request, the same prompt again) began anew.
+    Also how often a sequence was sealed, by the reason: a sample that neither goes on from an earlier one nor
+    stands beside one (another choice of the same request, the same prompt again) began anew.
     """
+    sealed: Counter[str] = Counter()
     if len(refs) < 2:
-        return [[ref] for ref in refs], 0
+        return [[ref] for ref in refs], sealed
     sequences: list[list[Turn]] = []
-    sealed = 0
     for turn in (load_turn(ref, load) for ref in refs):
         open_ends = [sequence for sequence in sequences if turn.extends(sequence[-1])]
         if open_ends:
             max(open_ends, key=lambda sequence: sequence[-1].end).append(turn)
             continue
         earlier = [one for sequence in sequences for one in sequence]
-        sealed += bool(earlier) and not any(turn.beside(one) for one in earlier)
+        if earlier and not any(turn.beside(one) for one in earlier):
+            sealed[turn.why_apart(_nearest(turn, earlier))] += 1
         sequences.append([turn])
     return [[turn.ref for turn in sequence] for sequence in sequences], sealed
+
+
+def _nearest(turn: Turn, earlier: Sequence[Turn]) -> Turn:
+    """The latest earlier turn of those whose ids this prompt has the most of."""
+    return max(reversed(earlier), key=lambda before: _shared(turn.prompt, before))
+
+
+def _shared(prompt: list[int], before: Turn) -> int:
+    """How many ids a prompt and an earlier turn both begin with, as far as it tells turns apart."""
+    if prompt[: len(before.prompt)] != before.prompt:
+        return 0
+    return len(before.prompt) + (prompt[len(before.prompt) : before.end] == before.completion)

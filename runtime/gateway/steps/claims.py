@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
+from runtime.gateway.http.warnings import Warnings
 from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.sealing import line_about
 from runtime.gateway.steps.selection import Selection, Snapshot, select
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared.schema import Group
@@ -25,6 +27,7 @@ class Claims:
         self._owners: dict[str, int] = {}
         # Steps by which a sample's age is counted.
         self.committed: set[int] = set()
+        self.warnings = Warnings()
         # Held while samples are sorted, so that no two steps find the same ones free.
         self.sorting = asyncio.Lock()
 
@@ -38,7 +41,7 @@ class Claims:
         `number`: the step whose samples are its own; None for one that has none yet.
         """
         owners, committed = dict(self._owners), frozenset(self.committed)
-        return await asyncio.to_thread(
+        selection = await asyncio.to_thread(
             select,
             groups,
             Snapshot.of(groups, self._samples),
@@ -46,6 +49,9 @@ class Claims:
             lag=lambda version: sum(one > version for one in committed),
             max_lag=self._max_lag,
         )
+        if line := line_about(selection.counts):
+            self.warnings.say("sealed", line)
+        return selection
 
     def remember(self, step: Step) -> None:
         """The step has what it was taken in with, unless it failed."""

@@ -85,6 +85,7 @@ class StepQueue:
         self._claims = Claims(samples, self._folder, max_lag)
         self._steps = KnownSteps(self._folder, self._claims)
         self.has = self._claims.has
+        self.warnings = self._claims.warnings
         self._handover = Handover(
             self._folder, self._claims, samples, checkpoints, trainer_failure, said, learn
         )

@@ -143,7 +143,8 @@ class _Sorting:
     result: Selection = field(default_factory=Selection)
     dropped: Counter[str] = field(default_factory=Counter)
     named: set[str] = field(default_factory=set)
-    members = found = sealed = unreceived = 0
+    sealed: Counter[str] = field(default_factory=Counter)
+    members = found = unreceived = 0
     # Of the member at hand: sample id → why it is dropped.
     why: dict[str, str] = field(default_factory=dict)
 
@@ -187,7 +188,8 @@ class _Sorting:
             trained=len(trained),
             retokenised=sum(ref.retokenised for ref, _ in trained),
             turns_joined=len(trained) - len(self.result.sequences),
-            sealed=self.sealed,
+            sealed=self.sealed.total(),
+            sealed_by=dict(self.sealed),
             groups_without_variance=_groups_without_variance(self.result),
             unreceived=self.unreceived,
             dropped=dict(self.dropped),

@@ -6,7 +6,8 @@ version_proof.py stages versions and unloads those nobody holds; recall.py loads
 
 `policy@v12` is a version by its number, `policy@v12+3f2a9c1b4d5e` the same with the beginning of its weights'
 hash. After the loss of a machine numbers are given a second time: then the number alone is refused (C55). The
-name of the run's own model is the policy's too, in each of these forms; `policy@12` is `policy@v12`.
+name of the run's own model is the policy's too, in each of these forms, and so is what a client has called it
+(`also`); `policy@12` is `policy@v12`.
 """
 
 from __future__ import annotations
@@ -227,7 +228,11 @@ class Versions:
         name = model
         for prefix in _PREFIXES:
             name = name.removeprefix(prefix)
-        return self.also(name) or name
+        if meant := self.also(name):
+            return meant
+        called, at, version = name.rpartition("@")
+        is_policy = bool(at) and self.also(called) == self._alias
+        return f"{self._alias}@{version}" if is_policy else name
 
     def _is_policy(self, name: str) -> bool:
         return name == self._alias or (self._names_of_model is not None and self._names_of_model.has(name))

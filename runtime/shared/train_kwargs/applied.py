@@ -36,14 +36,14 @@ _SCALES = {True: True, "group": True, False: False, "none": False}
 
 def _number(setting: str) -> Act:
     def act(reading: Reading, name: str, value: Any) -> None:
-        reading.apply(name, setting, _bounded(setting, number(value)))
+        reading.apply(name, setting, bounded(setting, number(value)))
 
     return act
 
 
 def _whole(setting: str) -> Act:
     def act(reading: Reading, name: str, value: Any) -> None:
-        reading.apply(name, setting, _bounded(setting, whole(value)))
+        reading.apply(name, setting, bounded(setting, whole(value)))
 
     return act
 
@@ -52,12 +52,13 @@ def _own(setting: str) -> Act:
     """A setting by our own name, as it is."""
 
     def act(reading: Reading, name: str, value: Any) -> None:
-        reading.apply(name, setting, _bounded(setting, value))
+        reading.apply(name, setting, bounded(setting, value))
 
     return act
 
 
-def _bounded(setting: str, value: Any) -> Any:
+def bounded(setting: str, value: Any) -> Any:
+    """The value, where the setting takes it. Raises UnfitError."""
     try:
         return getattr(StepSettings.model_validate({setting: value}, strict=True), setting)
     except ValidationError as error:
@@ -66,7 +67,7 @@ def _bounded(setting: str, value: Any) -> Any:
 
 
 def _learning_rate(reading: Reading, name: str, value: Any) -> None:
-    rate = _bounded("learning_rate", number(value))
+    rate = bounded("learning_rate", number(value))
     reading.apply(name, "learning_rate", rate)
     if rate < _LOW_RATE:
         reading.note(
@@ -80,7 +81,7 @@ def _learning_rate(reading: Reading, name: str, value: Any) -> None:
 def _max_grad_norm(reading: Reading, name: str, value: Any) -> None:
     if not isinstance(value, bool) and number(value) == 0:
         raise UnfitError("0 is no limit with TRL; here a high limit is none, such as 1e9")
-    reading.apply(name, "max_grad_norm", _bounded("max_grad_norm", number(value)))
+    reading.apply(name, "max_grad_norm", bounded("max_grad_norm", number(value)))
 
 
 def _scale_rewards(reading: Reading, name: str, value: Any) -> None:
@@ -122,7 +123,7 @@ def _epsilon(reading: Reading, name: str, value: Any) -> None:
     if reading.given.get("loss_type") == "cispo":
         reading.note(name, "cispo has no lower bound: epsilon_high is the one it has")
         return
-    reading.apply(name, "clip_low", _bounded("clip_low", epsilon))
+    reading.apply(name, "clip_low", bounded("clip_low", epsilon))
     if reading.given.get("epsilon_high") is None:
         reading.apply(name, "clip_high", epsilon)
 
@@ -130,7 +131,7 @@ def _epsilon(reading: Reading, name: str, value: Any) -> None:
 def _epsilon_high(reading: Reading, name: str, value: Any) -> None:
     """How far above 1 a ratio may be; with cispo TRL means the highest ratio itself."""
     above = number(value) - (1 if reading.given.get("loss_type") == "cispo" else 0)
-    reading.apply(name, "clip_high", _bounded("clip_high", above))
+    reading.apply(name, "clip_high", bounded("clip_high", above))
 
 
 def _scheduler(reading: Reading, name: str, value: Any) -> None:

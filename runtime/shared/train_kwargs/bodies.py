@@ -6,11 +6,14 @@ compares with this. pydantic only.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from runtime.shared.schema import Answer, Body, StepSettings
+
+# Whose keywords they are: a name may mean one thing with TRL and Arbor, and another with ART.
+Trainer = Literal["trl", "art"]
 
 
 class TrainKwargs(Body):
@@ -22,6 +25,7 @@ class TrainKwargs(Body):
     train_kwargs: dict[str, Any]
     strict: bool = False
     steps: int | None = Field(default=None, ge=1)
+    trainer: Trainer = "trl"
 
 
 class Refusal(Answer):

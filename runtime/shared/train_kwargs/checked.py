@@ -98,9 +98,11 @@ def _ahead(reading: Reading, name: str, value: Any) -> None:
     reading.note(name, "GRPO(staleness=1) rolls out the next step while one trains, and 0 does not")
 
 
-def _equal(
+def equal(
     own: Callable[[RuntimeConfig], float | None], option: str, read: Callable[[Any], float] = number
 ) -> Act:
+    """The same as the run has, by this option."""
+
     def act(reading: Reading, name: str, value: Any) -> None:
         asked, has = read(value), own(reading.run.config)
         if asked != has:
@@ -129,8 +131,8 @@ CHECKED: dict[str, Act] = {
     "max_completion_length": _length("an answer's limit is max_tokens of the LM that asks"),
     "max_tokens": _length("an answer's limit is max_tokens of the LM that asks"),
     "gradient_checkpointing": _checkpointing,
-    "seed": _equal(lambda it: it.train.seed, "train.seed", whole),
+    "seed": equal(lambda it: it.train.seed, "train.seed", whole),
     "num_batches_ahead": _ahead,
-    "delta": _equal(lambda it: it.train.dual_clip, "train.dual_clip"),
-    "vllm_importance_sampling_cap": _equal(lambda it: it.train.mismatch_cap, "train.mismatch_cap"),
+    "delta": equal(lambda it: it.train.dual_clip, "train.dual_clip"),
+    "vllm_importance_sampling_cap": equal(lambda it: it.train.mismatch_cap, "train.mismatch_cap"),
 }

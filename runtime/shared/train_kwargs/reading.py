@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -74,6 +74,15 @@ class Reading:
 
 
 Act = Callable[[Reading, str, Any], None]
+Kind = Literal["applied", "sampling", "checked", "noted"]
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """What kind of keyword it is, and what is done with its value."""
+
+    kind: Kind
+    act: Act
 
 
 def shown(name: str, value: Any) -> str:

@@ -2,25 +2,24 @@
 
 A keyword is *applied* (a setting of every step), *sampling*, *checked* against the run, or *noted*: nothing
 passes in silence but what changes nothing. Neighbours: `applied.py`, `checked.py` and `noted.py` have the
-meanings; DSPy's client and Arbor's routes both ask for a reading. Knows nothing of HTTP.
+meanings, `art.py` those of ART's own keywords; DSPy's client, Arbor's and ART's all ask for a reading. Knows
+nothing of HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
 from runtime.shared.schema import StepSettings
 from runtime.shared.step_settings import SettingsError, settle
 from runtime.shared.train_kwargs.applied import APPLIED, settle_together
-from runtime.shared.train_kwargs.bodies import TrainKwargsRead
+from runtime.shared.train_kwargs.art import ART
+from runtime.shared.train_kwargs.bodies import Trainer, TrainKwargsRead
 from runtime.shared.train_kwargs.checked import CHECKED
 from runtime.shared.train_kwargs.noted import NOTED
-from runtime.shared.train_kwargs.reading import Act, Reading, Run, UnfitError, number, shown
-
-Kind = Literal["applied", "sampling", "checked", "noted"]
+from runtime.shared.train_kwargs.reading import Act, Keyword, Reading, Run, UnfitError, number, shown
 
 # Values that leave the policy's own distribution: what narrows it would be trained wrongly (C9).
 NEUTRAL: dict[str, tuple[float, ...]] = {
@@ -32,14 +31,6 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
     "frequency_penalty": (0,),
 }
 _HOTTEST = 2.0
-
-
-@dataclass(frozen=True)
-class Keyword:
-    """What kind of keyword it is, and what is done with its value."""
-
-    kind: Kind
-    act: Act
 
 
 def _temperature(reading: Reading, name: str, value: Any) -> None:
@@ -64,21 +55,30 @@ TABLE: dict[str, Keyword] = {
 }
 
 
+TABLES: dict[Trainer, dict[str, Keyword]] = {"trl": TABLE, "art": ART}
+
+
 def read(
-    train_kwargs: Mapping[str, Any], run: Run, *, strict: bool = False, steps: int | None = None
+    train_kwargs: Mapping[str, Any],
+    run: Run,
+    *,
+    strict: bool = False,
+    steps: int | None = None,
+    trainer: Trainer = "trl",
 ) -> TrainKwargsRead:
-    """What these keywords are on this run. `strict` and `steps`: see `TrainKwargs`.
+    """What these keywords are on this run. `strict`, `steps` and `trainer`: see `TrainKwargs`.
 
     What is refused is in the answer: nothing is raised.
     """
+    table = TABLES[trainer]
     given = {name: value for name, value in train_kwargs.items() if value is not None}
     reading = Reading(run, given, strict, steps)
-    for name, keyword in TABLE.items():
+    for name, keyword in table.items():
         if name in given:
             _read(reading, name, keyword.act)
     for name in given:
-        if name not in TABLE:
-            _unknown(reading, name)
+        if name not in table:
+            _unknown(reading, name, get_close_matches(name, table, 1))
     settle_together(reading)
     _check_together(reading)
     return TrainKwargsRead(
@@ -96,8 +96,7 @@ def _read(reading: Reading, name: str, act: Act) -> None:
         reading.refuse(name, str(unfit), unfit.launch)
 
 
-def _unknown(reading: Reading, name: str) -> None:
-    close = get_close_matches(name, TABLE, 1)
+def _unknown(reading: Reading, name: str, close: list[str]) -> None:
     meant = f"; did you mean {close[0]}?" if close else ""
     if reading.strict:
         reading.refuse(name, f"it is not known here{meant}")

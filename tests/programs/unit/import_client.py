@@ -7,6 +7,7 @@ import sys
 from launcher import client
 
 assert client.connect and client.group
-assert "dspy" not in sys.modules and "numpy" not in sys.modules
+assert client.Trajectory and client.TrajectoryGroup and client.gather_trajectory_groups and client.retry
+assert not {"dspy", "numpy", "openai"} & sys.modules.keys()
 assert client.GRPO
 assert "dspy" in sys.modules

@@ -1,0 +1,324 @@
+"""Temporal Clue: who was where, and when, worked out from clues; the reward is the share of right answers.
+
+    launch --gpus H100 --model Qwen/Qwen2.5-7B-Instruct -- python temporal_clue.py
+    launch -- python temporal_clue.py --offline
+
+The puzzles are made here, by a seed: of several guests each was in another place at another time, the clues
+allow one solution and none of them can be left out. How to reason is shown nowhere; a group is 16 tries of
+one puzzle. Rented it has 4 guests and 6 questions a puzzle, 8 puzzles a step, 100 steps.
+
+Offline the tiny model cannot reason. It speaks a little French, so the guests are a king, a queen and a
+brother, and an answer is read as the first guest, place and moon that it names. It begins by naming hardly
+any and learns to name one of each, which is right as often as a guess is: one in three. The loop is the same.
+
+Cost and duration: offline $0.00 and a minute on 2 busy cores, where 15 steps brought the share of right
+answers to 64 held-out puzzles from 0.10 to 0.21, 0.30 and 0.30, for three seeds; rented about $10 for 3
+hours of one H100 (estimated). It has not been run so. Figure to beat: none is published for the 7B notebook
+of ART that this follows. Of the work behind it (Qwen2.5 14B and 32B, OpenPipe, 2025-03-06) it is that the
+trained models pass o1, o3-mini and R1 and end a couple of points below Claude Sonnet 3.7.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import re
+import string
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from openai import AsyncOpenAI
+
+from launcher.client import Trajectory, TrajectoryGroup, connect, gather_trajectory_groups
+
+KINDS = ("who", "where", "when")
+
+
+@dataclass(frozen=True)
+class World:
+    """What a puzzle is told in: for each kind its names, with what an answer may call them (a pattern)."""
+
+    who: dict[str, str]
+    where: dict[str, str]
+    when: dict[str, str]  # in their order
+
+    def said(self, kind, number):
+        return [*getattr(self, kind)][number]
+
+    def named(self, kind, text):
+        """The names of a kind that a text has, in the order in which it has them."""
+        found = [
+            (match.start(), number)
+            for number, pattern in enumerate(getattr(self, kind).values())
+            if (match := re.search(rf"\b(?:{pattern})", text, re.IGNORECASE))
+        ]
+        return [number for _, number in sorted(found)]
+
+
+HOUSE = World(
+    {name: rf"{name}\b" for name in ("Ada", "Boris", "Clara", "Dmitri")},
+    {f"in the {name}": rf"{name}\b" for name in ("kitchen", "library", "cellar", "attic")},
+    {
+        "at eight": r"(?:eight|8)\b",
+        "at nine": r"(?:nine|9)\b",
+        "at ten": r"(?:ten|10)\b",
+        "at eleven": r"(?:eleven|11)\b",
+    },
+)
+# In words that the tiny model knows; it answers in French, and both genders of a colour will do.
+MOONLIGHT = World(
+    {"the king": "roi", "the queen": "reine", "the brother": "frère"},
+    {"in the house": "maison", "in the garden": "jardin", "on the bridge": "pont"},
+    {
+        "under the black moon": "noir",
+        "under the white moon": "blan",
+        "under the green moon": "vert",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Clue:
+    """A sentence about two numbers: of guests, places or times, as its kind has it."""
+
+    kind: str
+    one: int
+    other: int
+
+    def holds(self, where, when):
+        """Whether it is so where guest g was in place where[g] at time when[g]."""
+        one, other = self.one, self.other
+        match self.kind:
+            case "not at":
+                return where[one] != other
+            case "not came":
+                return when[one] != other
+            case "place's time":
+                return when[where.index(one)] == other
+            case "before":
+                return when[one] < when[other]
+            case _:  # "place before": whoever was there came before the other
+                return when[where.index(one)] < when[other]
+
+    def text(self, world):
+        one, other = self.one, self.other
+        match self.kind:
+            case "not at":
+                return f"{world.said('who', one)} was not {world.said('where', other)}."
+            case "not came":
+                return f"{world.said('who', one)} did not come {world.said('when', other)}."
+            case "place's time":
+                return f"Whoever was {world.said('where', one)} came {world.said('when', other)}."
+            case "before":
+                return f"{world.said('who', one)} came before {world.said('who', other)}."
+            case _:
+                return f"Whoever was {world.said('where', one)} came before {world.said('who', other)}."
+
+
+# They always suffice: who was in the kitchen is never said outright.
+CLUES = ("not at", "not came", "place's time", "before", "place before")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked for (`kind`), of a name of another kind, and the number of the right name."""
+
+    kind: str
+    about: tuple[str, int]
+    answer: int
+
+    def text(self, world):
+        about = world.said(*self.about)
+        match self.kind, self.about[0]:
+            case "when", "who":
+                return f"When did {about} come?"
+            case "where", "who":
+                return f"Where was {about}?"
+            case "who", "where":
+                return f"Who was {about}?"
+            case "when", _:
+                return f"When did whoever was {about} come?"
+            case "who", _:
+                return f"Who came {about}?"
+            case _:
+                return f"Where was whoever came {about}?"
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    world: World
+    clues: tuple[Clue, ...]
+    questions: tuple[Question, ...]
+
+
+def solutions(size):
+    """All there could be: each guest's place, and each guest's time."""
+    return list(itertools.product(itertools.permutations(range(size)), repeat=2))
+
+
+def make(rng, world, questions):
+    """A puzzle of one solution, none of whose clues is needless, with so many questions."""
+    size = len(world.who)
+    left = solutions(size)
+    where, when = rng.choice(left)
+    pairs = itertools.product(CLUES, range(size), range(size))
+    true = [clue for clue in (Clue(*it) for it in pairs) if clue.holds(where, when)]
+    rng.shuffle(true)
+    told = []
+    for clue in true:
+        fewer = [it for it in left if clue.holds(*it)]
+        if len(fewer) < len(left):
+            told.append(clue)
+            left = fewer
+    for clue in list(told):
+        others = [it for it in told if it != clue]
+        if sum(all(it.holds(*found) for it in others) for found in solutions(size)) == 1:
+            told = others
+    rng.shuffle(told)
+    return Puzzle(world, tuple(told), tuple(questions_of(rng, where, when, questions)))
+
+
+def questions_of(rng, where, when, count):
+    """Different questions; each kind in its turn."""
+    found = []
+    for number in range(len(where)):
+        names = {"who": number, "where": where[number], "when": when[number]}
+        found += [
+            Question(kind, (other, names[other]), names[kind])
+            for kind, other in itertools.permutations(KINDS, 2)
+        ]
+    rng.shuffle(found)
+    by_kind = [[it for it in found if it.kind == kind] for kind in KINDS]
+    return [by_kind[number % 3][number // 3] for number in range(count)]
+
+
+def prompt(puzzle):
+    world = puzzle.world
+    clues = [clue.text(world) for clue in puzzle.clues]
+    questions = [it.text(world) for it in puzzle.questions]
+    if world is MOONLIGHT:  # as its fields are told to the tiny model
+        return "[[ ## english ## ]]\n" + " ".join([*clues, *questions]).lower()
+    lines = [f"{letter}. {it}" for letter, it in zip(string.ascii_uppercase, questions, strict=False)]
+    return "\n".join(
+        [
+            "Guests came to a house. Each was in another place, and each came at another time.",
+            *(f"{kind.capitalize()}: {', '.join(getattr(world, kind))}." for kind in KINDS),
+            "",
+            *(f"- {clue[0].upper()}{clue[1:]}" for clue in clues),
+            "",
+            *lines,
+            "",
+            "Think first. Then write one line for each question: its letter and the name, as in `A. Ada`.",
+        ]
+    )
+
+
+# In one line, and with nothing to try twice: a policy may well write a thousand empty ones.
+MARKS = r"[^\w\n]"
+LINE = rf"^{MARKS}*(?:(?:answer|question){MARKS}+)?{{letter}}(?={MARKS}*[.):]){MARKS}+(\w.*)$"
+
+
+def answers(text, puzzle):
+    """What a text answers to each question: a number, or None where it says nothing, or several names.
+
+    Of lines that begin with a question's letter, whatever they are decorated with, the last one counts. Where
+    no line has one and each question is of another kind, the first name of its kind in the text does.
+    """
+    world, questions = puzzle.world, puzzle.questions
+    lines = [
+        re.findall(LINE.format(letter=letter), text, re.MULTILINE | re.IGNORECASE)
+        for letter in string.ascii_uppercase[: len(questions)]
+    ]
+    if any(lines):
+        named = [
+            world.named(it.kind, found[-1]) if found else []
+            for it, found in zip(questions, lines, strict=True)
+        ]
+        return [it[0] if len(it) == 1 else None for it in named]
+    if len({it.kind for it in questions}) < len(questions):
+        return [None] * len(questions)
+    return [next(iter(world.named(it.kind, text)), None) for it in questions]
+
+
+def share_right(text, puzzle):
+    right = [said == it.answer for said, it in zip(answers(text, puzzle), puzzle.questions, strict=True)]
+    return sum(right) / len(right)
+
+
+async def rollout(client, model, puzzle, tokens, temperature=1.0):
+    made = Trajectory(messages_and_choices=[{"role": "user", "content": prompt(puzzle)}])
+    answered = await client.chat.completions.create(
+        model=model, messages=made.messages(), max_tokens=tokens, temperature=temperature
+    )
+    choice = answered.choices[0]
+    made.messages_and_choices.append(choice)
+    text = choice.message.content or ""
+    made.reward = share_right(text, puzzle)
+    made.metrics["answered"] = fmean(it is not None for it in answers(text, puzzle))
+    return made.finish()
+
+
+def rewards_of(groups):
+    return [one.reward for group in groups for one in group if one.reward is not None]
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description="Temporal Clue: who was where, and when.")
+    parser.add_argument("--offline", action="store_true", help="small puzzles, on the tiny model")
+    parser.add_argument("--steps", type=int, help="default: 100, or 15 with --offline")
+    parser.add_argument("--puzzles", type=int, default=8, help="in each step; default: 8")
+    parser.add_argument("--tries", type=int, default=16, help="of each puzzle; default: 16")
+    parser.add_argument("--held-out", type=int, default=64, help="puzzles to judge with; default: 64")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+
+    world, questions, tokens = (MOONLIGHT, 3, 40) if asked.offline else (HOUSE, 6, 2048)
+    steps = asked.steps or (15 if asked.offline else 100)
+    run = connect()
+    client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
+
+    rng = random.Random("held out")
+    held_out = [make(rng, world, questions) for _ in range(asked.held_out)]
+
+    async def score(after):
+        """Of the held-out puzzles, one answer each, as a validation of the run."""
+        tries = [
+            TrajectoryGroup([rollout(client, run.model, it, tokens, temperature=0.0)]) for it in held_out
+        ]
+        groups = await gather_trajectory_groups(tries, pbar_desc=f"held out, {after}")
+        run.log(groups)
+        return rewards_of(groups)
+
+    before = await score("before")
+    counts, rewards = {"trained": 0, "dropped": 0}, []
+    for number in range(run.read_state().get("temporal_clue", 0), steps):
+        rng = random.Random(f"{asked.seed} {number}")  # begun again, a step has the same puzzles
+        puzzles = [make(rng, world, questions) for _ in range(asked.puzzles)]
+        groups = await gather_trajectory_groups(
+            (
+                TrajectoryGroup(rollout(client, run.model, it, tokens) for _ in range(asked.tries))
+                for it in puzzles
+            ),
+            pbar_desc=f"step {number + 1}",
+            max_exceptions=0.1,
+        )
+        result = await run.train_async(groups, state={"temporal_clue": number + 1})
+        run.log(groups, split="train", metrics=result.metrics, step=result.step)
+        rewards.append(fmean(rewards_of(groups)))
+        counts["trained"] += result.trained
+        counts["dropped"] += sum(result.dropped.values())
+        print(f"step {number + 1}/{steps}: reward {rewards[-1]:.3f}, trained {result.trained}")
+    after = await score("after")
+
+    rises = [new - old for old, new in zip(before, after, strict=True)]
+    error = stdev(rises) / len(rises) ** 0.5
+    scores = f"{fmean(before):.3f} → {fmean(after):.3f} over {len(rises)}"
+    print(f"held-out: {scores}: {fmean(rises):+.3f} ± {error:.3f}")
+    if run.run_dir:
+        found = {"before": fmean(before), "after": fmean(after), "error": error, "rewards": rewards, **counts}
+        (run.run_dir / "temporal_clue.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

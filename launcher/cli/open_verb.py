@@ -1,0 +1,109 @@
+"""`launch open`: a run's page in the browser; from its endpoint while it lives, else from the files at home.
+
+Neighbours: `commands.py` calls, `door/page_door.py` lets the browser in, `page/page_folder.py` makes the
+folder. The link that lets a browser in is in no command line: others of this computer could read it there.
+The browser is given a file of this user's instead, which goes on to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+import webbrowser
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from launcher.base import atomic
+from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
+from launcher.base.home import Home
+from launcher.base.units import format_duration
+from launcher.ledger.endpoint import RESULTS, Endpoint, is_open
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.page import page_folder
+from launcher.page.run_page import RunPage
+from launcher.screen.output import Output
+
+_ANSWER_SECONDS = 10.0
+_GOES_ON = "open.html"
+
+
+def open_page(output: Output, name: str, in_browser: bool) -> int:
+    """The page's address is the answer, opened where there is a screen."""
+    store = RecordStore(Home.find())
+    record = store.load(name)
+    silent: LaunchError | None = None
+    if is_open(record):
+        try:
+            return _open_live(output, store, record, in_browser)
+        except LaunchError as error:  # as while a run ends: its door is closed before it is proven down
+            silent = error
+    file = _kept(output, store, record, silent)
+    if silent is not None:
+        output.note(f"{silent.message}: {silent.why}; this is what is at home")
+    opened = in_browser and _has_screen() and webbrowser.open(file.as_uri())
+    output.result({"file": str(file), "live": False, "opened": opened}, str(file))
+    return EXIT_OK
+
+
+def _open_live(output: Output, store: RecordStore, record: RunRecord, in_browser: bool) -> int:
+    endpoint = Endpoint.of(record, store)
+    link, seconds = _link(endpoint, record.name or record.id)
+    way = store.folder(record.id) / _GOES_ON
+    opened = in_browser and _has_screen() and _go_on(way, link)
+    lasts = format_duration(seconds)
+    if opened:
+        output.note(f"opened in your browser; if it is not there, this link is good once, for {lasts}:")
+    else:
+        output.note(f"open this in a browser of this computer: it is good once, for {lasts}")
+    output.result({"url": link, "live": True, "opened": opened}, link)
+    return EXIT_OK
+
+
+def _link(endpoint: Endpoint, label: str) -> tuple[str, float]:
+    """What lets one browser in, and for how long it does. Raises PreflightError."""
+    request = urllib.request.Request(
+        f"{endpoint.root}/page/link", method="POST", headers={"Authorization": f"Bearer {endpoint.token}"}
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(request, timeout=_ANSWER_SECONDS) as answer:
+            given: dict[str, Any] = json.load(answer)
+        return endpoint.root + given["path"], float(given["seconds"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PreflightError(
+            f"the endpoint of {label} gives no link to its page", str(error), f"launch status {label}"
+        ) from error
+
+
+def _go_on(way: Path, link: str) -> bool:
+    address = escape(link)
+    text = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={address}">'
+    try:
+        atomic.write(way, f'{text}<a href="{address}">The run\'s page</a>\n', private=True)
+    except OSError:  # a full disk: the link is printed all the same
+        return False
+    return webbrowser.open(way.as_uri())
+
+
+def _kept(output: Output, store: RecordStore, record: RunRecord, silent: LaunchError | None = None) -> Path:
+    """The page as files. Raises where there is nothing to see: why its door is `silent`, if it is."""
+    label, page = record.name or record.id, RunPage(store, record.id)
+    with output.busy(f"writing the page of {label}", "it is made of the files at home"):
+        if page.is_empty:
+            raise silent or PreflightError(
+                f"there is nothing to show of {label}",
+                "no step, no validation and no proof of it is at home",
+                f"launch logs {label}",
+            )
+        return page_folder.write(page, store.folder(record.id) / RESULTS)
+
+
+def _has_screen() -> bool:
+    """Whether a browser could show itself: else Python may start one inside the terminal."""
+    if sys.platform == "darwin" or os.environ.get("BROWSER"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,22 @@
+"""What ART's backend says to the user: one plain line on stderr, each line once in a process.
+
+Neighbours: everything in this folder. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+_lock = threading.Lock()
+_said: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """The line, unless it has been said."""
+    with _lock:
+        if text in _said:
+            return
+        _said.add(text)
+    sys.stderr.write(f"art: {text}\n")
+    sys.stderr.flush()

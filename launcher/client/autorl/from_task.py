@@ -1,0 +1,191 @@
+"""AutoRL: a policy trained for a task of which there is nothing but a description.
+
+    done = await autorl("Sum up a letter to a landlord in one sentence.", run, judge="openai/o3")
+    print(done.verdict)
+
+Inputs are written by a language model, each is answered several times with the task as the system prompt,
+RULER scores the answers, and the step is trained. At the end the held-out inputs are answered again and
+compared with the answers from before. A program that begins again in the same run goes on where it was, with
+the same inputs. Neighbours: `scenario_writing.py`, `before_after.py`, `launcher/client/ruler/`. Knows nothing
+of engines or trainers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.client.autorl.answering import Answering
+from launcher.client.autorl.before_after import HELD_OUT_RUBRIC, BeforeAfter, Pair, compared
+from launcher.client.autorl.scenario_writing import Scenarios, scenarios
+from launcher.client.bodies import Validation
+from launcher.client.by_trajectories import TrainResult, TrainSettings
+from launcher.client.failures import TrainingFailed
+from launcher.client.ruler.judge_asking import Tries
+from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC
+from launcher.client.ruler.judge_usage import Usage
+from launcher.client.ruler.judges import judge_of
+from launcher.client.ruler.score_group import DEFAULT_JUDGE, ruler_score_group
+from launcher.client.session import Session, connect
+from launcher.client.trajectories.gathering import gather_trajectory_groups
+from launcher.client.trajectories.trajectory_group import TrajectoryGroup
+
+# In the run's folder: the inputs, and what the held-out ones were answered with before.
+KEPT = "autorl.json"
+# In the program's state: how many steps were asked for.
+STATE = "autorl_step"
+# Steps in a row for which nothing could be trained.
+_MOST_VAIN = 3
+
+
+@dataclass(frozen=True)
+class AutoRL:
+    """What came of it. `steps` are those that this program took."""
+
+    scenarios: Scenarios
+    steps: list[TrainResult]
+    verdict: BeforeAfter
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What is settled before the first step."""
+
+    asked: list[Any]
+    scenarios: Scenarios
+    before: list[str]
+
+
+async def autorl(
+    task: str,
+    run: Session | None = None,
+    *,
+    judge: Any = DEFAULT_JUDGE,
+    n: int = 40,
+    validation: int | None = None,
+    steps: int = 10,
+    groups_per_step: int = 4,
+    rollouts: int = 6,
+    rubric: str = DEFAULT_RUBRIC,
+    held_out_rubric: str = HELD_OUT_RUBRIC,
+    seed: int = 0,
+    at_once: int = 32,
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    tries: Tries | None = None,
+    **settings: Any,
+) -> AutoRL:
+    """Train the run's policy for this task, and say whether it answers better than before.
+
+    `judge` writes the inputs, scores (by `rubric`) and compares (by `held_out_rubric`, which must be another
+    one). `settings`: of each step, as `run.train` takes them. Raises TrainingFailed where nothing can be
+    trained three times in a row; else what judges and runs raise.
+    """
+    if unknown := sorted(settings.keys() - {*TrainSettings.__annotations__, "timeout_seconds"}):
+        raise TypeError(f"autorl() got an unexpected keyword argument {unknown[0]!r}")
+    if rubric.strip() == held_out_rubric.strip():
+        raise ValueError("held_out_rubric must be another text than rubric: it would find what was rewarded")
+    run = run or await asyncio.to_thread(connect)
+    tries = tries or Tries()
+    answering = Answering(run, task, at_once)
+    state = await asyncio.to_thread(run.read_state)
+    begun = _kept(run.run_dir, asked := [task, n, validation, seed])
+    if begun is None:
+        sampled = {"extra_litellm_params": extra_litellm_params, "tries": tries}
+        wrote = await scenarios(task, n, judge, validation=validation, seed=seed, **sampled)
+        begun = Begun(asked, wrote, await answering.held_out(wrote.validation))
+        _keep(run.run_dir, begun)
+        state = {}
+    score = _Scoring(judge, extra_litellm_params, rubric, tries)
+    taken: list[TrainResult] = []
+    for step in range(state.get(STATE, 0), steps):
+        chosen = chosen_for(step, begun.scenarios.train, groups_per_step, seed)
+        groups = await gather_trajectory_groups(
+            [TrajectoryGroup(answering.rollout(one) for _ in range(rollouts)) for one in chosen],
+            pbar_desc=f"step {step + 1}",
+            after_each=score.group,
+        )
+        taken.append(await run.train_async(groups, state={STATE: step + 1}, **settings))
+        await asyncio.to_thread(run.log, groups, "train")
+        _check_not_vain(taken)
+    after = await answering.held_out(begun.scenarios.validation)
+    pairs = [Pair(*them) for them in zip(begun.scenarios.validation, begun.before, after, strict=True)]
+    verdict = await compared(
+        pairs, task, judge_of(judge, extra_litellm_params), held_out_rubric, tries, at_once
+    )
+    await asyncio.to_thread(_tell, run, verdict)
+    return AutoRL(begun.scenarios, taken, verdict)
+
+
+def chosen_for(step: int, inputs: Sequence[str], count: int, seed: int) -> list[str]:
+    """The inputs of a step: all of them once, in an order of the seed's, before any comes again."""
+    chosen: list[str] = []
+    for place in range(step * count, (step + 1) * count):
+        turn, within = divmod(place, len(inputs))
+        ordered = list(inputs)
+        random.Random(f"{seed}/{turn}").shuffle(ordered)
+        chosen.append(ordered[within])
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    judge: Any
+    more: Mapping[str, Any] | None
+    rubric: str
+    tries: Tries
+
+    async def group(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        return await ruler_score_group(group, self.judge, self.more, self.rubric, tries=self.tries)
+
+
+def _check_not_vain(taken: Sequence[TrainResult]) -> None:
+    last = taken[-_MOST_VAIN:]
+    if len(last) == _MOST_VAIN and all(it.step is None for it in last):
+        raise TrainingFailed(
+            f"Nothing could be trained {_MOST_VAIN} times in a row",
+            ", ".join(f"{count} × {reason}" for reason, count in sorted(last[-1].dropped.items())),
+            "a judge that fails is the most likely reason: what it said is above",
+        )
+
+
+def _tell(run: Session, verdict: BeforeAfter) -> None:
+    sys.stderr.write(f"slipway: AutoRL: {verdict}\n")
+    sys.stderr.flush()
+    if verdict.share is not None:
+        judged = len(verdict.outcomes) - verdict.count("not judged")
+        status = run.status()
+        run.validated(
+            Validation(
+                step=status.step,
+                name="better_than_before",
+                score=verdict.share,
+                examples=judged,
+                version=status.version,
+            )
+        )
+
+
+def _kept(folder: Path | None, asked: list[Any]) -> Begun | None:
+    """What an earlier life of this program began with, if it was asked for the same."""
+    try:
+        said = json.loads((folder / KEPT).read_text()) if folder is not None else None
+    except (OSError, ValueError):
+        return None
+    if said is None or said["asked"] != asked:
+        return None
+    wrote = said["scenarios"]
+    return Begun(asked, Scenarios(**wrote | {"usage": Usage(**wrote["usage"])}), said["before"])
+
+
+def _keep(folder: Path | None, begun: Begun) -> None:
+    if folder is None:
+        return
+    part = folder / f".{KEPT}"
+    part.write_text(json.dumps(asdict(begun), indent=1))
+    part.replace(folder / KEPT)

@@ -1,0 +1,40 @@
+"""Groups for a step: of rollouts that have their rewards with them, or of rewards by rollout id.
+
+Neighbours: `session.py` sends them, `bodies.py` has what they are. Knows nothing of how a rollout was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, cast
+
+from launcher.client.bodies import Group, Member
+
+
+class Rewarded(Protocol):
+    """What has its reward with it, as `Session.rollout` gives."""
+
+    def member(self) -> Member: ...
+
+
+def group(
+    group_id: str,
+    rewards: Mapping[str, float | str | None] | Iterable[Rewarded],
+    predictor: str | None = None,
+) -> Group:
+    """One group, of rollouts that have their rewards, or of rollout id → reward.
+
+    A text instead of a number excludes the rollout and says why (C22).
+    """
+    if isinstance(rewards, Mapping):
+        by_id = cast("Mapping[str, float | str | None]", rewards)
+        members = [_member(rollout, it, predictor) for rollout, it in by_id.items()]
+    else:
+        members = [it.member() for it in rewards]
+    return Group(id=group_id, predictor=predictor, members=members)
+
+
+def _member(rollout: str, reward: float | str | None, predictor: str | None) -> Member:
+    if reward is None or isinstance(reward, str):
+        return Member(rollout=rollout, predictor=predictor, failure=reward or "no reward")
+    return Member(rollout=rollout, predictor=predictor, reward=float(reward))

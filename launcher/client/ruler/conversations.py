@@ -1,0 +1,84 @@
+"""A trajectory as a judge sees it: who said what, and which tools were called with what.
+
+What differs by chance and says nothing is left out: ids of calls are counted instead, so that two
+trajectories that say the same are the same. Neighbours: `judge_prompt.py` shows these. Knows nothing of
+judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from launcher.client.trajectories.members import is_choice, part
+
+Conversation = list[dict[str, Any]]
+
+
+def conversation_of(trajectory: Any) -> Conversation:
+    """Its messages, and behind them those of its further histories, each after a line that says so."""
+    shown = messages_shown(_entries(trajectory))
+    for place, history in enumerate(part(trajectory, "additional_histories") or (), 1):
+        shown += [{"further_conversation": place}, *messages_shown(_entries(history))]
+    return shown
+
+
+def messages_shown(entries: Iterable[Any]) -> Conversation:
+    """Messages and choices, of an SDK or as JSON."""
+    calls: dict[str, str] = {}
+    return [_message(entry, calls) for entry in entries]
+
+
+def _entries(history: Any) -> Iterable[Any]:
+    return part(history, "messages_and_choices") or ()
+
+
+def _message(entry: Any, calls: dict[str, str]) -> dict[str, Any]:
+    message = part(entry, "message") if is_choice(entry) else entry
+    role = "assistant" if is_choice(entry) else part(message, "role")
+    shown: dict[str, Any] = {"role": str(role), "content": _content(part(message, "content"))}
+    if asked := part(message, "tool_calls"):
+        shown["tool_calls"] = [_call(one, calls) for one in asked]
+    if (answers := part(message, "tool_call_id")) is not None:
+        shown["answers"] = _counted(str(answers), calls)
+    if name := part(message, "name"):
+        shown["name"] = str(name)
+    return shown
+
+
+def _call(call: Any, calls: dict[str, str]) -> dict[str, Any]:
+    function = part(call, "function") or part(call, "custom") or {}
+    arguments = part(function, "arguments")
+    return {
+        "call": _counted(str(part(call, "id")), calls),
+        "name": str(part(function, "name")),
+        "arguments": str(part(function, "input") if arguments is None else arguments),
+    }
+
+
+def _counted(name: str, calls: dict[str, str]) -> str:
+    return calls.setdefault(name, f"call {len(calls) + 1}")
+
+
+def _content(content: Any) -> str:
+    """The text. Of parts that are no text, only what they are."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Iterable):
+        return str(content)
+    return "\n".join(_part(one) for one in content)
+
+
+def _part(one: Any) -> str:
+    if isinstance(one, str):
+        return one
+    text = part(one, "text")
+    return text if isinstance(text, str) else f"[{part(one, 'type')}]"
+
+
+def tools_of(trajectories: Iterable[Any]) -> list[Any] | None:
+    """The tools that the first of them has, as JSON."""
+    for one in trajectories:
+        if tools := part(one, "tools"):
+            return [it if isinstance(it, Mapping) else it.model_dump(mode="json") for it in tools]
+    return None

@@ -1,0 +1,53 @@
+"""The judge that a program means by what it says: a name, an address, a client, or the run.
+
+    "openai/o3"                     a LiteLLM name
+    "base", "policy@v7+3f2a9c1b"    a model of the run that the program is in
+    run, (run, "policy")            a model of this Session; `base` unless another is named
+    (base_url, api_key, model)      whatever speaks OpenAI's chat completions
+    (client, model)                 a client of OpenAI's SDK
+
+Neighbours: `http_judge.py`, `run_judge.py`, `sdk_judges.py` are these. Knows nothing of what is judged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.client.ruler.http_judge import HttpJudge
+from launcher.client.ruler.judge_failures import JudgeUnusable
+from launcher.client.ruler.judge_kinds import Judge
+from launcher.client.ruler.run_judge import RunJudge
+from launcher.client.ruler.sdk_judges import ClientJudge, LiteLLMJudge
+from launcher.client.session import Session, connect
+
+_OF_THE_RUN = re.compile(r"base|policy(@v\d+(\+\w+)?)?")
+
+
+def judge_of(said: Any, more: Mapping[str, Any] | None = None) -> Judge:
+    """The judge; `more` goes with each question to it: temperature, max_tokens, …
+
+    Raises JudgeUnusable for what names none, NotConnected for a model of the run outside any run.
+    """
+    more = dict(more or {})
+    match said:
+        case str() if _OF_THE_RUN.fullmatch(said):
+            return RunJudge(connect(), said, more)
+        case str() if said:
+            return LiteLLMJudge(said, more)
+        case Session():
+            return RunJudge(said, more=more)
+        case (Session() as session, str(model)):
+            return RunJudge(session, model, more)
+        case (str(base_url), str(api_key), str(model)):
+            return HttpJudge(base_url, api_key, model, more)
+        case (client, str(model)) if hasattr(client, "chat"):
+            return ClientJudge(client, model, more)
+        case _ if hasattr(said, "ask"):
+            return said
+    raise JudgeUnusable(
+        "There is no judge in what was given as one",
+        f"it is {type(said).__name__}",
+        'give a LiteLLM name such as "openai/o3", (base_url, api_key, model), or the run itself',
+    )

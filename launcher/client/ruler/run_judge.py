@@ -1,0 +1,47 @@
+"""The run's own model as a judge: `base`, the weights before training, unless another is asked for by name.
+
+What it is asked is an evaluation, which can never be trained (X17). Neighbours: `launcher/client/wire.py`
+carries the requests, and waits for a runtime that is away. Knows nothing of what is judged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.client.bodies import PURPOSE_HEADER
+from launcher.client.ruler.http_judge import chat_body, read
+from launcher.client.ruler.judge_kinds import Answered, Messages, identity_of, is_fixed
+from launcher.client.session import Session
+from launcher.client.wire import AsyncWire
+
+
+@dataclass
+class RunJudge:
+    """Raises EndpointLost as well, where the run is gone."""
+
+    session: Session
+    model: str = "base"
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._wire = AsyncWire(self.session.endpoint, self.session.patience)
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    @property
+    def identity(self) -> str | None:
+        if not is_fixed(self.model):
+            return None
+        return identity_of(self.session.run_id, self.model, self.more)
+
+    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
+        """See Judge."""
+        content = json.dumps(chat_body(self.model, messages, form) | dict(self.more)).encode()
+        headers = {"content-type": "application/json", PURPOSE_HEADER: "eval"}
+        response = await self._wire.send("POST", "/v1/chat/completions", content, headers)
+        return read(response, self.name, self.session.api_key)

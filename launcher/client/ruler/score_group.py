@@ -1,0 +1,154 @@
+"""RULER: the trajectories of a group scored by a judge, in comparison with one another.
+
+    group = await ruler_score_group(group, "openai/o3")
+
+The names, arguments and metrics are those of openpipe-art's RULER. Otherwise than there: a score belongs to
+the id it was given for, a judge that misbehaves is asked again, and a group that it does not judge comes back
+without trajectories and with an exception for each, so that it is counted and never trained.
+Neighbours: `judge_prompt.py` asks the question, `judge_asking.py` asks it, `scored_copies.py` makes the group
+that comes back. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.client.ruler.conversations import Conversation, conversation_of, messages_shown, tools_of
+from launcher.client.ruler.judge_answer import Score, scores_of
+from launcher.client.ruler.judge_asking import Tries, ask_until_read
+from launcher.client.ruler.judge_cache import JudgementCache
+from launcher.client.ruler.judge_failures import JudgeFailed
+from launcher.client.ruler.judge_kinds import Judge
+from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC, answer_form, escaped, question
+from launcher.client.ruler.judge_usage import Usage
+from launcher.client.ruler.judges import judge_of
+from launcher.client.ruler.scored_copies import excluded, scored
+from launcher.client.trajectories.members import part
+
+DEFAULT_JUDGE = "openai/o3"
+_IN_MEMORY = JudgementCache()
+
+Cache = JudgementCache | str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True)
+class TrajectoryScore:
+    """`trajectory_id`: the place among the message lists, from "1". `score`: from 0 to 1."""
+
+    trajectory_id: str
+    explanation: str
+    score: float
+
+
+async def ruler_score_group(
+    group: Any,
+    judge_model: Any = DEFAULT_JUDGE,
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    rubric: str | None = DEFAULT_RUBRIC,
+    *,
+    swallow_exceptions: bool = False,
+    debug: bool = False,
+    cache: Cache = _IN_MEMORY,
+    tries: Tries | None = None,
+) -> Any:
+    """The group with its scores as rewards: a copy, of the same type; what was given stays as it was.
+
+    `judge_model`: see `judges.py`. `extra_litellm_params` go with each question, whoever the judge is.
+    Each trajectory's own reward becomes its metric `independent_reward`, the score its metric `ruler_score`.
+    Trajectories that say the same have the same score. `cache`: a folder in which judgements are kept, None
+    for none at all; else they are kept in memory.
+
+    A judge that gave no usable answer in `tries`: the group comes back with no trajectories and with a
+    JudgeFailed for each of them, or is None with `swallow_exceptions`. One that cannot be asked at all raises
+    JudgeUnusable, and that is swallowed too.
+    """
+    trajectories = list(part(group, "trajectories"))
+    if not trajectories:
+        return group
+    try:
+        judge = judge_of(judge_model, extra_litellm_params)
+        found, usage = await _judged(
+            judge,
+            [conversation_of(one) for one in trajectories],
+            rubric or DEFAULT_RUBRIC,
+            tools_of(trajectories),
+            cache,
+            tries or Tries(),
+        )
+    except JudgeFailed as error:
+        _say(f"RULER: {error.message}: {error.why}; a group of {len(trajectories)} is left out")
+        return None if swallow_exceptions else excluded(group, error)
+    except Exception as error:
+        if not swallow_exceptions:
+            raise
+        _say(f"RULER: {type(error).__name__}: {error}; a group of {len(trajectories)} is left out")
+        return None
+    if debug:
+        _show(found)
+    return scored(group, found, judge.name, usage)
+
+
+async def ruler(
+    message_lists: Iterable[Sequence[Any]],
+    judge_model: Any = DEFAULT_JUDGE,
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    rubric: str | None = DEFAULT_RUBRIC,
+    tools: Sequence[Any] | None = None,
+    *,
+    debug: bool = False,
+    cache: Cache = _IN_MEMORY,
+    tries: Tries | None = None,
+) -> list[TrajectoryScore]:
+    """The scores of conversations, in their order. Raises JudgeFailed or JudgeUnusable."""
+    shown = [messages_shown(one) for one in message_lists]
+    if not shown:
+        return []
+    judge = judge_of(judge_model, extra_litellm_params)
+    tools = tools_of([{"tools": tools}])
+    found, _ = await _judged(judge, shown, rubric or DEFAULT_RUBRIC, tools, cache, tries or Tries())
+    if debug:
+        _show(found)
+    return [TrajectoryScore(str(place), one.explanation, one.score) for place, one in enumerate(found, 1)]
+
+
+async def _judged(
+    judge: Judge,
+    conversations: Sequence[Conversation],
+    rubric: str,
+    tools: list[Any] | None,
+    cache: Cache,
+    tries: Tries,
+) -> tuple[list[Score], Usage]:
+    """The score of each conversation; those that are the same are judged once."""
+    distinct: list[Conversation] = []
+    for one in conversations:
+        distinct += [] if one in distinct else [one]
+    asked = question(distinct, rubric, tools)
+    kept = cache if isinstance(cache, JudgementCache | None) else JudgementCache(cache)
+    identity = judge.identity if kept is not None else None
+    scores = kept.find(identity, asked.digest) if kept is not None and identity is not None else None
+    usage = Usage()
+    if scores is None or scores.keys() != set(asked.ids):
+        scores, usage = await ask_until_read(
+            judge, asked.messages, answer_form(asked.ids), lambda text: scores_of(text, asked.ids), tries
+        )
+        if kept is not None and identity is not None:
+            try:
+                kept.keep(identity, asked.digest, scores)
+            except OSError as error:  # a full disk: it is paid for, and stands all the same
+                _say(f"RULER: a judgement is not kept: {error}")
+    return [scores[asked.ids[distinct.index(one)]] for one in conversations], usage
+
+
+def _show(found: Sequence[Score]) -> None:
+    for place, one in enumerate(found, 1):
+        _say(f"RULER: {place}: {one.score:g} {escaped(one.explanation)}")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"slipway: {line}\n")
+    sys.stderr.flush()

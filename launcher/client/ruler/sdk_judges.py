@@ -1,0 +1,155 @@
+"""Judges by other people's packages: a LiteLLM name, or a client of OpenAI's SDK that the program has.
+
+Both packages are the program's: LiteLLM is imported when a name is first used, before the time of any answer
+is counted, and a client comes as an object. Neighbours: `judge_kinds.py` says what their answers mean. Knows
+nothing of what is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from launcher.client.ruler.judge_failures import AnswerUnusable, JudgeUnusable, NotNow
+from launcher.client.ruler.judge_kinds import (
+    Answered,
+    Messages,
+    answered,
+    identity_of,
+    is_fixed,
+    is_this_runs,
+    refused,
+    tags_for,
+)
+
+
+@dataclass
+class LiteLLMJudge:
+    """A model by LiteLLM's name, such as openai/o3. `more` are further arguments of its `acompletion`."""
+
+    model: str
+    more: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._takes_form = True
+        self._litellm = _litellm(self.model)
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    @property
+    def identity(self) -> str | None:
+        place = self._place()
+        if is_this_runs(place) and not is_fixed(self.model.rpartition("/")[2]):
+            return None
+        return identity_of(place or "", self.model, self.more)
+
+    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
+        """See Judge. Where the form itself is refused it is asked without, from then on."""
+        arguments = {"timeout": seconds, "num_retries": 0, "max_retries": 0, "caching": False, **self.more}
+        if tags := tags_for(self._place()):
+            arguments["extra_headers"] = {**(arguments.get("extra_headers") or {}), **tags}
+        if self._takes_form:
+            arguments.setdefault("response_format", form)
+        try:
+            response = await self._litellm.acompletion(model=self.model, messages=list(messages), **arguments)
+        except Exception as error:  # noqa: BLE001 - what an SDK raises is the SDK's
+            if self._takes_form and "response_format" in str(error):
+                self._takes_form = False
+                return await self.ask(messages, form, seconds)
+            if "LLM Provider NOT provided" in str(error):  # it says so by 400, as of a question
+                raise JudgeUnusable(
+                    f"The judge {self.model} cannot be asked: LiteLLM does not know whose model that is",
+                    None,
+                    "name whose it is too, as in openai/o3: docs.litellm.ai/docs/providers has the names",
+                ) from None
+            raise _meant(self.name, error, self.more.get("api_key")) from None
+        hidden = getattr(response, "_hidden_params", None) or {}
+        cost = hidden.get("response_cost")
+        return answered(response, float(cost) if isinstance(cost, int | float) else None)
+
+    def _place(self) -> str | None:
+        said = self.more.get("api_base") or self.more.get("base_url")
+        if said is None and self.model.startswith("openai/"):
+            said = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
+        return said
+
+
+def _litellm(model: str) -> Any:
+    # Else it asks the network for a list of prices as it is imported.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    try:
+        return import_module("litellm")
+    except ImportError as error:
+        raise JudgeUnusable(
+            f"The judge {model} is asked through LiteLLM, which is not installed here",
+            f"{type(error).__name__}: {error}",
+            "pip install litellm",
+        ) from None
+
+
+@dataclass
+class ClientJudge:
+    """A model by a client of OpenAI's SDK, sync or async, or by what has the same methods."""
+
+    client: Any = field(repr=False)
+    model: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._takes_form = True
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    @property
+    def identity(self) -> str | None:
+        place = self._place()
+        if not place or (is_this_runs(place) and not is_fixed(self.model)):  # two without one may be two
+            return None
+        return identity_of(place, self.model, self.more)
+
+    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
+        """See Judge. Where the form itself is refused it is asked without, from then on."""
+        create = self.client.chat.completions.create
+        arguments = {"timeout": seconds, **self.more}
+        if self._takes_form:
+            arguments.setdefault("response_format", form)
+        if tags := tags_for(self._place()):
+            arguments["extra_headers"] = {**(arguments.get("extra_headers") or {}), **tags}
+        arguments |= {"model": self.model, "messages": list(messages)}
+        try:
+            if inspect.iscoroutinefunction(create):
+                response = await create(**arguments)
+            else:
+                response = await asyncio.to_thread(create, **arguments)
+                response = await response if inspect.isawaitable(response) else response
+        except Exception as error:  # noqa: BLE001 - as above
+            if self._takes_form and "response_format" in str(error):
+                self._takes_form = False
+                return await self.ask(messages, form, seconds)
+            raise _meant(self.name, error, getattr(self.client, "api_key", None)) from None
+        return answered(response, None)
+
+    def _place(self) -> str:
+        return str(getattr(self.client, "base_url", None) or "")
+
+
+def _meant(name: str, error: Exception, key: Any) -> Exception:
+    """An SDK's error by its HTTP status; one that has none is of the connection, or the SDK's own."""
+    if isinstance(error, AnswerUnusable):
+        return error
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(key, str) and key:  # servers repeat what they do not know
+        said = said.replace(key, "…")
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return refused(name, status, said)
+    return NotNow(said[:200])

@@ -1,0 +1,285 @@
+"""One rollout of a program in any SDK: what it asks the run within its block carries the rollout's name.
+
+    with run.rollout() as r:
+        answer = agent(question)  # OpenAI's SDK, httpx, LiteLLM, LangChain
+    r.reward = judge(answer)
+    run.step([group("q1", [r, ...])])
+
+Which block a request is in is a context variable: it goes with tasks, with `asyncio.to_thread`, with threads
+that are given a copied context (`contextvars.copy_context().run`), and with no others.
+Neighbours: `Session.rollout` makes these, `http_hook.py` shows what is sent, `aimed.py` says to whom.
+Knows nothing of DSPy, whose own `launcher.client.rollout` also tells a program's predictors apart.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from launcher.client.bodies import (
+    PREDICTOR_HEADER,
+    PURPOSE_HEADER,
+    ROLLOUT_HEADER,
+    Member,
+)
+from launcher.client.session import Session
+from launcher.client.tracing.aimed import aim_at
+from launcher.client.tracing.http_hook import HttpHook, Request
+
+# "refuse": a request whose answer could not be trained is refused, and not answered and counted.
+_UNTRAINABLE_HEADER = "x-slipway-untrainable"
+
+Purpose = Literal["train", "eval"]
+Untrainable = Literal["count", "refuse"]
+
+# What stands in a header and in a path.
+_NAME = re.compile(r"(?! )[ -.0-~]{1,128}")
+
+_ASTRAY = (
+    "a request came to the run from outside every rollout while one was open, so no reward reaches it. "
+    "A thread belongs to the rollout where it runs in contextvars.copy_context().run. They are run.astray"
+)
+_SILENT = (
+    "a rollout has asked the run nothing. Is base_url of its client the run's, and does it send by httpx or "
+    "aiohttp? Any other client is tagged by its address: base_url=r.base_url"
+)
+
+
+class Rollout:
+    """Made by `Session.rollout`. It may be entered again, to go on, and in several threads at once.
+
+    `reward`: yours to set, also where the block ended by an exception: what was sampled stays. A text instead
+    says why there is none. `failed`: the exception that the last block ended by, in words. `requests`: the
+    number of those that were tagged.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        rollout_id: str,
+        predictor: str | None = None,
+        purpose: Purpose = "train",
+        untrainable: Untrainable = "count",
+    ) -> None:
+        """Raises ValueError for a name that no request can carry."""
+        if not _NAME.fullmatch(rollout_id):
+            raise ValueError(f"a rollout's name has 1 to 128 ASCII characters and no '/': {rollout_id!r}")
+        self.session = session
+        self.id = rollout_id
+        self.predictor = predictor
+        self.purpose: Purpose = purpose
+        self.untrainable: Untrainable = untrainable
+        self.reward: float | str | None = None
+        self.failed: str | None = None
+        self.requests = 0
+        self._blocks = 0
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Rollout({self.id!r}, reward={self.reward!r}, requests={self.requests})"
+
+    @property
+    def base_url(self) -> str:
+        """The address that tags what is sent through it with this rollout's name alone, for any client."""
+        return self.session.rollout_url(self.id)
+
+    @property
+    def samples(self) -> list[str]:
+        """The names of its answers, as `slipway.sample` in each says them: the run is asked."""
+        return [it["sample"] for it in self.session.samples_of(self.id)]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a block of it is open somewhere."""
+        return self._blocks > 0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each of its requests carries."""
+        headers = {ROLLOUT_HEADER: self.id}
+        if self.predictor is not None:
+            headers[PREDICTOR_HEADER] = self.predictor
+        if self.purpose == "eval":
+            headers[PURPOSE_HEADER] = "eval"
+        if self.untrainable == "refuse":
+            headers[_UNTRAINABLE_HEADER] = "refuse"
+        return headers
+
+    def member(self) -> Member:
+        """Its part in a group. An evaluation, or without a reward, it is left out, and counted so."""
+        if self.purpose == "eval":  # what its address alone tagged says nothing of that
+            return Member(rollout=self.id, failure="evaluation")
+        if self.reward is None or isinstance(self.reward, str):
+            # Members are counted by it: the exception's kind, whose words may be other ones each time.
+            why = f"ended by {self.failed.partition(':')[0]}" if self.failed else "no reward"
+            return Member(rollout=self.id, failure=self.reward or why)
+        return Member(rollout=self.id, reward=float(self.reward))
+
+    # ------------------------------------------------------------- the block
+
+    def __enter__(self) -> Self:
+        _hook.hold()
+        with self._lock:
+            self._blocks += 1
+        _open.add(self.session)
+        _innermost.set(_Block(self, _innermost.get()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        _leave(self)
+        _open.remove(self.session)
+        with self._lock:
+            self._blocks -= 1
+        # In words alone: an exception would keep alive all that its frames hold.
+        self.failed = None if error is None else f"{type(error).__name__}: {error}"
+        _hook.let_go()
+        if error is None and not self.requests:
+            _say_once(self.session, _SILENT)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, where)
+
+    def count(self) -> None:
+        """One more request is sent in its name."""
+        with self._lock:
+            self.requests += 1
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A rollout in force, and the block around it."""
+
+    rollout: Rollout
+    around: _Block | None
+
+
+_innermost: ContextVar[_Block | None] = ContextVar("slipway_block", default=None)
+
+
+def _blocks() -> Iterator[Rollout]:
+    """Those in force here, from the inside out."""
+    block = _innermost.get()
+    while block is not None:
+        yield block.rollout
+        block = block.around
+
+
+def is_inside(session: Session) -> bool:
+    """Whether what is asked of this run here is tagged: also for `PolicyLM`, which else asks to evaluate."""
+    root = session.endpoint.root
+    return any(it.is_open and it.session.endpoint.root == root for it in _blocks())
+
+
+def _leave(rollout: Rollout) -> None:
+    """Take the innermost block of this rollout off. A generator may end in another context: there is none."""
+    kept: list[Rollout] = []
+    block = _innermost.get()
+    while block is not None and block.rollout is not rollout:
+        kept.append(block.rollout)
+        block = block.around
+    if block is None:
+        return
+    left = block.around
+    for one in reversed(kept):
+        left = _Block(one, left)
+    _innermost.set(left)
+
+
+class _OpenSessions:
+    """The runs of which a block is open in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[int, Session] = {}
+        self._blocks: Counter[int] = Counter()
+
+    def add(self, session: Session) -> None:
+        with self._lock:
+            self._sessions[id(session)] = session
+            self._blocks[id(session)] += 1
+
+    def remove(self, session: Session) -> None:
+        with self._lock:
+            self._blocks[id(session)] -= 1
+            if not self._blocks[id(session)]:
+                del self._blocks[id(session)], self._sessions[id(session)]
+
+    def note_astray(self, request: Request) -> None:
+        """Count a request that is in no block on each session that it asks."""
+        with self._lock:
+            asked = [it for it in self._sessions.values() if _is_untagged(request, it)]
+            for session in asked:
+                session.astray += 1
+        for session in asked:
+            _say_once(session, _ASTRAY)
+
+
+_open = _OpenSessions()
+_said: set[tuple[str, str]] = set()
+
+
+def _say_once(session: Session, text: str) -> None:
+    """Once for a run in this process."""
+    if (session.endpoint.root, text) not in _said:
+        _said.add((session.endpoint.root, text))
+        sys.stderr.write(f"slipway: {text}\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def _tagged(request: Request) -> Iterator[None]:
+    """The request with its rollout's headers while it is sent, and without them again.
+
+    What a redirect makes of it carries nothing of ours then, unless it is for the run as well.
+    """
+    headers = _headers_for(request)
+    added = [name for name in headers if name not in request.headers]
+    for name in added:
+        request.headers[name] = headers[name]
+    try:
+        yield
+    finally:
+        for name in added:
+            request.headers.pop(name, None)
+
+
+def _headers_for(request: Request) -> dict[str, str]:
+    for rollout in _blocks():
+        aim = aim_at(rollout.session.endpoint.root, request)
+        if aim is None:
+            continue
+        named = aim.rollout or request.headers.get(ROLLOUT_HEADER)
+        if named is not None and named != rollout.id:
+            return {}  # it says itself whose it is
+        if not rollout.is_open:
+            break  # a task or thread that has outlived its block
+        rollout.count()
+        return rollout.headers
+    _open.note_astray(request)
+    return {}
+
+
+def _is_untagged(request: Request, session: Session) -> bool:
+    """Whether it asks this run, and nobody said for whom or that it is an evaluation."""
+    aim = aim_at(session.endpoint.root, request)
+    if aim is None or aim.rollout is not None:
+        return False
+    return ROLLOUT_HEADER not in request.headers and PURPOSE_HEADER not in request.headers
+
+
+_hook = HttpHook(_tagged)

@@ -1,0 +1,99 @@
+"""What a gathering counts while it goes on, and how that is shown: one line on a terminal, else nothing.
+
+Neighbours: `gathering.py` begins one, the groups that are awaited within it report to it; `members.py` reads
+a trajectory. Knows nothing of groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.client.trajectories.members import number_of, part
+
+_WIDTH = 110
+
+
+@dataclass
+class GatherContext:
+    """One gathering. `max_exceptions`: so many are data, one more ends it; below 1, that share of `total`."""
+
+    max_exceptions: float = 0
+    total: int = 0
+    # What the line begins with; None for none.
+    shown_as: str | None = None
+    max_metrics: int | None = None
+    done: int = 0
+    exceptions: int = 0
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counts: Counter[str] = field(default_factory=Counter)
+    _is_shown: bool = False
+
+    def add(self, trajectory: Any) -> None:
+        """A trajectory has come. Raises TypeError for what is none."""
+        if part(trajectory, "messages_and_choices") is None:
+            came = "nothing" if trajectory is None else f"a {type(trajectory).__name__}"
+            raise TypeError(f"a rollout must return its Trajectory, and one returned {came}")
+        self.done += 1
+        measured = {"reward": part(trajectory, "reward"), **(part(trajectory, "metrics") or {})}
+        for name, value in measured.items():
+            if (number := number_of(value)) is not None:
+                self.sums[name] += number
+                self.counts[name] += 1
+        self._show()
+
+    def failed(self) -> bool:
+        """Count an exception; whether it is one too many."""
+        self.exceptions += 1
+        self._show()
+        most = self.max_exceptions * self.total if 0 < self.max_exceptions < 1 else self.max_exceptions
+        return self.exceptions > most
+
+    def line(self) -> str:
+        """How far it is, and the averages so far."""
+        names = [*self.counts][: self.max_metrics]
+        parts = [f"{name}={self.sums[name] / self.counts[name]:.3g}" for name in names]
+        parts += [f"exceptions={self.exceptions}"] if self.exceptions else []
+        return f"{self.shown_as}: {self.done}/{self.total} {' '.join(parts)}".rstrip()
+
+    def close(self) -> None:
+        """End the line."""
+        if self._is_shown:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
+    def _show(self) -> None:
+        if self.shown_as is None or not _is_watched():
+            return
+        self._is_shown = True
+        sys.stderr.write(f"\r{self.line()[:_WIDTH]:<{_WIDTH}}")
+        sys.stderr.flush()
+
+
+def _is_watched() -> bool:
+    """Whether somebody sees a line that is written over: on a terminal, and in a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+_current: ContextVar[GatherContext | None] = ContextVar("gather_context", default=None)
+
+
+def current() -> GatherContext:
+    """That of the gathering around; alone, one that takes no exception."""
+    return _current.get() or GatherContext()
+
+
+@contextlib.contextmanager
+def gathering_in(context: GatherContext) -> Iterator[GatherContext]:
+    """What is awaited inside reports to `context`."""
+    token = _current.set(context)
+    try:
+        yield context
+    finally:
+        _current.reset(token)
+        context.close()

@@ -1,0 +1,104 @@
+"""Many groups, or many trajectories, awaited at once: a line that shows how far, and exceptions as data.
+
+Neighbours: `trajectory_group.py` awaits one group and counts into `gather_context.py`; `bounded.py` bounds
+how many rollouts go on at once. Knows nothing of a run, nor of how a rollout is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from launcher.client.trajectories.gather_context import GatherContext, current, gathering_in
+from launcher.client.trajectories.members import part
+from launcher.client.trajectories.trajectory_group import PendingGroup, TrajectoryGroup, all_of
+
+# A judge, a filter: what it returns takes the group's place, and None leaves the group out.
+AfterEach = Callable[[TrajectoryGroup], Any]
+
+
+async def gather_trajectory_groups(
+    groups: Iterable[Awaitable[TrajectoryGroup] | TrajectoryGroup],
+    *,
+    pbar_desc: str | None = "gather",
+    max_exceptions: float = 0,
+    max_metrics: int | None = None,
+    after_each: AfterEach | None = None,
+) -> list[TrajectoryGroup]:
+    """All groups, in their order.
+
+    An exception of a rollout is kept in its group, up to `max_exceptions` of them in all (below 1: that
+    share of the trajectories); the next one ends the others and is raised. `after_each` is called with each
+    group as soon as it is there, and may be a coroutine function: it returns a group, a list of groups, or
+    None to leave the group out. Where it fails, the group has that exception too, and no trajectories. The
+    line on a terminal begins with `pbar_desc` (None: no line) and has the averages of `max_metrics`
+    metrics.
+    """
+    pending = list(groups)
+    total = sum(len(one) if isinstance(one, PendingGroup | TrajectoryGroup) else 1 for one in pending)
+    context = GatherContext(max_exceptions, total, pbar_desc, max_metrics)
+    with gathering_in(context):
+        found = await all_of(_group(one, after_each) for one in pending)
+    return [group for groups_of_one in found for group in groups_of_one]
+
+
+async def gather_trajectories(
+    trajectories: Iterable[Awaitable[Any]], *, pbar_desc: str | None = "gather", max_exceptions: float = 0
+) -> list[Any]:
+    """All trajectories, in their order; in the place of one that failed is its exception.
+
+    Of exceptions there are at most `max_exceptions`. What is awaited may also come to several trajectories:
+    they are a list in that place.
+    """
+    pending = list(trajectories)
+    context = GatherContext(max_exceptions, len(pending), pbar_desc)
+    with gathering_in(context):
+        return await all_of(map(_trajectories, pending))
+
+
+async def _group(
+    pending: Awaitable[TrajectoryGroup] | TrajectoryGroup, after_each: AfterEach | None
+) -> list[TrajectoryGroup]:
+    group = pending if isinstance(pending, TrajectoryGroup) else await _awaited(pending)
+    if after_each is None:
+        return [group]
+    try:
+        after = after_each(group)
+        after = await after if inspect.isawaitable(after) else after
+    except Exception as error:
+        if current().failed():
+            raise
+        after = TrajectoryGroup([error], exceptions=group.exceptions, metadata=group.metadata)
+    return after if isinstance(after, list) else [] if after is None else [after]
+
+
+async def _awaited(pending: Awaitable[TrajectoryGroup]) -> TrajectoryGroup:
+    """A group; one that failed as a whole has its exception, and no trajectories."""
+    if isinstance(pending, PendingGroup):
+        return await pending
+    context = current()
+    try:
+        group = await pending
+    except Exception as error:
+        if context.failed():
+            raise
+        return TrajectoryGroup([error])
+    for trajectory in group:
+        context.add(trajectory)
+    return group
+
+
+async def _trajectories(pending: Awaitable[Any]) -> Any:
+    context = current()
+    try:
+        found = await pending
+    except Exception as error:
+        if context.failed():
+            raise
+        return error
+    is_one = part(found, "messages_and_choices") is not None or not isinstance(found, Iterable)
+    several = [found] if is_one else list(found)
+    for trajectory in several:
+        context.add(trajectory)
+    return found if is_one else several

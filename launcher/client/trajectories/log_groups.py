@@ -1,0 +1,167 @@
+"""What a program wants kept of its trajectories: texts and averages in the run's folder, scores in the run.
+
+    history.jsonl                   a line for each call: step, split, time, reward, metrics, …
+    trajectories/val-000007.jsonl   a line for each group: its JSON, as `TrajectoryGroup(**line)` takes it
+
+Both come home with the run. Of the lines with one split and step the last is right: a program that begins
+again logs them again. Neighbours: `by_trajectories.py` has this as a session's method;
+`runtime/gateway/validations.py` keeps the scores, which `launch report` draws. Knows nothing of what is
+trained.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from pydantic_core import to_json
+
+from launcher.client.bodies import Validation
+from launcher.client.by_trajectories import Logged
+from launcher.client.failures import Refused
+from launcher.client.session import Session
+from launcher.client.trajectories.members import choices_of, number_of, part, raised_by, version_of
+from launcher.client.trajectories.trajectory_group import Raised
+
+HISTORY = "history.jsonl"
+FOLDER = "trajectories"
+TRAIN = "train"
+# The split whose reward is a run's own score.
+HELD_OUT = "val"
+_NAME = re.compile(r"[\w.-]{1,32}")
+
+
+def log(
+    session: Session, trajectories: Any, split: str, metrics: Mapping[str, float], step: int | None
+) -> Logged:
+    """See `Session.log`."""
+    if not _NAME.fullmatch(split):
+        raise ValueError(f"a split's name has letters, digits, `_`, `.` or `-`, at most 32: {split!r}")
+    groups = [*_groups(trajectories)]
+    if step is None:
+        step = _newest_version(groups)
+    if step is None:
+        step = session.version
+    line = {"step": step, "split": split, "time": round(time.time(), 3), **_figures(groups, metrics)}
+    if split != TRAIN:
+        _tell(session, split, line, metrics)
+    folder = session.run_dir
+    if folder is not None:
+        try:
+            texts = _texts(groups, session.api_key)
+            _keep(folder, f"{split}-{step:06d}.jsonl", texts, line)
+        except OSError as error:  # a full disk, which must not end a training
+            _say(f"not kept in {folder}: {error}")
+    return Logged(line, folder)
+
+
+def _groups(given: Any) -> Iterator[Any]:
+    """Groups as they are; trajectories by themselves, or one of them, as one group."""
+    if part(given, "trajectories") is not None:
+        yield given
+        return
+    given = [given] if part(given, "messages_and_choices") is not None else given
+    alone: list[Any] = []
+    for one in [] if given is None else given:
+        if part(one, "trajectories") is not None:
+            yield one
+        else:
+            alone.append(one)
+    if alone:
+        failed = [Raised.of(it) for it in alone if isinstance(it, BaseException)]
+        others = [it for it in alone if not isinstance(it, BaseException)]
+        yield {"trajectories": others, "exceptions": failed}
+
+
+def _figures(groups: list[Any], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """The averages. A group is one example: its trajectories are tries of the same task."""
+    averages: defaultdict[str, list[float]] = defaultdict(list)
+    scores: list[float] = []
+    without_reward = trajectories = 0
+    raised: Counter[str] = Counter()
+    for group in groups:
+        raised.update(map(raised_by, part(group, "exceptions") or ()))
+        rewards = [number_of(part(one, "reward")) for one in part(group, "trajectories")]
+        finite = [it for it in rewards if it is not None and math.isfinite(it)]
+        trajectories += len(rewards)
+        without_reward += len(rewards) - len(finite)
+        scores += finite if len(groups) == 1 else [fmean(finite)] if finite else []
+        for one in part(group, "trajectories"):
+            for name, value in (part(one, "metrics") or {}).items():
+                if (number := number_of(value)) is not None:
+                    averages[name].append(number)
+    return {
+        "groups": len(groups),
+        "trajectories": trajectories,
+        "without_reward": without_reward,
+        "exceptions": dict(raised),
+        "reward": fmean(scores) if scores else None,
+        "standard_error": stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None,
+        "examples": len(scores),
+        "metrics": {name: fmean(values) for name, values in averages.items()} | dict(metrics),
+    }
+
+
+def _newest_version(groups: list[Any]) -> int | None:
+    versions = [
+        version_of(choice)
+        for group in groups
+        for one in part(group, "trajectories")
+        for choice in choices_of(one)
+    ]
+    return max((it for it in versions if it is not None), default=None)
+
+
+def _tell(session: Session, split: str, line: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    """The scores, to the run: those of `val` by their own names, of any other split behind the split's."""
+    step = line["step"]
+    told = {} if line["reward"] is None else {"score" if split == HELD_OUT else split: line["reward"]}
+    prefix = "" if split == HELD_OUT else f"{split}."
+    told |= {re.sub(r"[^\w.-]", "-", f"{prefix}{name}")[:64]: float(it) for name, it in metrics.items()}
+    for place, (name, score) in enumerate(told.items()):
+        if not math.isfinite(score):
+            _say(f"{name} of step {step} is {score}: no score")
+            continue
+        own = {} if place or line["reward"] is None else _spread(line)
+        try:
+            session.validated(Validation(step=step, name=name, score=score, version=step, **own))
+        except Refused as error:
+            _say(f"the run does not keep {name} of step {step}: {error.why}")
+
+
+def _spread(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {"standard_error": line["standard_error"], "examples": line["examples"]}
+
+
+def _texts(groups: list[Any], key: str) -> bytes:
+    """A line for each group. A traceback may quote the run's own key: it is in none of them."""
+    lines = b"".join(_json(group) for group in groups)
+    return lines.replace(key.encode(), b"***") if key else lines
+
+
+def _keep(folder: Path, name: str, texts: bytes, line: Mapping[str, Any]) -> None:
+    """The texts first, whole or not at all; then the line that says that they are there."""
+    if texts:
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        partial = folder / FOLDER / f".{name}.{os.getpid()}"
+        partial.write_bytes(texts)
+        partial.replace(folder / FOLDER / name)
+    with (folder / HISTORY).open("ab") as history:
+        history.write(_json(line))
+
+
+def _json(thing: Any) -> bytes:
+    return to_json(thing, inf_nan_mode="null", serialize_unknown=True) + b"\n"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"slipway: log: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,126 @@
+"""What of trajectories is trained: each one's own answers become a member of a group, the rest is counted.
+
+    made, dropped = group_of(trajectories, "scenario-7")
+
+Takes whatever has the fields: our Trajectory, that of openpipe-art, or the JSON of either. Neighbours:
+`train_groups.py` and whoever takes in other people's groups ask here. Knows nothing of a session or of HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from launcher.client.bodies import Group, Member
+
+# In the history, but nothing that this run sampled: a judge's turn, another model's.
+OTHERS = "answer of another model"
+# A trajectory with no answer at all: nothing was sampled, so nothing of it can be learnt.
+EMPTY = "no answer in its trajectory"
+# As the gateway says it where two members name one sample.
+TWICE = "named twice"
+NO_REWARD = "no reward"
+# Of a reason.
+MOST_CHARACTERS = 80
+
+
+def group_of(trajectories: Any, id: str) -> tuple[Group | None, Counter[str]]:  # noqa: A002 - the group's own
+    """The group that trains these trajectories, and what of them it leaves out, by reason.
+
+    `trajectories`: some trajectories, or a group of them with its `exceptions`. Each is one member, by the
+    samples that its choices carry (`choice.slipway`), those of `additional_histories` behind its own; or by
+    its `rollout` where it names one. The group is None where nothing is left to train. Whatever a trajectory
+    has is in the group once, or counted once: a choice of another model, a choice that stands in it twice, a
+    trajectory without a choice, an exception.
+    """
+    dropped = Counter(raised_by(one) for one in part(trajectories, "exceptions") or ())
+    members: list[Member] = []
+    for trajectory in _members_of(trajectories):
+        if isinstance(trajectory, BaseException):
+            dropped[raised_by(trajectory)] += 1
+            continue
+        made, left_out = _member(trajectory)
+        dropped += left_out
+        members += [made] if made is not None else []
+    return (Group(id=id, members=members) if members else None), dropped
+
+
+def choices_of(trajectory: Any) -> Iterator[Any]:
+    """Every choice of a trajectory, in order: its own history's, then those of `additional_histories`."""
+    for history in (trajectory, *(part(trajectory, "additional_histories") or ())):
+        yield from filter(is_choice, part(history, "messages_and_choices") or ())
+
+
+def is_choice(entry: Any) -> bool:
+    """Whether an entry of a history is an answer as a client got it, and no message that was written."""
+    if isinstance(entry, Mapping):
+        return isinstance(entry.get("message"), Mapping) or hasattr(entry.get("message"), "content")
+    return hasattr(entry, "message") and hasattr(entry, "finish_reason")
+
+
+def sample_of(choice: Any) -> str | None:
+    """The id of the sample that a choice is; None for one that this run did not make."""
+    sample = _named(choice, "sample")
+    return sample if isinstance(sample, str) and sample else None
+
+
+def version_of(choice: Any) -> int | None:
+    """The policy version that a choice was sampled from; None for another model's."""
+    version = _named(choice, "version")
+    return version if isinstance(version, int) else None
+
+
+def part(thing: Any, name: str) -> Any:
+    """A field of an object or of its JSON; None where there is none."""
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+
+
+def _named(choice: Any, name: str) -> Any:
+    """What the gateway says of a choice; LiteLLM keeps it among the fields that it does not know."""
+    said = part(choice, "slipway") or part(part(choice, "provider_specific_fields"), "slipway")
+    return part(said, name)
+
+
+def _members_of(trajectories: Any) -> Iterable[Any]:
+    """The trajectories of a group, of its JSON, or as they are."""
+    listed = part(trajectories, "trajectories")
+    return trajectories if listed is None else listed
+
+
+def _member(trajectory: Any) -> tuple[Member | None, Counter[str]]:
+    dropped: Counter[str] = Counter()
+    reward = number_of(part(trajectory, "reward"))
+    rewarded: dict[str, Any] = {"reward": reward, "failure": NO_REWARD if reward is None else None}
+    if rollout := part(trajectory, "rollout"):
+        return Member(rollout=rollout, **rewarded), dropped
+    samples: dict[str, None] = {}
+    choices = 0
+    for choice in choices_of(trajectory):
+        choices += 1
+        sample = sample_of(choice)
+        if sample is None:
+            dropped[OTHERS] += 1
+        elif sample in samples:
+            dropped[TWICE] += 1
+        else:
+            samples[sample] = None
+    if not choices:
+        dropped[EMPTY] += 1
+    return (Member(samples=[*samples], **rewarded) if samples else None), dropped
+
+
+def number_of(reward: Any) -> float | None:
+    """A reward as a number, also one that is not finite: the run counts it. None for what is none."""
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        return None
+
+
+def raised_by(exception: Any) -> str:
+    """An exception by its type, as text such as `<class 'builtins.ValueError'>` has it too."""
+    said = part(exception, "type")
+    words = re.findall(r"\w+", said) if isinstance(said, str) else [type(exception).__name__]
+    return f"raised {words[-1] if words else 'an error'}"[:MOST_CHARACTERS]

@@ -1,0 +1,162 @@
+"""One training step of groups of trajectories: sent once, and everything in them trained or counted.
+
+The step's key is made of its content. A program that is killed and sends the same again, or a cell that is
+run twice, is answered with the step that there is. Neighbours: `members.py` makes the groups,
+`program_state.py` has the state that rides on the step. Knows nothing of how trajectories are gathered.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic_core import to_json
+
+from launcher.client.answers import check_size
+from launcher.client.bodies import Group, StepCounts, StepSettings, StepStatus
+from launcher.client.by_trajectories import TrainResult
+from launcher.client.failures import Refused, Rewound, StepFailed
+from launcher.client.session import Session
+from launcher.client.trajectories import program_state
+from launcher.client.trajectories.members import group_of, part
+
+# The step that these answers were made for was sent by the program before it was killed.
+TAKEN = "step taken already"
+_NOTHING = "nothing_to_train"
+# A step that failed gives its samples back: the same groups may be sent so often.
+_MOST_TRIES = 4
+
+
+def train(
+    session: Session,
+    groups: Iterable[Any],
+    state: Mapping[str, Any] | None,
+    timeout_seconds: float | None,
+    settings: Mapping[str, Any],
+) -> TrainResult:
+    """See `Session.train`."""
+    asked = _settings(settings)
+    made, left_out = _groups(groups)
+    kept, before, earlier = program_state.next_of(session, state or {})
+    check_size(kept)
+    key = _key(made, kept, asked, before)
+    try:
+        status = None
+        if earlier is not None:
+            status = session.wait(earlier, timeout_seconds)
+        elif made:
+            status = _step(session, key, made, kept, asked, timeout_seconds)
+    except Rewound:
+        session.unsaved_state = session.known_place = None  # of lost rollouts: the program goes back too
+        raise
+    except Refused as error:
+        if error.code != _NOTHING:
+            raise
+        session.unsaved_state = kept
+        return _said(_result(StepCounts.model_validate(error.error.get("counts") or {}), left_out))
+    if status is None:
+        session.unsaved_state = kept  # the next step keeps it
+        return _said(TrainResult(dropped=dict(left_out)))
+    program_state.saved(session, status.id, kept)
+    if earlier is not None and not status.key.startswith(key):
+        return _said(_result(StepCounts(dropped={TAKEN: _answers(made)}), left_out, status))
+    return _said(_result(status.counts, left_out, status))
+
+
+def _step(
+    session: Session,
+    key: str,
+    groups: list[Group],
+    state: dict[str, Any],
+    settings: StepSettings | None,
+    timeout_seconds: float | None,
+) -> StepStatus:
+    status = None
+    for attempt in range(_MOST_TRIES):
+        name = f"{key}-{attempt}"
+        status = session.step(groups, name, client_state=state or None, wait=False, settings=settings)
+        if status.state != "failed":  # as an earlier try that is known by this key
+            return session.wait(status.id, timeout_seconds)
+    why = status.error if status else None
+    raise StepFailed(
+        f"These groups failed {_MOST_TRIES} times", None, why, "gather others; see `launch logs`"
+    )
+
+
+def _key(groups: list[Group], state: dict[str, Any], settings: StepSettings | None, before: int) -> str:
+    """The same for the same content, and for no other.
+
+    A sample's name is given once. A rollout's may be used again for other answers: after another step it is
+    another content, and what was trained of it is not trained again in any case.
+    """
+    are_rollouts = any(member.rollout for group in groups for member in group.members)
+    place = [before] if are_rollouts else []
+    content = to_json([groups, state, settings, *place], inf_nan_mode="constants")
+    return hashlib.sha256(content).hexdigest()[:48]
+
+
+def _answers(groups: list[Group]) -> int:
+    return sum(len(member.samples or (member.rollout,)) for group in groups for member in group.members)
+
+
+def _settings(said: Mapping[str, Any]) -> StepSettings | None:
+    """Raises TypeError for a keyword that means nothing, as Python does."""
+    for name in said:
+        if name not in StepSettings.model_fields:
+            near = difflib.get_close_matches(name, StepSettings.model_fields, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"train() got an unexpected keyword argument {name!r}{meant}")
+    given = {name: value for name, value in said.items() if value is not None}
+    return StepSettings(**given) if given else None
+
+
+def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
+    """What is sent, and what is left out of it. Raises TypeError for what are no groups."""
+    is_one = any(part(groups, name) is not None for name in ("trajectories", "messages_and_choices"))
+    listed = [groups] if is_one else list(groups)
+    made: list[Group] = []
+    left_out: Counter[str] = Counter()
+    for place, one in enumerate(listed):
+        if inspect.isawaitable(one):
+            raise TypeError(
+                "train() needs groups that are there: `await gather_trajectory_groups(groups)` first"
+            )
+        if part(one, "messages_and_choices") is not None or isinstance(one, BaseException):
+            raise TypeError(
+                "train() needs groups: TrajectoryGroup([trajectory, …]), of which rewards are compared"
+            )
+        group, dropped = group_of(one, f"group-{place}")
+        left_out += dropped
+        made += [group] if group is not None else []
+    return made, left_out
+
+
+def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | None = None) -> TrainResult:
+    return TrainResult(
+        step=status.id if status else None,
+        version=status.version if status else None,
+        trained=counts.trained,
+        joined=counts.turns_joined,
+        sealed=counts.sealed,
+        dropped=dict(Counter(counts.dropped) + left_out),
+        groups=counts.groups,
+        groups_without_variance=counts.groups_without_variance,
+        metrics=status.metrics if status else {},
+    )
+
+
+def _said(result: TrainResult) -> TrainResult:
+    """A line for each step, so that nobody trains on nothing without knowing."""
+    step = "no step" if result.step is None else f"step {result.step}"
+    parts = [f"{result.trained} answers trained"]
+    parts += [f"{result.joined} joined"] if result.joined else []
+    parts += [f"{result.sealed} sealed"] if result.sealed else []
+    parts += [f"{count} × {reason}" for reason, count in sorted(result.dropped.items())]
+    sys.stderr.write(f"slipway: {step}: {', '.join(parts)}\n")
+    sys.stderr.flush()
+    return result

@@ -1,0 +1,139 @@
+"""A group: trajectories of one task that are compared with one another, and the exceptions of others.
+
+    group = await TrajectoryGroup(rollout(task) for _ in range(8))
+
+Of finished trajectories it is made at once; of coroutines it is something to await, and to give to
+`gather_trajectory_groups`. Neighbours: `trajectory.py` has one of them, `gathering.py` awaits many groups.
+Knows nothing of a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+from pydantic import BaseModel
+
+from launcher.client.trajectories.gather_context import current
+from launcher.client.trajectories.trajectory import Metadata, Metrics, Trajectory
+
+_Result = TypeVar("_Result")
+
+
+class Raised(BaseModel):
+    """An exception as data."""
+
+    type: str
+    message: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Raised:
+        """What is known of an exception."""
+        trace = "".join(traceback.format_exception(error))
+        return cls(type=f"{type(error)}", message=str(error), traceback=trace)
+
+
+class TrajectoryGroup(BaseModel):
+    """Rewards count against those of the same group. `exceptions` are counted when the group is trained."""
+
+    trajectories: list[Trajectory]
+    exceptions: list[Raised] = []
+    metadata: Metadata = {}
+    metrics: Metrics = {}
+    logs: list[str] = []
+
+    @overload
+    def __new__(
+        cls, trajectories: Iterable[Trajectory | BaseException], **fields: Any
+    ) -> TrajectoryGroup: ...
+
+    @overload
+    def __new__(cls, trajectories: Iterable[Awaitable[Trajectory]], **fields: Any) -> PendingGroup: ...
+
+    def __new__(cls, trajectories: Iterable[Any] = (), **fields: Any) -> TrajectoryGroup | PendingGroup:
+        given = list(trajectories)
+        if any(map(inspect.isawaitable, given)):
+            return PendingGroup(given, fields)
+        made = super().__new__(cls)
+        if not isinstance(trajectories, Sequence):
+            made.__init__(given, **fields)  # a generator gives them once
+        return made
+
+    def __init__(
+        self,
+        trajectories: Iterable[Any] = (),
+        *,
+        exceptions: Iterable[BaseException | Raised | Mapping[str, Any]] = (),
+        metadata: Metadata | None = None,
+        metrics: Metrics | None = None,
+        logs: list[str] | None = None,
+    ) -> None:
+        if "trajectories" in self.__dict__:  # made by __new__
+            return
+        given = list(trajectories)
+        raised = [*(it for it in given if isinstance(it, BaseException)), *exceptions]
+        super().__init__(
+            trajectories=[it for it in given if not isinstance(it, BaseException)],
+            exceptions=[Raised.of(it) if isinstance(it, BaseException) else it for it in raised],
+            metadata=metadata or {},
+            metrics=metrics or {},
+            logs=logs or [],
+        )
+
+    def log(self, message: str) -> None:
+        """Keep a line with the group."""
+        self.logs.append(message)
+
+    def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]
+        return iter(self.trajectories)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+
+class PendingGroup:
+    """A group whose trajectories are still to come: await it once."""
+
+    def __init__(self, awaited: list[Any], fields: Mapping[str, Any]) -> None:
+        self._awaited = awaited
+        self._fields = fields
+
+    def __len__(self) -> int:
+        return len(self._awaited)
+
+    def __await__(self) -> Generator[Any, None, TrajectoryGroup]:
+        return self._gathered().__await__()
+
+    async def _gathered(self) -> TrajectoryGroup:
+        """In the order in which they were given, whichever came first."""
+        results = await all_of(self._one(it) for it in self._awaited)
+        return TrajectoryGroup(results, **self._fields)
+
+    async def _one(self, awaited: Any) -> Trajectory | Exception:
+        if not inspect.isawaitable(awaited):
+            return awaited
+        context = current()
+        try:
+            trajectory = await awaited
+        except Exception as error:  # a cancellation is none
+            if context.failed():
+                raise
+            return error
+        context.add(trajectory)
+        return trajectory
+
+
+async def all_of(awaited: Iterable[Awaitable[_Result]]) -> list[_Result]:
+    """What all of them came to. At the first exception the others are ended, before it is raised."""
+    tasks = [asyncio.ensure_future(one) for one in awaited]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

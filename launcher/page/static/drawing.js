@@ -1,0 +1,171 @@
+// Curves over the run's steps, drawn by uPlot: one cursor for all of them, and a click chooses a step to read.
+'use strict';
+
+(() => {
+  const { make, number, isNumber } = window.slipway;
+  const HEIGHT = 190;
+  const SYNC = uPlot.sync('steps');
+  const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000];
+  const charts = new Map();
+  let onStep = () => {};
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const seriesColour = (at) => colour(`series-${at % 7}`);
+
+  // A chart's figure: spec = {key, title, unit, note, xs, lines, low, high, empty}; a line is
+  // {name, values, colour, kind: 'line' | 'faint' | 'marks', errors}.
+  function draw(host, spec, span) {
+    const chart = charts.get(spec.key) ?? begin(host, spec);
+    chart.spec = spec;
+    chart.span = span;
+    chart.note.textContent = spec.note ?? '';
+    const lines = spec.lines.filter((line) => line.values.some(isNumber));
+    chart.nothing.hidden = lines.length > 0;
+    chart.nothing.textContent = spec.empty;
+    const form = JSON.stringify(lines.map(({ name, colour: it, kind }) => [name, it, kind]));
+    if (form !== chart.form || !chart.plot) {
+      chart.form = form;
+      chart.plot?.destroy();
+      chart.plot = lines.length ? plotOf(chart, lines) : null;
+    } else {
+      chart.lines = lines;
+      chart.plot.setData([spec.xs, ...lines.map((line) => line.values)]);
+    }
+  }
+
+  function begin(host, spec) {
+    const note = make('span', 'note');
+    const title = make('figcaption', '', [make('h2', '', spec.title), note]);
+    const canvas = make('div', 'canvas');
+    const nothing = make('p', 'empty', spec.empty);
+    host.append(make('figure', 'panel chart', [title, canvas, nothing]));
+    const chart = { note, canvas, nothing, plot: null, form: null };
+    charts.set(spec.key, chart);
+    new ResizeObserver(() => chart.plot?.setSize({ width: canvas.clientWidth, height: HEIGHT })).observe(canvas);
+    return chart;
+  }
+
+  function plotOf(chart, lines) {
+    chart.lines = lines;
+    const axis = { stroke: colour('muted'), font: '12px system-ui, sans-serif', ticks: { show: false } };
+    const grid = { stroke: colour('line'), width: 1 };
+    const { xs, low, high, digits = 2 } = chart.spec;
+    const whole = digits === 0;
+    const plot = new uPlot({
+      width: chart.canvas.clientWidth || 300,
+      height: HEIGHT,
+      padding: [10, 12, 0, 0],
+      scales: {
+        x: { time: false, range: () => chart.span },
+        y: { range: (_, least, most) => around(...withErrors(chart.lines, least, most), low, high) },
+      },
+      axes: [
+        { ...axis, grid: { show: false }, incrs: WHOLE, space: 48, size: 28, gap: 6 },
+        { ...axis, grid, size: 54, gap: 8, space: 36, ...(whole ? { incrs: WHOLE } : {}), values: (_, at) => at.map((it) => tick(it, at)) },
+      ],
+      cursor: { sync: { key: SYNC.key, scales: ['x', null] }, drag: { x: false, y: false }, points: { size: 7 } },
+      legend: { show: true, live: true, markers: { width: 2 } },
+      series: [
+        { label: 'step', value: (_, it) => (it === null ? '–' : String(it)) },
+        ...lines.map((line) => seriesOf(line, digits)),
+      ],
+      hooks: { draw: [(it) => drawErrors(it, chart.lines)], setLegend: [showNewest], setData: [showNewest] },
+    }, [xs, ...lines.map((line) => line.values)], chart.canvas);
+    plot.over.addEventListener('click', () => {
+      const step = plot.data[0][plot.cursor.idx];
+      if (isNumber(step)) onStep(step);
+    });
+    showNewest(plot);
+    return plot;
+  }
+
+  // Where no cursor is, the legend says the newest values.
+  function showNewest(plot) {
+    const newest = plot.data[0].length - 1;
+    const pointed = isNumber(plot.cursor.left) && plot.cursor.left >= 0;
+    if (!pointed && newest >= 0 && plot.legend.idx !== newest) plot.setLegend({ idx: newest });
+  }
+
+  function seriesOf(line, digits) {
+    const stroke = seriesColour(line.colour ?? 0);
+    const faint = line.kind === 'faint';
+    return {
+      label: line.name,
+      stroke: faint ? `${stroke}59` : stroke,
+      width: faint ? 1.25 : 2,
+      spanGaps: line.kind === 'marks',
+      points: line.kind === 'marks' ? { show: true, size: 6, fill: stroke } : { show: (plot) => plot.data[0].length < 2 },
+      value: (_, it) => (it === null || it === undefined ? '–' : number(it, digits)),
+    };
+  }
+
+  // One standard error to each side of a mark.
+  function drawErrors(plot, lines) {
+    lines.forEach((line, at) => {
+      if (!line.errors) return;
+      const pen = plot.ctx;
+      pen.save();
+      pen.strokeStyle = seriesColour(line.colour ?? 0);
+      pen.lineWidth = devicePixelRatio;
+      pen.beginPath();
+      line.values.forEach((value, index) => {
+        const error = line.errors[index];
+        if (!isNumber(value) || !isNumber(error)) return;
+        const x = plot.valToPos(plot.data[0][index], 'x', true);
+        pen.moveTo(x, plot.valToPos(value - error, 'y', true));
+        pen.lineTo(x, plot.valToPos(value + error, 'y', true));
+      });
+      pen.stroke();
+      pen.restore();
+    });
+  }
+
+  // What an axis must hold: the values, and their errors where they have some.
+  function withErrors(lines, least, most) {
+    const ends = lines.flatMap(({ values, errors }) => (errors ?? []).flatMap((error, at) => (
+      isNumber(error) && isNumber(values[at]) ? [values[at] - error, values[at] + error] : []
+    )));
+    return ends.length ? [Math.min(least, ...ends), Math.max(most, ...ends)] : [least, most];
+  }
+
+  function around(least, most, low, high) {
+    let [from, to] = [least ?? 0, most ?? 1];
+    if (from === to) [from, to] = [from - Math.max(Math.abs(from) * 0.1, 0.05), to + Math.max(Math.abs(to) * 0.1, 0.05)];
+    const air = 0.08 * (to - from);
+    from = isNumber(low) && least >= low ? Math.min(low, from) : from - air;
+    to = isNumber(high) && most <= high ? Math.max(high, to) : to + air;
+    return [from, to];
+  }
+
+  function tick(value, all) {
+    const largest = Math.max(...all.map(Math.abs));
+    if (largest >= 10000) return `${number(value / 1000, 0)}k`;
+    let digits = 0;  // as few as tell all of them
+    while (digits < 6 && all.some((it) => Math.abs(it - Number(it.toFixed(digits))) > 1e-9 * largest)) digits += 1;
+    return value.toFixed(digits);
+  }
+
+  // Another theme has other colours, and a canvas does not change by itself.
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+    for (const chart of charts.values()) {
+      chart.form = null;
+      if (chart.spec) draw(null, chart.spec, chart.span);
+    }
+  });
+
+  // The mean over as many steps before as behind; at the ends over fewer.
+  function smooth(values) {
+    const known = values.filter(isNumber).length;
+    const reach = Math.floor(Math.min(25, Math.floor(known / 5)) / 2);
+    return values.map((value, at) => {
+      if (!isNumber(value)) return null;
+      const around = Math.min(reach, at, values.length - 1 - at);
+      const near = values.slice(at - around, at + around + 1).filter(isNumber);
+      return near.reduce((sum, it) => sum + it, 0) / near.length;
+    });
+  }
+
+  Object.assign(window.slipway, {
+    draw, smooth, whenStepChosen: (call) => { onStep = call; },
+  });
+})();

@@ -1,0 +1,37 @@
+// Where the page's data comes from: the run's endpoint while it lives, the files beside the page afterwards.
+// A page on a disk may load nothing but scripts; each piece of its data is one, which calls slipwayData.
+'use strict';
+
+(() => {
+  const kept = document.documentElement.dataset.kept === 'yes';
+  const waiting = new Map();
+
+  window.slipwayData = (name, value) => {
+    waiting.get(name)?.(value);
+    waiting.delete(name);
+  };
+
+  function fromScript(name) {
+    return new Promise((resolve, reject) => {
+      const script = document.createElement('script');
+      waiting.set(name, resolve);
+      script.src = `data/${name}.js`;
+      script.onload = () => script.remove();
+      script.onerror = () => {
+        script.remove();
+        waiting.delete(name);
+        reject(new Error(`there is no file ${name}`));
+      };
+      document.head.append(script);
+    });
+  }
+
+  async function fromEndpoint(name) {
+    const answer = await fetch(`data/${name}.json`, { cache: 'no-store' });
+    if (answer.status === 401) throw Object.assign(new Error('the link is needed again'), { closed: true });
+    if (!answer.ok) throw new Error(`the endpoint answered ${answer.status}`);
+    return answer.json();
+  }
+
+  window.slipway = { kept, load: (name) => (kept ? fromScript(name) : fromEndpoint(name)) };
+})();

@@ -1,0 +1,197 @@
+"""Which earlier answer a chat request goes on from, and what the engine is asked for so that it does.
+
+A client that sends a conversation again with its answers unchanged goes on from them, whatever the chat
+template makes of them: the engine is given the ids of the earlier turn as they were, then those that the
+template adds (exact_prompt.py), and the turns are one sequence (samples/turns.py). Where that cannot be, the
+request is asked as any other, and why is recorded: a step counts it.
+Neighbours: proxy.py asks once per request; samples/conversations.py has the names by which answers are found;
+engine/last_turn.py is the engine's side. Never the reason why a request fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runtime.engine.last_turn import LAST_TURN
+from runtime.gateway.completions.admission import Asked
+from runtime.gateway.completions.exact_prompt import Earlier, ExactPrompts, Ids, NotExactError
+from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.gateway.requests import distribution
+from runtime.gateway.samples import conversations
+from runtime.gateway.samples.content import Call
+from runtime.gateway.samples.conversations import Beginning, NoNameError
+from runtime.gateway.samples.journal import Conversation, Exchange, Sample
+from runtime.gateway.samples.sample_ref import SampleRef
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.samples.turns import CUT_OFF, WHOLE
+
+log = logging.getLogger(__name__)
+
+TEXT_CHANGED = "text was changed by the client"
+SYSTEM_CHANGED = "system prompt changed"
+TOOLS_CHANGED = "tools changed"
+TEMPLATE_CHANGED = "chat_template_kwargs changed"
+SWITCHED_OFF = "switched off"
+TOO_LONG = "too long for the context"
+HELD = "held to a grammar"
+NOT_ASKED = "the engine did not say"
+
+# Of a request: what a template is told beside messages and tools.
+_TOLD = ("chat_template_kwargs", "documents", "reasoning_effort", "add_special_tokens")
+# With one of them a prompt is no question that waits for the next answer, or not all of it.
+_OTHER_PROMPTS = (
+    ("add_generation_prompt", True),
+    ("continue_final_message", False),
+    ("truncate_prompt_tokens", None),
+)
+
+# Of a request: what ends an answer before the policy does.
+_STOPS = ("stop", "stop_token_ids")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A chat request among others. `fields`: what the engine is told besides, so that it goes on."""
+
+    question: Beginning
+    conversation: Conversation
+    fields: dict[str, Any] | None = None
+
+    def answered(self, text: str, calls: Iterable[Call]) -> str | None:
+        """The name by which a later request finds this answer."""
+        return conversations.answered(self.question, text, calls)
+
+    def plainly(self, why: str) -> Turn:
+        """The same, asked as any other request."""
+        return Turn(self.question, replace(self.conversation, continues=None, apart=why, shown=None))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An earlier answer, and how many messages its question had."""
+
+    ref: SampleRef
+    messages: int
+
+
+class Continuing:
+    """Use it from the gateway's event loop."""
+
+    def __init__(self, store: SampleStore, enabled: bool) -> None:
+        self._store = store
+        self._enabled = enabled
+        self._exact = ExactPrompts()
+
+    async def turn(self, asked: Asked, body: dict[str, Any], client: EngineClient) -> Turn | None:
+        """What `asked` goes on from; `body`: what the engine would be asked. None: it is no chat."""
+        if asked.kind != "chat":
+            return None
+        messages = asked.body["messages"]
+        try:
+            begun = conversations.beginnings(asked.tags, messages)
+            tools = conversations.digest_of(asked.body.get("tools") or [])
+        except NoNameError:
+            return None
+        turn = Turn(begun[-1], Conversation(begun[-1].name, begun[-1].bare, tools))
+        found = self._found(messages, begun)
+        if isinstance(found, str):
+            return turn.plainly(found)
+        return turn if found is None else await self._after(found, turn, asked, body, client)
+
+    def _found(self, messages: list[Any], begun: list[Beginning]) -> _Found | str | None:
+        """The latest answer that this conversation has as it was given, or why it has none of them."""
+        index = self._store.turns
+        answers = [place for place, message in enumerate(messages) if conversations.is_answer(message)]
+        for place in reversed(answers):
+            if (ref := index.answer(begun[place + 1].name)) is not None:
+                return _Found(ref, place)
+        if any(index.was_asked(begun[place].name) for place in answers):
+            return TEXT_CHANGED
+        if any(index.was_asked_otherwise(begun[place].bare) for place in answers):
+            return SYSTEM_CHANGED
+        return None
+
+    async def _after(
+        self, found: _Found, turn: Turn, asked: Asked, body: dict[str, Any], client: EngineClient
+    ) -> Turn:
+        try:
+            exchange, sample = await asyncio.to_thread(self._store.load, found.ref)
+            if why_not := self._why_not(asked, turn, exchange, sample):
+                return turn.plainly(why_not)
+            earlier = _earlier(asked.body["messages"], found.messages, exchange, sample)
+            prompt, plain = await self._exact.after(client, body, earlier)
+        except NotExactError as error:
+            return turn.plainly(str(error))
+        except (EngineError, OSError) as error:
+            log.info("request %s: %s", asked.id, error)
+            return turn.plainly(NOT_ASKED)
+        if prompt == plain:
+            return replace(turn, conversation=replace(turn.conversation, continues=sample.id))
+        if not _fits(len(prompt), len(plain), body, client):
+            return turn.plainly(TOO_LONG)
+        conversation = replace(
+            turn.conversation,
+            continues=sample.id,
+            shown=conversations.digest_of(plain),
+            shown_tokens=len(plain),
+        )
+        fields = {
+            "kv_transfer_params": {"prompt_token_ids": prompt},
+            LAST_TURN: len(earlier.prompt) + len(earlier.completion),
+        }
+        return Turn(turn.question, conversation, fields)
+
+    def _why_not(self, asked: Asked, turn: Turn, exchange: Exchange, sample: Sample) -> str | None:
+        """Why a request is not asked for by an earlier answer's ids, by what both ask for."""
+        if not (self._enabled and asked.goes_on):
+            return SWITCHED_OFF
+        if distribution.grammar(asked.body):
+            return HELD  # vLLM looks for the end of a thought in all of the prompt's ids there
+        if sample.finish_reason not in WHOLE or not sample.completion_ids:
+            return CUT_OFF
+        if exchange.conversation is None or exchange.conversation.tools != turn.conversation.tools:
+            return TOOLS_CHANGED
+        if any(exchange.settings.get(name) != asked.body.get(name) for name in _TOLD):
+            return TEMPLATE_CHANGED
+        if any(asked.body.get(name, usual) not in (usual, None) for name, usual in _OTHER_PROMPTS):
+            return "another kind of prompt"
+        return None
+
+
+def _earlier(messages: list[Any], place: int, exchange: Exchange, sample: Sample) -> Earlier:
+    """`place`: of the answer among the messages."""
+    prompt = exchange.prompts[sample.prompt]
+    said = exchange.conversation
+    digest = said.shown if said and said.shown else None
+
+    def was_shown(ids: Ids) -> bool:
+        return ids == prompt if digest is None else conversations.digest_of(ids) == digest
+
+    return Earlier(
+        prompt=prompt,
+        completion=sample.completion_ids,
+        messages=messages[:place],
+        answer=messages[place],
+        shown_tokens=said.shown_tokens if said and digest else len(prompt),
+        shown=was_shown,
+        has_stops=any(exchange.settings.get(name) for name in _STOPS),
+    )
+
+
+def _fits(prompt_tokens: int, plain_tokens: int, body: dict[str, Any], client: EngineClient) -> bool:
+    """Whether a prompt leaves an answer the room that was asked for.
+
+    The engine gives what its context leaves, and the limit may be as long as that (answer_limit.py): where
+    the plain prompt would not leave so much either, half of what that leaves is enough.
+    """
+    context = client.facts.context_length
+    if context is None:
+        return False
+    left = context - plain_tokens
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    room = limit if isinstance(limit, int) and limit <= left else left // 2
+    return prompt_tokens + max(room, 1) <= context

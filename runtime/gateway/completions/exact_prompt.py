@@ -1,0 +1,175 @@
+"""The prompt of a later turn: the earlier turn's ids as they were, then what the chat template adds.
+
+What it writes there is read from the template's own rendering of the conversation with another answer in the
+place of the real one: the ids after the token that ends that answer. How an answer is ended is read once per
+kind of answer, from a conversation of two messages. Every step is checked; what cannot be proven is refused,
+and the turn is asked as if there had been no other.
+Neighbours: continuing.py decides what is gone on from; the engine has template and tokenizer. Knows nothing
+of samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.gateway.engines.engine_client import EngineClient
+
+Body = dict[str, Any]
+Ids = list[int]
+
+REWRITTEN = "the template shows it otherwise"
+MOVED = "the template's own text changed"
+UNENDED = "the template does not end an answer as it ended"
+
+# Two answers of no word in common, neither of which anybody gives.
+_STAND_INS = ("quartz is what stands in here", "Zebras took this place for once")
+_QUESTION = {"role": "user", "content": "a"}
+_MOST_CLOSINGS = 256
+
+
+class NotExactError(Exception):
+    """It cannot be proven what the template writes after the earlier turn; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The turn that is gone on from: its ids, and the request for it as it would be asked now.
+
+    `shown`: whether these are the first ids that the template made of it then. `has_stops`: whether it may
+    have ended at a text or a token that its client named.
+    """
+
+    prompt: Ids
+    completion: Ids
+    messages: Sequence[Any]
+    answer: Mapping[str, Any]
+    shown_tokens: int
+    shown: Any
+    has_stops: bool = False
+
+
+@dataclass(frozen=True)
+class _Closing:
+    """How the template ends an answer: the ids of the stand-in, and those up to the one that ends it."""
+
+    stand_in: Ids
+    end: Ids
+
+
+class ExactPrompts:
+    """Makes prompts that go on from earlier turns. Use it from one event loop."""
+
+    def __init__(self) -> None:
+        self._closings: OrderedDict[str, _Closing] = OrderedDict()
+
+    async def after(self, client: EngineClient, body: Body, earlier: Earlier) -> tuple[Ids, Ids]:
+        """The prompt that goes on from `earlier`, and the one that the template alone makes of `body`.
+
+        They are the same where the template shows the earlier turn as it was. Raises EngineError, and
+        NotExactError.
+        """
+        so_far = earlier.prompt + earlier.completion
+        plain = await client.render(body)
+        if plain[: len(so_far)] == so_far:
+            return plain, plain
+        added = await self._added(client, body, earlier, plain)
+        return so_far + added, plain
+
+    async def _added(self, client: EngineClient, body: Body, earlier: Earlier, plain: Ids) -> Ids:
+        """What the template writes after the earlier answer, of a conversation that goes on."""
+        answer, messages = _in_its_place(earlier.answer, _STAND_INS[0]), list(earlier.messages)
+        later = body["messages"][len(messages) + 1 :]
+        shown = await client.render(body | {"messages": [*messages, answer, *later]})
+        await self._check_head(client, body, earlier, plain, shown)
+        closing = await self._closing(client, body, earlier)
+        # A line's end that stopped an answer is not the one that the template writes behind its last token.
+        if earlier.has_stops and earlier.completion[-len(closing.end) :] != closing.end:
+            raise NotExactError(UNENDED)
+        mark = closing.stand_in + closing.end
+        places = _places(mark, shown)
+        if len(places) != 1:
+            raise NotExactError(REWRITTEN)
+        added = shown[places[0] + len(mark) :]
+        if not added or plain[-len(added) :] != added:
+            raise NotExactError(REWRITTEN)
+        return added
+
+    async def _check_head(
+        self, client: EngineClient, body: Body, earlier: Earlier, plain: Ids, shown: Ids
+    ) -> None:
+        """The template must still show the earlier question as it did when it was asked."""
+        if any(earlier.shown(ids[: earlier.shown_tokens]) for ids in (plain, shown)):
+            return
+        question = await client.render(body | {"messages": list(earlier.messages)})
+        if not earlier.shown(question):
+            raise NotExactError(MOVED)
+
+    async def _closing(self, client: EngineClient, body: Body, earlier: Earlier) -> _Closing:
+        """How an answer of this kind ends, with the token that ended the earlier one."""
+        last = earlier.completion[-1]
+        answers = [_in_its_place(earlier.answer, text) for text in _STAND_INS]
+        kept = {name: value for name, value in body.items() if name != "messages"}
+        said = json.dumps([client.name, last, answers[0], kept], sort_keys=True)
+        kind = hashlib.sha256(said.encode()).hexdigest()  # a request's tools may be of any size
+        if (known := self._closings.get(kind)) is not None:
+            return known
+        first, second = [
+            await client.render(body | {"messages": [_QUESTION, answer], "add_generation_prompt": False})
+            for answer in answers
+        ]
+        closing = _closing_of(first, second, last)
+        self._closings[kind] = closing
+        if len(self._closings) > _MOST_CLOSINGS:
+            self._closings.popitem(last=False)
+        return closing
+
+
+def _closing_of(first: Ids, second: Ids, last: int) -> _Closing:
+    """Where two conversations differ is the answer; what both have after it ends it."""
+    head = _shared(first, second)
+    tail = _shared(first[::-1], second[::-1])
+    stand_in, end = first[head : len(first) - tail], first[len(first) - tail :]
+    if len(first) == len(second) == head or not stand_in or last not in end or last in stand_in:
+        raise NotExactError(UNENDED)
+    # Its first ids may be others after other text; where the rest stands only once, no other text is it.
+    return _Closing(stand_in[len(stand_in) // 3 :], end[: end.index(last) + 1])
+
+
+def _shared(first: Ids, second: Ids) -> int:
+    """How many ids both begin with."""
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _places(part: Ids, whole: Ids) -> list[int]:
+    """Where a part stands in the whole."""
+    begins = range(len(whole) - len(part) + 1)
+    return [place for place in begins if whole[place] == part[0] and whole[place : place + len(part)] == part]
+
+
+def _in_its_place(answer: Mapping[str, Any], text: str) -> Body:
+    """Another answer of the same kind: another text, or other arguments of the last of its calls."""
+    calls = answer.get("tool_calls")
+    if not calls:
+        return {"role": "assistant", "content": text}
+    others = [_call(call, {}) for call in calls[:-1]]
+    content = answer.get("content")
+    return {
+        "role": "assistant",
+        "content": "a" if content else content,
+        "tool_calls": [*others, _call(calls[-1], {"a": text})],
+    }
+
+
+def _call(call: Mapping[str, Any], arguments: Mapping[str, str]) -> Body:
+    function = {"name": call["function"]["name"], "arguments": json.dumps(arguments)}
+    return {"id": call.get("id"), "type": "function", "function": function}

@@ -1,0 +1,59 @@
+"""Says of a rollout's request that none of its samples can be trained, when it is asked: not steps later.
+
+The answer has a header with the reason; the log and the run's status have a line for the first request of
+each reason. Who asks for it by a header is refused instead, before anything is sampled.
+Neighbours: proxy.py asks once per request; requests/distribution.py has the reasons. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from runtime.gateway.completions.admission import Asked
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.http.warnings import Warnings
+from runtime.gateway.requests import distribution
+from runtime.shared.headers import REFUSE, UNTRAINABLE_HEADER
+
+_GREEDY = "greedy"
+_ADVICE = {
+    _GREEDY: "a temperature of 0 has one answer and nothing to compare: ask with a temperature of 1",
+    "tool_choice": 'it holds the answer to a call: leave it out or say "auto", and ask for the call in words',
+    "parallel_tool_calls": "it holds calls to a grammar: leave it out, and take the first call of an answer",
+    "response_format": "it holds the answer to a grammar: leave it out, and ask for the form in words",
+}
+_OF_ANY = "it bends what the policy would say by itself: leave it out"
+
+
+def reason(asked: Asked) -> str | None:
+    """What keeps every sample of a request from being trained, by what it asks for; None: nothing does."""
+    if asked.tags.purpose != "train":
+        return None
+    try:
+        return distribution.cut_by(asked.body)
+    except (TypeError, ValueError, OverflowError):  # a temperature that is no number: it is refused as such
+        return None
+
+
+class Untrainable:
+    """Use it from the gateway's event loop."""
+
+    def __init__(self, warnings: Warnings) -> None:
+        self._warnings = warnings
+
+    def check(self, asked: Asked) -> str | None:
+        """The reason that the answer is to name: of a rollout's requests. Raises ApiError(422)."""
+        why = reason(asked)
+        if why is None:
+            return None
+        advice = _ADVICE.get(why, _OF_ANY)
+        if asked.trainable_only:
+            param = "temperature" if why == _GREEDY else why
+            message = (
+                f"{why}: no sample of this request could be trained, and its header "
+                f"`{UNTRAINABLE_HEADER}: {REFUSE}` asks to be told. {advice[0].upper()}{advice[1:]}"
+            )
+            raise ApiError(422, message, param=param, code="untrainable")
+        if asked.tags.rollout is None:
+            return None
+        line = f"rollout {asked.tags.rollout}: samples with {why} are not trained: {advice}"
+        self._warnings.say(f"untrainable: {why}", line)
+        return why

@@ -1,0 +1,102 @@
+"""The names of a conversation's beginnings, by which a request finds the answers that it goes on from.
+
+A conversation that is sent again with its answers unchanged has, up to each answer, the name that the answer
+was recorded under. Not compared is what clients make anew or leave out: ids of calls, thoughts, fields with
+nothing in them, how a call's arguments are written. Any other change gives another name.
+Neighbours: content.py has the one form of a message; turn_index.py keeps the names; completions/continuing.py
+asks. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.gateway.samples import content
+from runtime.gateway.samples.content import Call
+from runtime.gateway.samples.journal import Tags
+
+_NAME_BYTES = 16
+_ASSISTANT = "assistant"
+# Who says what the conversation is to be like.
+_SYSTEM = ("system", "developer")
+# Of any message: what clients make themselves.
+_THEIR_OWN = frozenset({"tool_call_id", "id"})
+# Of an answer: what was not said in it, or is said by what was sampled in any case.
+_BESIDE = frozenset(
+    {
+        "reasoning", "reasoning_content", "reasoning_details", "thinking_blocks", "provider_specific_fields",
+        "refusal", "annotations", "audio", "name", "function_call",
+    }
+)  # fmt: skip
+
+
+class NoNameError(ValueError):
+    """Messages that are none: the engine will say so."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A conversation up to a message: its name, and its name if nobody had said what it is to be like."""
+
+    name: str
+    bare: str
+
+
+def beginnings(tags: Tags, messages: Sequence[Any]) -> list[Beginning]:
+    """The beginnings of a conversation: before its first message, after it, after the second, …
+
+    Those of a rollout's are its own, by predictor and purpose. Raises NoNameError.
+    """
+    scope = _named("", [tags.rollout, tags.predictor, tags.purpose])
+    found = [Beginning(scope, scope)]
+    for message in messages:
+        found.append(_after(found[-1], _form(message)))
+    return found
+
+
+def answered(question: Beginning, text: str, calls: Iterable[Call]) -> str:
+    """The name of a question with this answer to it."""
+    said = {"role": _ASSISTANT, "content": text, "tool_calls": content.said_by(calls)}
+    return _named(question.name, _without_nothing(said))
+
+
+def is_answer(message: Any) -> bool:
+    """Whether a message is an assistant's."""
+    return isinstance(message, Mapping) and message.get("role") == _ASSISTANT
+
+
+def digest_of(value: Any) -> str:
+    """One name for a plain value, as it was written."""
+    return _named("", value)
+
+
+def _form(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise NoNameError("a message is no object")
+    try:
+        plain = content.plain(message)
+    except RecursionError as error:
+        raise NoNameError("a message is nested too deeply") from error
+    beside = _THEIR_OWN | _BESIDE if is_answer(message) else _THEIR_OWN
+    return _without_nothing({name: value for name, value in plain.items() if name not in beside})
+
+
+def _without_nothing(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if value not in (None, "", [], {})}
+
+
+def _after(before: Beginning, said: Mapping[str, Any]) -> Beginning:
+    name = _named(before.name, said)
+    return Beginning(name, before.bare if said.get("role") in _SYSTEM else _named(before.bare, said))
+
+
+def _named(before: str, said: Any) -> str:
+    try:
+        written = json.dumps([before, said], sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NoNameError("it cannot be written down") from error
+    return hashlib.blake2b(written.encode(), digest_size=_NAME_BYTES).hexdigest()

@@ -1,0 +1,34 @@
+"""One line about sequences that were sealed: why their turns are trained apart, and what to do about it.
+
+Neighbours: claims.py says it of the first step that has some; samples/turns.py and completions/continuing.py
+have the reasons. Pure.
+"""
+
+from __future__ import annotations
+
+from runtime.shared.schema import StepCounts
+
+# Reason → what to do. Of the others there is nothing to do, or the reason says it.
+_ADVICE = {
+    "history rewritten": "send the earlier answers again as they were given, in every message",
+    "text was changed by the client": "send the earlier answers again as they were given, calls included",
+    "system prompt changed": "keep what changes, such as a time, out of the system prompt",
+    "the template's own text changed": "the chat template writes a date: give it one by chat_template_kwargs",
+    "tools changed": "give every turn of a conversation the same tools",
+    "chat_template_kwargs changed": "give every turn the same chat_template_kwargs and reasoning_effort",
+    "other temperature": "ask every turn of a conversation at one temperature",
+    "cut off": "give answers more max_tokens",
+    "another conversation": "name the agents of a rollout apart, by the header x-slipway-predictor",
+    "too long for the context": "ask for fewer max_tokens, or start with more --set engine.max_model_len",
+}
+
+
+def line_about(counts: StepCounts) -> str | None:
+    """What to say of a step; None where no sequence was sealed."""
+    if not counts.sealed:
+        return None
+    reasons = sorted(counts.sealed_by.items(), key=lambda item: -item[1])
+    why = ", ".join(f"{reason} ({count})" for reason, count in reasons)
+    advice = _ADVICE.get(reasons[0][0]) if reasons else None
+    line = f"{counts.sealed} of a step's {counts.samples} samples began a sequence of their own: {why}"
+    return line if advice is None else f"{line}. {advice[0].upper()}{advice[1:]}"

@@ -1,0 +1,92 @@
+"""Agents' frameworks train here as they are installed, each in an environment that our package is not in.
+
+The engine is scripted, as the tiny model calls no tools; gateway and relay are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from tests.support.agent_world import AgentWorld
+from tests.support.foreign_environments import AGENTS, LANGGRAPH, PYDANTIC_AI
+
+pytestmark = pytest.mark.slow
+
+# Two that call the tool, and one in words.
+TURNS = 3
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentWorld]:
+    world = AgentWorld(tmp_path_factory.mktemp("world"))
+    yield world
+    world.close()
+
+
+def check(world: AgentWorld, program: str, said: dict[str, Any]) -> dict[str, Any]:
+    """What is trained of a program's rollouts is what the engine sampled for them; the step's counts."""
+    counts, names = said["counts"], said["rollouts"]
+    heard = world.heard(program)
+    assert [len(heard[number]) for number in range(len(names))] == [TURNS] * len(names)
+    rows = list(world.trained(set(names)))
+    assert counts["trained"] == counts["samples"] == TURNS * len(names) > 0
+    assert not counts["dropped"] and not counts["retokenised"]
+    assert counts["turns_joined"] + counts["sealed"] == (TURNS - 1) * len(names)
+    assert len(rows) == len(names) + counts["sealed"]
+    for number, name in enumerate(names):
+        mine = [row for row in rows if row.rollout == name]
+        assert [*chain(*(row.sampled for row in mine))] == [*chain(*(it.ids for it in heard[number]))]
+        logprobs = chain(*(row.logprobs for row in mine))
+        assert [*logprobs] == [*chain(*(it.logprobs for it in heard[number]))]
+        last = heard[number][-1]
+        assert mine[-1].tokens == last.prompt + last.ids
+    return counts
+
+
+def test_b04_openai_agents_with_function_tools_as_they_come_train_on_what_was_sampled(
+    world: AgentWorld,
+) -> None:
+    said = world.said_by(AGENTS, "agents_rollouts.py")
+    # Of our own package nothing was there but the client, beside releases that its own extras do not allow.
+    assert said["unwanted"] == []
+    assert said["strict"] and said["untouched"] and said["astray"] == 0
+    assert said["requests"] == [TURNS] * len(said["rollouts"])
+    assert [len(names) for names in said["samples"]] == said["requests"]
+    counts = check(world, "agents", said)
+    assert counts["turns_joined"] == (TURNS - 1) * len(said["rollouts"]) and not counts["sealed"]
+    tools = [tool["function"] for it in world.heard("agents")[0] for tool in it.asked["tools"]]
+    assert len(tools) == TURNS and not any(tool.get("strict") for tool in tools)
+
+
+def test_b04_pydantic_ai_as_it_is_installed_trains(world: AgentWorld) -> None:
+    said = world.said_by(PYDANTIC_AI, "pydantic_ai_rollouts.py")
+    assert said["requests"] == [TURNS] * len(said["rollouts"]) and said["astray"] == 0
+    check(world, "pydantic_ai", said)
+
+
+@pytest.fixture(scope="module")
+def langgraph(world: AgentWorld) -> dict[str, Any]:
+    """What a LangGraph program says of its agents, by how they were made."""
+    return world.said_by(LANGGRAPH, "langgraph_rollouts.py")
+
+
+@pytest.mark.parametrize(("form", "tagged"), [("url", 0), ("block", TURNS)])
+def test_b05_the_turns_of_a_langgraph_agent_are_one_sequence(
+    world: AgentWorld, langgraph: dict[str, Any], form: str, tagged: int
+) -> None:
+    said = langgraph[form]
+    assert said["requests"] == [tagged] * len(said["rollouts"]) and said["astray"] == 0
+    counts = check(world, form, said)
+    assert counts["turns_joined"] == (TURNS - 1) * len(said["rollouts"]) and not counts["sealed"]
+
+
+def test_b05_what_does_not_go_on_from_the_turn_before_is_sealed_and_counted(
+    world: AgentWorld, langgraph: dict[str, Any]
+) -> None:
+    said = langgraph["forgetful"]
+    counts = check(world, "forgetful", said)
+    assert counts["sealed"] == (TURNS - 1) * len(said["rollouts"]) and not counts["turns_joined"]

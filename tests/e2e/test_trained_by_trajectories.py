@@ -1,0 +1,98 @@
+"""Trajectories gathered, judged and trained on a real engine and trainer, in the shared run (B10)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+from openai import AsyncOpenAI
+from openai.types.chat.chat_completion import Choice
+
+from launcher.client import Session, Trajectory, TrajectoryGroup, connect, gather_trajectory_groups
+from launcher.client.trajectories.members import OTHERS
+from runtime.tiny.chat import messages, parse
+from runtime.tiny.grammar import training_phrases
+from tests.support.launched import Launched
+
+pytestmark = pytest.mark.slow
+
+STEPS = 2
+PHRASES = training_phrases(2)
+ROLLOUTS = 4
+OTHER = Choice.model_validate(
+    {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "Well said."}}
+)
+
+
+@pytest.fixture(scope="module")
+def run(pupil: Launched) -> Iterator[Session]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAUNCH_HOME", str(pupil.home))
+        yield connect("shared")
+
+
+async def rollout(client: AsyncOpenAI, place: int, name: int) -> Trajectory:
+    """Two turns, the second sent with the first. One rollout fails, and one has a judge's turn too."""
+    if (place, name) == (0, 0):
+        raise TimeoutError("a tool")
+    made = Trajectory(messages_and_choices=messages("english", "french", PHRASES[place].english))
+    for _ in range(2):
+        answered = await client.chat.completions.create(
+            model="policy",
+            messages=made.messages(),
+            max_tokens=24,
+            temperature=1.0,  # type: ignore[arg-type]
+        )
+        again = {"role": "user", "content": "[[ ## english ## ]]\nthe black cat"}
+        made.messages_and_choices += [answered.choices[0], again]
+    made.messages_and_choices += [OTHER] if name == 1 else []
+    made.metadata["place"] = name
+    return made.finish()
+
+
+async def judge(group: TrajectoryGroup) -> TrajectoryGroup:
+    """There is something to learn in every group."""
+    for place, one in enumerate(group):
+        said = parse("french", one.messages_and_choices[2].message.content or "")
+        one.reward = (said in [it.french for it in PHRASES]) - 0.1 * place
+    return group
+
+
+async def gather(run: Session) -> list[TrajectoryGroup]:
+    client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=600, max_retries=0)
+    async with client:
+        return await gather_trajectory_groups(
+            (TrajectoryGroup(rollout(client, place, name) for name in range(ROLLOUTS)) for place in range(2)),
+            pbar_desc=None, max_exceptions=1, after_each=judge,
+        )  # fmt: skip
+
+
+def test_b10_two_steps_of_gathered_trajectories_with_every_answer_counted(run: Session) -> None:
+    before = run.settle()
+    home = run.run_dir
+    assert home is not None
+    for number in range(STEPS):
+        groups = asyncio.run(gather(run))
+        assert [(len(it), len(it.exceptions)) for it in groups] == [(3, 1), (4, 0)]
+        result = run.train(groups, learning_rate=1e-6, state={"trajectories": number + 1})
+        assert result.step == result.version == before.step + number + 1 == run.version
+        assert result.dropped.pop("raised TimeoutError") == 1
+        assert result.dropped.pop(OTHERS) == 2
+        assert result.trained + sum(result.dropped.values()) == 2 * 7
+        assert result.trained > 0
+        # The second turn of each of the 7 goes on from the first, or begins a sequence of its own.
+        assert 7 - sum(result.dropped.values()) <= result.joined + result.sealed <= 7
+        assert result.metrics["learning_rate"] == pytest.approx(1e-6)
+        assert run.train(groups, learning_rate=1e-6, state={"trajectories": number + 1}).step == result.step
+        run.log(groups, split="train", metrics=result.metrics, step=result.step)
+    assert run.read_state()["trajectories"] == STEPS
+    done = run.log(groups)
+    assert (done.folder, done.line["step"]) == (home, before.step + STEPS - 1), "of the policy that was asked"
+    lines = [json.loads(line) for line in (home / "history.jsonl").read_text().splitlines()]
+    assert [(it["split"], it["step"] - before.step) for it in lines[-3:]] == [
+        ("train", 1),
+        ("train", 2),
+        ("val", 1),
+    ]
