@@ -1,0 +1,112 @@
+"""What a bench found, as one object and as a table for people; and what keeps it from being a record.
+
+Neighbours: `against.py` fills it, `cli/bench_verb.py` prints it. Knows nothing of how things were measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.bench.shape import REWARD_GOAL, SEEDS, STEPS, WINDOW, Shape
+from launcher.bench.side_by_side import Line, Pair, lines
+from launcher.bench.side_run import SideRun
+from launcher.bench.this_computer import BUSY_SHARE
+from launcher.screen.output import columns
+
+_STRETCHES = ("start", "evaluation", "training", "end")
+
+
+@dataclass
+class Compared:
+    """All runs of a comparison."""
+
+    shape: Shape
+    computer: dict[str, Any]
+    folder: str
+    runs: list[SideRun] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[Line]:
+        """What is hoped for, and what was seen."""
+        return lines(self.pairs, self.shape.first_step, self.shape.steps)
+
+    @property
+    def staleness(self) -> int:
+        """How old, in steps, a sample of our side may have been."""
+        return max(run.staleness for run in self.runs)
+
+    @property
+    def no_record_because(self) -> list[str]:
+        """Why this should not be quoted as what the trainers take."""
+        most = max(run.computer.get("busy_before", 0.0) for run in self.runs)
+        return [
+            *([f"{self.shape.steps} steps, not {STEPS}"] if self.shape.steps < STEPS else []),
+            *([f"{self.shape.seeds} of {SEEDS} seeds"] if self.shape.seeds < SEEDS else []),
+            *([f"others used up to {most:.0%} of this computer"] if most > BUSY_SHARE else []),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "bench": "against trl",
+            "lines": [line.to_dict() for line in self.lines],
+            "reward_goal": REWARD_GOAL,
+            "staleness": self.staleness,
+            "no_record_because": self.no_record_because,
+            "shape": self.shape.to_dict(),
+            "computer": self.computer,
+            "pairs": [pair.to_dict() for pair in self.pairs],
+            "runs": [run.to_dict() for run in self.runs],
+            "folder": self.folder,
+        }
+
+    def text(self) -> str:
+        """Two tables and what to know of them."""
+        judged = [["", "ours", "trl", "ratio", "at most"]]
+        judged += [
+            [it.what, _seconds(it.ours), _seconds(it.theirs), _ratio(it), f"{it.target:g}"]
+            for it in self.lines
+        ]
+        return "\n".join([columns(judged), "", columns(self._stretches()), "", *self._remarks()])
+
+    def _stretches(self) -> list[list[str]]:
+        """Where the seconds of whole runs are, medians over the seeds; apart, so that none hides another."""
+        rows = [["seconds of a run", *_STRETCHES, "whole", "held out", "last reward"]]
+        for side in dict.fromkeys(run.side for run in self.runs):
+            runs = [run for run in self.runs if run.side == side]
+            spans = [_median([getattr(run, f"{name}_seconds") for run in runs]) for name in _STRETCHES]
+            scores = " → ".join(f"{_median([run.scores[at] for run in runs]):.2f}" for at in (0, -1))
+            last = _median([run.rewards_over(WINDOW)[-1] for run in runs])
+            whole = _median([run.seconds for run in runs])
+            rows.append([side, *(f"{it:.1f}" for it in (*spans, whole)), scores, f"{last:.2f}"])
+        return rows
+
+    def _remarks(self) -> list[str]:
+        loads = " ".join(
+            f"{run.computer['load_before']:g}→{run.computer['load_after']:g}" for run in self.runs
+        )
+        about, shape = self.computer, self.shape
+        return [
+            f"{shape.steps} steps, {shape.seeds} seeds, our staleness {self.staleness}; "
+            f"{about['cores']} cores ({about['processor']}), {about['memory_gib']} GiB; load {loads}",
+            *([f"no record: {'; '.join(self.no_record_because)}"] if self.no_record_because else []),
+            f"logs and runs: {self.folder}",
+        ]
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f} s"
+
+
+def _ratio(line: Line) -> str:
+    if line.ratio is None:
+        return "-"
+    return f"{line.ratio:.2f} {'met' if line.met else 'missed'}"
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
