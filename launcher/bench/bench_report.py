@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.bench.shape import REWARD_GOAL, SEEDS, STEPS, WINDOW, Shape
+from launcher.bench.remarks import no_record_because, remarks, staleness
+from launcher.bench.shape import REWARD_GOAL, SEEDS, WINDOW, Shape
 from launcher.bench.side_by_side import Line, Pair, lines
 from launcher.bench.side_run import SideRun
-from launcher.bench.this_computer import BUSY_SHARE
 from launcher.screen.output import columns
 
 _STRETCHES = ("start", "evaluation", "training", "end")
@@ -35,19 +35,9 @@ class Compared:
         return lines(self.pairs, self.shape.first_step, self.shape.steps)
 
     @property
-    def staleness(self) -> int:
-        """How old, in steps, a sample of our side may have been."""
-        return max(run.staleness for run in self.runs)
-
-    @property
     def no_record_because(self) -> list[str]:
         """Why this should not be quoted as what the trainers take."""
-        most = max(run.computer.get("busy_before", 0.0) for run in self.runs)
-        return [
-            *([f"{self.shape.steps} steps, not {STEPS}"] if self.shape.steps < STEPS else []),
-            *([f"{self.shape.seeds} of {SEEDS} seeds"] if self.shape.seeds < SEEDS else []),
-            *([f"others used up to {most:.0%} of this computer"] if most > BUSY_SHARE else []),
-        ]
+        return no_record_because(self.shape, self.runs, SEEDS)
 
     def to_dict(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -55,7 +45,7 @@ class Compared:
             "bench": "against trl",
             "lines": [line.to_dict() for line in self.lines],
             "reward_goal": REWARD_GOAL,
-            "staleness": self.staleness,
+            "staleness": staleness(self.runs),
             "no_record_because": self.no_record_because,
             "shape": self.shape.to_dict(),
             "computer": self.computer,
@@ -71,7 +61,8 @@ class Compared:
             [it.what, _seconds(it.ours), _seconds(it.theirs), _ratio(it), f"{it.target:g}"]
             for it in self.lines
         ]
-        return "\n".join([columns(judged), "", columns(self._stretches()), "", *self._remarks()])
+        below = remarks(self.shape, self.runs, self.computer, self.no_record_because, self.folder)
+        return "\n".join([columns(judged), "", columns(self._stretches()), "", *below])
 
     def _stretches(self) -> list[list[str]]:
         """Where the seconds of whole runs are, medians over the seeds; apart, so that none hides another."""
@@ -84,18 +75,6 @@ class Compared:
             whole = _median([run.seconds for run in runs])
             rows.append([side, *(f"{it:.1f}" for it in (*spans, whole)), scores, f"{last:.2f}"])
         return rows
-
-    def _remarks(self) -> list[str]:
-        loads = " ".join(
-            f"{run.computer['load_before']:g}→{run.computer['load_after']:g}" for run in self.runs
-        )
-        about, shape = self.computer, self.shape
-        return [
-            f"{shape.steps} steps, {shape.seeds} seeds, our staleness {self.staleness}; "
-            f"{about['cores']} cores ({about['processor']}), {about['memory_gib']} GiB; load {loads}",
-            *([f"no record: {'; '.join(self.no_record_because)}"] if self.no_record_because else []),
-            f"logs and runs: {self.folder}",
-        ]
 
 
 def _seconds(value: float | None) -> str:

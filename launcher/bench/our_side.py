@@ -6,6 +6,7 @@ Neighbours: `child.py` runs it, `programs/ours_program.py` is what it runs. Know
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -52,8 +53,13 @@ def run(
     )
     found = Log(log)
     training = found.one("training")
-    steps = _steps(_run_folder(own) / _RESULTS, training["began"], task["steps"])
-    return side_run(NAME, task["seed"], lived, found, steps, folder, training["staleness"])
+    results = _run_folder(own) / _RESULTS
+    steps = _steps(results, training["began"], task["steps"])
+    seen = side_run(NAME, task["seed"], lived, found, steps, folder, training["staleness"])
+    requests = [line["measured"] for line in found.of("requests")]
+    publications = _publication_seconds(results)
+    measured = {"publication_seconds": publications, "requests": requests[0] if requests else None}
+    return dataclasses.replace(seen, measured=measured)
 
 
 def environ_of(own: Path) -> dict[str, str]:
@@ -65,6 +71,16 @@ def environ_of(own: Path) -> dict[str, str]:
 def _run_folder(own: Path) -> Path:
     """The folder of the only run in a home."""
     return next((own / "runs").glob("slip-*"))
+
+
+def _publication_seconds(results: Path) -> list[float]:
+    """From each committed step to its version, served and proven."""
+    committed = {line["version"]: line["time"] for line in lines_of(results / "metrics.jsonl")}
+    return [
+        round(line["time"] - committed[line["version"]], 4)
+        for line in lines_of(results / "publications.jsonl")
+        if line["outcome"] == "published" and line["version"] in committed
+    ]
 
 
 def _steps(results: Path, began: float, count: int) -> list[Step]:

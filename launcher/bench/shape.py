@@ -48,6 +48,7 @@ class Shape:
             "rank": RANK,
             "alpha": ALPHA,
             "staleness": self.staleness,
+            "requests": None,
         }
 
     @property

@@ -46,6 +46,8 @@ class SideRun:
     # What the computer was like: load before and after, who else was busy, how busy it was meanwhile.
     computer: Mapping[str, float] = field(default_factory=dict)
     folder: str = ""
+    # What else was measured in it, by name.
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def step_seconds(self) -> list[float]:
@@ -87,6 +89,7 @@ class SideRun:
             "rewards": [round(step.reward, 3) for step in self.steps],
             "settings": dict(self.settings),
             "computer": dict(self.computer),
+            "measured": dict(self.measured),
             "folder": self.folder,
         }
 
@@ -117,8 +120,8 @@ class Log:
 def side_run(
     side: str, seed: int, lived: Lived, log: Log, steps: Sequence[Step], folder: Path, staleness: int = 0
 ) -> SideRun:
-    """One run out of its stretches: before the first evaluation it starts, after the second it ends."""
-    evaluations, training = log.of("evaluation"), log.one("training")
+    """One run out of its stretches: before the first evaluation it starts, after its last line it ends."""
+    evaluations, training, last = log.of("evaluation"), log.one("training"), log.one("settings")
     return SideRun(
         side=side,
         seed=seed,
@@ -126,10 +129,10 @@ def side_run(
         start_seconds=evaluations[0]["began"] - lived.began,
         evaluation_seconds=sum(it["time"] - it["began"] for it in evaluations),
         training_seconds=training["time"] - training["began"],
-        end_seconds=lived.ended - evaluations[-1]["time"],
+        end_seconds=lived.ended - last["time"],
         scores=tuple(it["score"] for it in evaluations),
         steps=tuple(steps),
-        settings=log.one("settings")["settings"],
+        settings=last["settings"],
         staleness=staleness,
         folder=str(folder),
     )

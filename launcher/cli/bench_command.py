@@ -19,7 +19,10 @@ def bench(
         typer.Option(metavar="TRAINER", help="Run another trainer on the same task, by turns: trl."),
     ] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of each run.")] = 40,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each side.")] = 3,
+    seeds: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Runs of each side. Default: 3, or 1 without --against."),
+    ] = None,
     staleness: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="How many steps old our samples may be. Default: GRPO's own."),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+from request_cost import measured
 from scored_answer import letters
 from side_log import SideLog
 
@@ -53,6 +54,9 @@ def main(task_file: Path, log_file: Path) -> None:
         told["staleness"] = optimizer.staleness
     with log.span("evaluation") as told:
         told["score"] = evaluate(program, held_out, metric).score
+    if task["requests"] is not None:
+        with log.span("requests") as told:
+            told["measured"] = measured(run, task)
     log.write("settings", settings=run.status().settings)
 
 
