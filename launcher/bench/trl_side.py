@@ -28,12 +28,11 @@ def run(
     """One run. Raises JobFailed."""
     task_file, log = folder / "task.json", folder / "side.jsonl"
     task_file.write_text(json.dumps(task), encoding="utf-8")
-    environ = {name: value for name, value in os.environ.items() if name not in _NOT_ITS_OWN}
     lived = child.run(
         "TRL's side of the comparison",
         [str(python), str(_PROGRAM), str(task_file), str(log)],
         folder=folder,
-        environ=environ | _OFFLINE,
+        environ=environ(),
         most_seconds=most_seconds,
         progress=progress,
     )
@@ -44,3 +43,8 @@ def run(
         for line in found.of("step")
     ]
     return side_run(NAME, task["seed"], lived, found, steps, folder)
+
+
+def environ() -> dict[str, str]:
+    """This process's environment without what would lead its Python elsewhere."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_ITS_OWN} | _OFFLINE

@@ -30,9 +30,10 @@ def french_of(answer: str) -> str | None:
         if header is None:
             fields.setdefault(name, []).append(line)
             continue
-        # Of a field that comes twice the first is read; the rest of its header's line belongs to it.
+        # Of a field that comes twice the first is read. What follows the header on its line belongs to it; DSPy
+        # cuts an indented line as if it were not, so this does.
         name = header.group(1) if header.group(1) not in fields else ""
-        fields.setdefault(name, []).append(line.strip()[header.end() :])
+        fields.setdefault(name, []).append(line[header.end() :].strip())
     return "\n".join(fields["french"]).strip() if "french" in fields else None
 
 
