@@ -6,10 +6,13 @@ Neighbours: `against.py` fills it, `cli/bench_verb.py` prints it. Knows nothing 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.bench import our_side
+from launcher.bench.cpu_seconds import ALL
 from launcher.bench.remarks import no_record_because, remarks, staleness
 from launcher.bench.shape import REWARD_GOAL, SEEDS, WINDOW, Shape
 from launcher.bench.side_by_side import Line, Pair, lines
@@ -62,7 +65,10 @@ class Compared:
             for it in self.lines
         ]
         below = remarks(self.shape, self.runs, self.computer, self.no_record_because, self.folder)
-        return "\n".join([columns(judged), "", columns(self._stretches()), "", *below])
+        tables = [judged, self._stretches()]
+        if any(line.met is False for line in self.lines):
+            tables.append(self._shares())
+        return "\n".join([*(f"{columns(rows)}\n" for rows in tables), *below])
 
     def _stretches(self) -> list[list[str]]:
         """Where the seconds of whole runs are, medians over the seeds; apart, so that none hides another."""
@@ -75,6 +81,20 @@ class Compared:
             whole = _median([run.seconds for run in runs])
             rows.append([side, *(f"{it:.1f}" for it in (*spans, whole)), scores, f"{last:.2f}"])
         return rows
+
+    def _shares(self) -> list[list[str]]:
+        """Who computes while we train, of all cores' seconds: what to look at where a ratio is missed."""
+        runs = [run for run in self.runs if run.side == our_side.NAME]
+        seconds = Counter[str]()
+        for run in runs:
+            seconds.update(run.cpu_seconds["training"])
+        whole = sum(run.training_seconds for run in runs) * (self.computer["cores"] or 1)
+        steps = sum(len(run.steps) for run in runs)
+        named = {name: value for name, value in seconds.most_common() if name != ALL}
+        others = max(0.0, seconds[ALL] - sum(named.values()))
+        named |= {"others, and unseen": others, "nobody": max(0.0, whole - others - sum(named.values()))}
+        rows = [["our training", "seconds of a core, a step", "of all cores'"]]
+        return rows + [[name, f"{it / steps:.2f}", f"{it / whole:.1%}"] for name, it in named.items()]
 
 
 def _seconds(value: float | None) -> str:

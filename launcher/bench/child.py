@@ -12,14 +12,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.base import processes
 from launcher.base.errors import JobFailed
 from launcher.base.processes import ProcessId
+from launcher.bench.cpu_seconds import CpuSeconds
 
 _LOOK_SECONDS = 0.5
+# Each look at who computes takes some ten milliseconds itself.
+_CPU_LOOK_SECONDS = 2.0
 # `launch` brings results home and proves that all is down.
 _GRACE_SECONDS = 120.0
 _SHOWN_LINES = 8
@@ -32,6 +35,7 @@ class Lived:
 
     began: float
     ended: float
+    cpu: CpuSeconds = field(default_factory=CpuSeconds)
 
 
 def run(
@@ -49,7 +53,7 @@ def run(
     `at_our_end`: what it gets when this process dies. Raises JobFailed when it fails or takes too long.
     """
     errors = folder / "stderr.log"
-    began = time.time()
+    began, cpu = time.time(), CpuSeconds()
     with (folder / "stdout.log").open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
             command,
@@ -62,7 +66,7 @@ def run(
             preexec_fn=functools.partial(processes.die_with_parent, at_our_end, os.getpid()),
         )
         try:
-            code = _wait(process, errors, began + most_seconds, progress)
+            code = _wait(process, errors, began + most_seconds, progress, cpu)
         except BaseException:
             _end(process)
             raise
@@ -72,14 +76,22 @@ def run(
         how = f"was not done after {most_seconds:.0f} s" if code is None else f"ended with code {code}"
         lines = _tail(errors)[-_SHOWN_LINES:]
         raise JobFailed(f"{what} {how}", lines[-1] if lines else None, f"less {errors}", code, lines)
-    return Lived(began, ended)
+    return Lived(began, ended, cpu)
 
 
 def _wait(
-    process: subprocess.Popen[bytes], errors: Path, bound: float, progress: Callable[[str], None]
+    process: subprocess.Popen[bytes],
+    errors: Path,
+    bound: float,
+    progress: Callable[[str], None],
+    cpu: CpuSeconds,
 ) -> int | None:
     """Its exit code; None when its time was over."""
+    looked = 0.0
     while time.time() < bound:
+        if time.time() - looked >= _CPU_LOOK_SECONDS:
+            looked = time.time()
+            cpu.look(process.pid)
         try:
             return process.wait(_LOOK_SECONDS)
         except subprocess.TimeoutExpired:

@@ -35,7 +35,7 @@ def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, 
     busy, began = this_computer.busy_seconds(), time.monotonic()
     if others > this_computer.BUSY_SHARE:
         output.warn(f"others use {others:.0%} of this computer now: what is measured is worth less")
-    with output.busy(f"{name}, seed {number} of {shape.seeds}, {shape.steps} steps") as progress:
+    with output.busy(f"{name}, run {number + 1} of {shape.seeds}, {shape.steps} steps") as progress:
         seen = run(place, progress)
     elapsed = time.monotonic() - began
     computer = {
@@ -45,7 +45,7 @@ def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, 
         "cores_used": round((this_computer.busy_seconds() - busy) / elapsed, 2),
     }
     output.note(
-        f"{name}, seed {number}: {seen.median_seconds(shape.first_step):.2f} s a step, "
+        f"{name}, run {number + 1} of {shape.seeds}: {seen.median_seconds(shape.first_step):.2f} s a step, "
         f"{seen.training_seconds:.0f} s of training, {seen.seconds:.0f} s in all"
     )
     return dataclasses.replace(seen, computer=computer)

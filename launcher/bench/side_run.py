@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,6 +17,10 @@ from typing import Any
 
 from launcher.base.errors import JobFailed
 from launcher.bench.child import Lived
+from launcher.bench.cpu_seconds import CpuSeconds
+
+# A process that computed less in a stretch is not listed.
+_LEAST_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class SideRun:
     # What the computer was like: load before and after, who else was busy, how busy it was meanwhile.
     computer: Mapping[str, float] = field(default_factory=dict)
     folder: str = ""
+    # Processor seconds in each stretch, by process.
+    cpu_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     # What else was measured in it, by name.
     measured: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,6 +96,7 @@ class SideRun:
             "rewards": [round(step.reward, 3) for step in self.steps],
             "settings": dict(self.settings),
             "computer": dict(self.computer),
+            "cpu_seconds": self.cpu_seconds,
             "measured": dict(self.measured),
             "folder": self.folder,
         }
@@ -122,6 +130,12 @@ def side_run(
 ) -> SideRun:
     """One run out of its stretches: before the first evaluation it starts, after its last line it ends."""
     evaluations, training, last = log.of("evaluation"), log.one("training"), log.one("settings")
+    spans = {
+        "start": [(lived.began, evaluations[0]["began"])],
+        "evaluation": [(it["began"], it["time"]) for it in evaluations],
+        "training": [(training["began"], training["time"])],
+        "end": [(last["time"], lived.ended)],
+    }
     return SideRun(
         side=side,
         seed=seed,
@@ -135,7 +149,16 @@ def side_run(
         settings=last["settings"],
         staleness=staleness,
         folder=str(folder),
+        cpu_seconds={name: _computed(lived.cpu, stretches) for name, stretches in spans.items()},
     )
+
+
+def _computed(cpu: CpuSeconds, stretches: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """What each process computed in some stretches of time, most first."""
+    sums = Counter[str]()
+    for began, ended in stretches:
+        sums.update(cpu.between(began, ended))
+    return {name: round(seconds, 2) for name, seconds in sums.most_common() if seconds >= _LEAST_SECONDS}
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

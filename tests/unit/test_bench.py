@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
@@ -15,7 +16,9 @@ from examples import quickstart
 from launcher.base.errors import JobFailed, PreflightError
 from launcher.base.home import Home
 from launcher.bench import our_side, trl_environment, trl_side
+from launcher.bench.bench_report import Compared
 from launcher.bench.child import Lived
+from launcher.bench.cpu_seconds import ALL
 from launcher.bench.shape import Shape
 from launcher.bench.side_by_side import Pair, lines
 from launcher.bench.side_run import Log, SideRun, Step, side_run
@@ -183,6 +186,40 @@ def test_our_steps_end_when_their_version_is_served(tmp_path: Path) -> None:
     assert our_side._publication_seconds(tmp_path) == [0.25, 2.5]
     with pytest.raises(JobFailed, match="2 of 3 steps"):
         our_side._steps(tmp_path, 100.0, 3)
+
+
+def compared(steps: int, ours: float, theirs: float) -> Compared:
+    """A comparison whose steps took so long on a computer of two cores, on which others were busy once."""
+    found = Compared(Shape(steps, 2), {"cores": 2, "processor": "a processor", "memory_gib": 24.0}, "folder")
+    for seed, busy in ((0, 0.01), (1, 0.4)):
+        pair = []
+        for side, seconds in ((our_side.NAME, ours), (trl_side.NAME, theirs)):
+            run = run_of(side, [seconds] * steps, [10.0] * steps)
+            load = {"busy_before": busy, "load_before": 0.1, "load_after": 1.5}
+            computed = {"training": {"trainer": steps * seconds, ALL: 1.25 * steps * seconds}}
+            pair.append(dataclasses.replace(run, seed=seed, computer=load, cpu_seconds=computed))
+        found.runs += pair
+        found.pairs.append(Pair.of(*pair, found.shape.first_step))
+    return found
+
+
+def test_what_is_found_is_an_object_and_a_table_that_says_what_it_is_worth() -> None:
+    found = compared(40, ours=1.0, theirs=2.0)
+    data = json.loads(json.dumps(found.to_dict()))
+    assert [(line["ratio"], line["met"]) for line in data["lines"]] == [(0.5, True), (0.5, True)]
+    assert data["no_record_because"] == ["2 of 3 seeds", "others used up to 40% of this computer"]
+    assert "a step, median of steps 6 to 40" in found.text() and "0.50 met" in found.text()
+    assert "no record: 2 of 3 seeds; others used up to 40%" in found.text()
+    assert "nobody" not in found.text()
+
+
+def test_where_a_ratio_is_missed_the_table_says_who_computed() -> None:
+    """Of two cores' seconds of our training: a half, an eighth, and three eighths of nobody."""
+    found = compared(10, ours=2.0, theirs=2.0)
+    assert [(line.ratio, line.met) for line in found.lines] == [(1.0, False), (1.0, False)]
+    rows = [line.split("  ") for line in found.text().splitlines()]
+    shares = {row[0]: row[-1].strip() for row in rows if row[-1].endswith("%")}
+    assert shares == {"trainer": "50.0%", "others, and unseen": "12.5%", "nobody": "37.5%"}
 
 
 # ------------------------------------------------------------------ what cannot be

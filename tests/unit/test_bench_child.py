@@ -14,6 +14,7 @@ import pytest
 
 from launcher.base.errors import JobFailed
 from launcher.bench import child
+from launcher.bench.cpu_seconds import ALL
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 
@@ -62,8 +63,8 @@ def test_a_side_is_told_to_end_when_its_bench_ends(
     assert (tmp_path / "told").read_text() == told
 
 
-def run(folder: Path, program: str, most_seconds: float) -> None:
-    child.run(
+def run(folder: Path, program: str, most_seconds: float) -> child.Lived:
+    return child.run(
         "the program",
         [sys.executable, "-c", program],
         folder=folder,
@@ -79,6 +80,16 @@ def test_a_side_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> No
     assert failed.value.message == "the program ended with code 1"
     assert failed.value.why == "the very last" and failed.value.last_lines[-2:] == ["a line", "the very last"]
     assert failed.value.hint == f"less {tmp_path / 'stderr.log'}"
+
+
+def test_who_computes_is_seen_by_name_and_time(tmp_path: Path) -> None:
+    """One that computes for half a second, below one that waits for it."""
+    (tmp_path / "busy.py").write_text("import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(5)\n")
+    waits = "import subprocess, sys; subprocess.run([sys.executable, 'busy.py'])"
+    lived = run(tmp_path, waits, 60.0)
+    computed = lived.cpu.between(lived.began, lived.ended)
+    assert 0.4 < computed["busy.py"] < 1.5 and computed["busy.py"] <= computed[ALL]
+    assert lived.cpu.between(lived.ended, lived.ended + 1).get("busy.py", 0.0) == 0.0
 
 
 def test_a_side_that_gets_nowhere_is_ended_and_said_so(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def french_of(answer: str) -> str | None:
         if header is None:
             fields.setdefault(name, []).append(line)
             continue
-        # Of a field that comes twice the first is read. What follows the header on its line belongs to it; DSPy
-        # cuts an indented line as if it were not, so this does.
+        # Of a field that comes twice the first is read. What follows the header on its line belongs to it; of
+        # an indented line DSPy cuts too little off, and so does this.
         name = header.group(1) if header.group(1) not in fields else ""
         fields.setdefault(name, []).append(line[header.end() :].strip())
     return "\n".join(fields["french"]).strip() if "french" in fields else None
