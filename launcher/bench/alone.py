@@ -48,7 +48,7 @@ class Line:
             return None
         return self.seen >= self.target if self.at_least else self.seen <= self.target
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, judged: bool) -> dict[str, Any]:
         """As the result has it."""
         return {
             "what": self.what,
@@ -56,16 +56,16 @@ class Line:
             "unit": self.unit,
             "target": self.target,
             "at_least": self.at_least,
-            "met": self.met,
+            "met": self.met if judged else None,
         }
 
-    def cells(self) -> list[str]:
+    def cells(self, judged: bool) -> list[str]:
         """As the table has it."""
         seen = f"{self.seen:.3g} {self.unit}"
         if self.target is None:
             return [self.what, seen, "", ""]
         hoped = f"{'≥' if self.at_least else '≤'} {self.target:g} {self.unit}"
-        return [self.what, seen, hoped, "met" if self.met else "missed"]
+        return [self.what, seen, hoped, ("met" if self.met else "missed") if judged else ""]
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Alone:
         """As `--json` prints it."""
         return {
             "bench": "alone",
-            "lines": [line.to_dict() for line in self.lines],
+            "lines": [line.to_dict(not self.no_record_because) for line in self.lines],
             "staleness": staleness(self.runs),
             "no_record_because": self.no_record_because,
             "shape": self.shape.to_dict(),
@@ -122,7 +122,10 @@ class Alone:
 
     def text(self) -> str:
         """A table, and what to know of it."""
-        rows = [["", "seen", "hoped for", ""], *(line.cells() for line in self.lines)]
+        rows = [
+            ["", "seen", "hoped for", ""],
+            *(line.cells(not self.no_record_because) for line in self.lines),
+        ]
         below = remarks(self.shape, self.runs, self.computer, self.no_record_because, self.folder)
         return "\n".join([columns(rows), "", *below])
 

@@ -46,7 +46,7 @@ class Compared:
         """As `--json` prints it."""
         return {
             "bench": "against trl",
-            "lines": [line.to_dict() for line in self.lines],
+            "lines": [line.to_dict(not self.no_record_because) for line in self.lines],
             "reward_goal": REWARD_GOAL,
             "staleness": staleness(self.runs),
             "no_record_because": self.no_record_because,
@@ -61,7 +61,7 @@ class Compared:
         """Two tables and what to know of them."""
         judged = [["", "ours", "trl", "ratio", "at most"]]
         judged += [
-            [it.what, _seconds(it.ours), _seconds(it.theirs), _ratio(it), f"{it.target:g}"]
+            [it.what, _seconds(it.ours), _seconds(it.theirs), self._ratio(it), f"{it.target:g}"]
             for it in self.lines
         ]
         below = remarks(self.shape, self.runs, self.computer, self.no_record_because, self.folder)
@@ -82,6 +82,13 @@ class Compared:
             rows.append([side, *(f"{it:.1f}" for it in (*spans, whole)), scores, f"{last:.2f}"])
         return rows
 
+    def _ratio(self, line: Line) -> str:
+        """Judged where it is a record: on a busy computer either side may lose more than the other."""
+        if line.ratio is None:
+            return "-"
+        verdict = "" if self.no_record_because else " met" if line.met else " missed"
+        return f"{line.ratio:.2f}{verdict}"
+
     def _shares(self) -> list[list[str]]:
         """Who computes while we train, of all cores' seconds: what to look at where a ratio is missed."""
         runs = [run for run in self.runs if run.side == our_side.NAME]
@@ -99,12 +106,6 @@ class Compared:
 
 def _seconds(value: float | None) -> str:
     return "never" if value is None else f"{value:.2f} s"
-
-
-def _ratio(line: Line) -> str:
-    if line.ratio is None:
-        return "-"
-    return f"{line.ratio:.2f} {'met' if line.met else 'missed'}"
 
 
 def _median(values: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ Neighbours: `against.py` and `alone.py` say what is run, `this_computer.py` look
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,6 @@ def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, 
 
 def new_folder(home: Home) -> Path:
     """Where a bench leaves what it ran: logs, and our runs' own homes."""
-    folder = home.data / "bench" / time.strftime("%Y%m%d-%H%M%S")
-    folder.mkdir(mode=0o700, parents=True)
-    return folder
+    place = home.data / "bench"
+    place.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place))

@@ -76,7 +76,7 @@ class Line:
         """Whether it is as hoped for; None where there is no ratio."""
         return None if self.ratio is None else self.ratio <= self.target
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, judged: bool) -> dict[str, Any]:
         """As the result has it."""
         return {
             "what": self.what,
@@ -84,7 +84,7 @@ class Line:
             "theirs_seconds": _rounded(self.theirs),
             "ratio": _rounded(self.ratio),
             "target": self.target,
-            "met": self.met,
+            "met": self.met if judged else None,
         }
 
 

@@ -17,7 +17,7 @@ from runtime import bootstrap
 
 VARIANT = environments.COMPARED_VARIANT
 REQUIREMENTS = environments.COMPARED_REQUIREMENTS
-# 1.6 GB installed, the archives beside it.
+# 1.2 GB installed, the archives beside it.
 NEEDED_BYTES = 4 * 10**9
 
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import dspy
@@ -188,14 +189,15 @@ def test_our_steps_end_when_their_version_is_served(tmp_path: Path) -> None:
         our_side._steps(tmp_path, 100.0, 3)
 
 
-def compared(steps: int, ours: float, theirs: float) -> Compared:
-    """A comparison whose steps took so long on a computer of two cores, on which others were busy once."""
-    found = Compared(Shape(steps, 2), {"cores": 2, "processor": "a processor", "memory_gib": 24.0}, "folder")
-    for seed, busy in ((0, 0.01), (1, 0.4)):
+def compared(steps: int, ours: float, theirs: float, busy: Sequence[float]) -> Compared:
+    """A comparison whose steps took so long on two cores, of which others used so much at each seed."""
+    computer = {"cores": 2, "processor": "a processor", "memory_gib": 24.0}
+    found = Compared(Shape(steps, len(busy)), computer, "folder")
+    for seed, others in enumerate(busy):
         pair = []
         for side, seconds in ((our_side.NAME, ours), (trl_side.NAME, theirs)):
             run = run_of(side, [seconds] * steps, [10.0] * steps)
-            load = {"busy_before": busy, "load_before": 0.1, "load_after": 1.5}
+            load = {"busy_before": others, "load_before": 0.1, "load_after": 1.5}
             computed = {"training": {"trainer": steps * seconds, ALL: 1.25 * steps * seconds}}
             pair.append(dataclasses.replace(run, seed=seed, computer=load, cpu_seconds=computed))
         found.runs += pair
@@ -204,18 +206,26 @@ def compared(steps: int, ours: float, theirs: float) -> Compared:
 
 
 def test_what_is_found_is_an_object_and_a_table_that_says_what_it_is_worth() -> None:
-    found = compared(40, ours=1.0, theirs=2.0)
+    found = compared(40, 1.0, 2.0, busy=[0.01, 0.02, 0.01])
     data = json.loads(json.dumps(found.to_dict()))
     assert [(line["ratio"], line["met"]) for line in data["lines"]] == [(0.5, True), (0.5, True)]
-    assert data["no_record_because"] == ["2 of 3 seeds", "others used up to 40% of this computer"]
+    assert data["no_record_because"] == []
     assert "a step, median of steps 6 to 40" in found.text() and "0.50 met" in found.text()
+    assert "no record" not in found.text() and "nobody" not in found.text()
+
+
+def test_what_is_no_record_is_not_judged_and_says_why() -> None:
+    found = compared(40, 1.0, 2.0, busy=[0.01, 0.4])
+    data = json.loads(json.dumps(found.to_dict()))
+    assert [(line["ratio"], line["met"]) for line in data["lines"]] == [(0.5, None), (0.5, None)]
+    assert data["no_record_because"] == ["2 of 3 seeds", "others used up to 40% of this computer"]
     assert "no record: 2 of 3 seeds; others used up to 40%" in found.text()
-    assert "nobody" not in found.text()
+    assert "met" not in found.text()
 
 
 def test_where_a_ratio_is_missed_the_table_says_who_computed() -> None:
     """Of two cores' seconds of our training: a half, an eighth, and three eighths of nobody."""
-    found = compared(10, ours=2.0, theirs=2.0)
+    found = compared(10, 2.0, 2.0, busy=[0.01, 0.01])
     assert [(line.ratio, line.met) for line in found.lines] == [(1.0, False), (1.0, False)]
     rows = [line.split("  ") for line in found.text().splitlines()]
     shares = {row[0]: row[-1].strip() for row in rows if row[-1].endswith("%")}
