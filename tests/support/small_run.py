@@ -13,7 +13,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -38,6 +38,8 @@ class Asked:
 
     headers: dict[str, str]
     body: dict[str, Any]
+    # The policy that answers it.
+    version: int | None = None
 
     def tag(self, name: str) -> str | None:
         return self.headers.get(f"x-slipway-{name}")
@@ -166,7 +168,7 @@ class SmallRun:
             version = self.version_of(asked.body["model"])
             if version is None:
                 return *_error(409, "different weights", "version_reused"), {}
-        answer = self.answer(asked)
+        answer = self.answer(replace(asked, version=version))
         if not isinstance(answer, str):
             return answer[0], answer[1], {}
         name = f"policy@v{version}"
