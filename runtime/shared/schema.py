@@ -343,6 +343,10 @@ class RuntimeStatus(Answer):
     last_metrics: dict[str, float] = {}
     # What the run's own `train.` keys say, of those that a step may change (StepSettings).
     settings: dict[str, Any] = {}
+    # A sample older than so many steps is not trained.
+    max_staleness: int | None = None
+    # How many sequences all engines sample at a time.
+    places: int | None = None
     samples: int = 0
     # What admission.json has: whether engine and trainer agree on the model, and the numbers.
     admission: dict[str, Any] | None = None

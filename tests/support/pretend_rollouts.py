@@ -1,8 +1,8 @@
 """A pretend policy and a program for tests of the loop: what it answers depends on rollout, call and version.
 
-Neighbours: `small_run.py` serves it. So two loops that ask for the same rollouts of the same versions have the
-same answers, rewards and bodies, in whatever order they asked. `bodies` are the steps as they were sent, without
-what is drawn anew for each compile: the part of its rollouts' ids, its own id, and the steps' keys.
+Neighbours: `small_run.py` serves it. So two loops that ask for the same rollouts of the same versions have
+the same answers, rewards and bodies, in whatever order they asked. `bodies` are the steps as they were sent,
+without what is drawn anew for each compile: the part of its rollouts' ids, its own id, and the steps' keys.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ class Twice(dspy.Module):
         french = self.write(english=english).french
         if french == "raise":
             raise RuntimeError("the program fell")
-        for _ in range(1 + len(french) % 2):
-            check = self.judge(french=french).check
-        return dspy.Prediction(french=french, check=check)
+        checks = [self.judge(french=french).check for _ in range(1 + len(french) % 2)]
+        return dspy.Prediction(french=french, check=checks[-1])
 
 
 def metric(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float | None:

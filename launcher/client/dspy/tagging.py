@@ -126,8 +126,12 @@ class Rollout:
 
     def versions_of(self, predictors: Collection[str]) -> set[int]:
         """The policy versions that answered these predictors."""
-        found = {it.version for (predictor, _), it in self._answered() if predictor in predictors}
-        return {version for version in found if version is not None}
+        return set(self.answered_by(predictors))
+
+    def answered_by(self, predictors: Collection[str]) -> Counter[int]:
+        """How many answers these predictors had of each policy version."""
+        found = (it.version for (predictor, _), it in self._answered() if predictor in predictors)
+        return Counter(version for version in found if version is not None)
 
     @property
     def cut_off(self) -> set[tuple[str, int]]:

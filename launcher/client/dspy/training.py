@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import dspy
 
-from launcher.client.bodies import StepCounts
+from launcher.client.bodies import StepCounts, StepStatus
 from launcher.client.dspy.alarms import Alarm, Alarms, Thresholds
+from launcher.client.dspy.examples import checked
 from launcher.client.dspy.held_out import HeldOut, Keep
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.observing import observe
@@ -28,7 +29,7 @@ from launcher.client.dspy.served import Served
 from launcher.client.dspy.tagging import Predictors
 from launcher.client.dspy.training_place import Place
 from launcher.client.dspy.vain import Vain, unparsed
-from launcher.client.dspy.validation import Evaluation, evaluate
+from launcher.client.dspy.validation import Evaluation, scored
 from launcher.client.failures import Refused, Rewound, TrainingFailed
 from launcher.client.session import Session
 from launcher.client.train_kwargs import Meant
@@ -97,6 +98,8 @@ class Training:
             self.adapter,
             self.sampler,
             self.plan.sampling,
+            self.plan.steps,
+            self.plan.staleness,
             self.lm,
             self._predictors,
             self.report,
@@ -124,20 +127,17 @@ class Training:
         self._vain.ended(self.plan.steps, self.place.trained)
 
     def _run_on(self) -> None:
-        self._validate_if_due(self.place.step)
-        under_way: tuple[Rolled, int, float] | None = None
-        for step in range(self.place.step, self.plan.steps):
-            rolled = self._roll_out(step)
-            if under_way is not None:
-                self._finish(*under_way)
-            under_way = self._send(rolled)
-            if under_way is not None and (self.plan.staleness == 0 or self._due(step + 1)):
-                self._finish(*under_way)
-                under_way = None
-            if under_way is None:
-                self._validate_if_due(step + 1)
-            if self.alarms.raised and self.plan.on_alarm == "stop":
-                self._stop(under_way)
+        self.rolling.begin(self.place.step, self.place.outstanding)
+        try:
+            self._validate_if_due(self.place.step)
+            while self.place.step < self.plan.steps:
+                self._train(self._roll_out(self.place.step))
+                self.rolling.go_on(self.place.step)
+                self._validate_if_due(self.place.step)
+                if self.alarms.raised and self.plan.on_alarm == "stop":
+                    self._stop()
+        finally:
+            self.rolling.end()
         self._restore_best()
 
     def _roll_out(self, step: int) -> Rolled:
@@ -149,10 +149,9 @@ class Training:
         if restored is not None:
             self.served.note(restored)
 
-    def _stop(self, under_way: tuple[Rolled, int, float] | None) -> None:
+    def _stop(self) -> None:
         """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
-        if under_way is not None:
-            self._finish(*under_way)
+        self.rolling.end()
         self._validate(self.place.step)
         self._restore_best()
         raise TrainingFailed(
@@ -176,7 +175,6 @@ class Training:
         now = self.session.settle()
         self.place = self.place.rewound(now.client_state, now.last_metrics)
         self.held_out.last = None
-        self.rolling.begin_anew()
         self.served.forget()
         self.history.append({"kind": "rewind", "from": was, "to": self.place.step})
         self.journal.note(
@@ -188,9 +186,17 @@ class Training:
     def _say_unparsed(self, cut_off_rate: float) -> None:
         self.journal.once("unparsed", f"no run had answers that could be parsed; {unparsed(cut_off_rate)}")
 
-    def _send(self, rolled: Rolled) -> tuple[Rolled, int, float] | None:
-        """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
+    def _train(self, rolled: Rolled) -> None:
+        """Train the step, while later ones are rolled out."""
         began = time.monotonic()
+        self.place.outstanding = rolled.outstanding
+        sent = self._send(rolled)
+        if sent is not None:
+            status = self.rolling.beside(lambda: self.session.wait(sent))
+            self._finish(rolled, status, time.monotonic() - began)
+
+    def _send(self, rolled: Rolled) -> int | None:
+        """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
         why = "no rollout called the policy"
         if astray := self.report.calls_outside_rollouts:
             why += f" ({astray} calls came from threads the program started itself)"
@@ -209,7 +215,7 @@ class Training:
                 why = refused.why or refused.message
                 self.report.add_dropped(StepCounts.model_validate(refused.error.get("counts") or {}))
             else:
-                return rolled, status.id, began
+                return status.id
         self._note_empty(rolled, why)
         return None
 
@@ -220,18 +226,19 @@ class Training:
         self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
         self._vain.empty(why, outcomes)
 
-    def _finish(self, rolled: Rolled, step_id: int, began: float) -> None:
-        status = self.session.wait(step_id)
+    def _finish(self, rolled: Rolled, status: StepStatus, train_seconds: float) -> None:
         self.served.note(status)
         self.place.step = rolled.step + 1
         self.place.trained |= status.counts.trained > 0
         self.place.restored = None  # this step was trained after it
         self._rewinds_in_a_row = 0
         self.report.add_step(status.counts)
-        seconds = (rolled.seconds, time.monotonic() - began)
+        seconds = (rolled.seconds, train_seconds)
         epoch = self.sampler.epoch(rolled.step)
         rates = (rolled.parse_rate, rolled.cut_off_rate)
-        line = StepLine.of(rolled.step + 1, epoch, rolled.grouped, rates, status, seconds, rolled.again)
+        line = StepLine.of(
+            rolled.step + 1, epoch, rolled.grouped, rates, status, seconds, rolled.again, rolled.lags
+        )
         self.journal.step(line)
         if not status.counts.trained:
             self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
@@ -269,16 +276,16 @@ class Training:
         self._ring(self.alarms.validated(step, score))
 
     def _evaluate(self, examples: Sequence[dspy.Example]) -> Evaluation:
-        evaluation = evaluate(
+        sampling = self.plan.sampling
+        evaluation = scored(
             self.program,
-            examples,
+            checked("examples", examples),
             self.metric,
-            session=self.session,
-            adapter=self.adapter,
-            num_threads=self.plan.sampling.limits.threads,
-            rollout_seconds=self.plan.sampling.limits.run_seconds,
-            rollout_calls=self.plan.sampling.limits.run_calls,
-            failure_score=self.plan.sampling.rules.failure_score,
+            self.session,
+            self.adapter,
+            sampling.limits,
+            sampling.rules.failure_score,
+            self.rolling.workers,
         )
         self.served.check(evaluation.finished, self._predictors)
         return evaluation
