@@ -22,6 +22,8 @@ from launcher.client.dspy.workers import Job, Workers
 
 E, K = 2, 2
 PREDICTOR = "self"
+# For what a test waits for that fails.
+PATIENCE = 15
 
 
 @dataclass
@@ -62,12 +64,18 @@ class Played:
                 end.set_result(None)
             self.pool.workers.until(lambda: self.tickets[key].ended is not None)  # noqa: B023 - waited for
 
+    def taking(self, done: int, newest: int) -> Future[Taken]:
+        """What leaves, waited for by a thread of its own."""
+        taken: Future[Taken] = Future()
+        threading.Thread(target=lambda: taken.set_result(self.pool.take(done, newest)), daemon=True).start()
+        return taken
+
     def take(self, done: int, newest: int | None = None) -> list[Key]:
         return keys_of(self.pool.take(done, newest))
 
 
 def _ended(run: Run, end: Future[None]) -> Finished:
-    end.result(60)
+    end.result(PATIENCE)
     return Finished(run, "scored")
 
 
@@ -83,7 +91,7 @@ def make() -> Iterator[Any]:
     def of(done: int = 0, begin: Outstanding | None = None, at_once: int = 64, **bounds: int) -> Played:
         played = Played()
         asked = {"steps": 4, "per_step": E, "most_extra": 0, "staleness": 0, **bounds}
-        workers = Workers[Finished](at_once, 60)
+        workers = Workers[Finished](at_once, 4 * PATIENCE)
         played.pool = Pool(Bounds(**asked), workers, played.ticket, done, begin)
         made.append(played)
         return played
@@ -158,15 +166,15 @@ def test_c39_what_would_be_too_old_is_left_out_by_name_whether_it_is_done_or_not
 
 
 def test_c39_one_that_is_done_too_late_is_left_out_while_its_step_waits(make: Any) -> None:
-    played = make(staleness=1)
+    played = make(staleness=1, done=2)
     played.pool.go_on(2)
-    taken: Future[Taken] = Future()
-    taker = threading.Thread(target=lambda: taken.set_result(played.pool.take(2, 5)))
-    taker.start()
+    played.answer((3, 1), version=3)
+    taken = played.taking(2, newest=5)
+    played.pool.workers.until(lambda: (4, 0) in played.begun)  # it is waiting, and has left one out
     played.finish((2, 0), version=3)
     played.finish((2, 1), (3, 0), version=4)
-    assert keys_of(taken.result(60)) == [(2, 1), (3, 0)]
-    assert [it.key for it in taken.result().stale] == [(2, 0)]
+    assert keys_of(taken.result(PATIENCE)) == [(2, 1), (3, 0)]
+    assert [it.key for it in taken.result().stale] == [(3, 1), (2, 0)]
 
 
 def test_a_straggler_gives_up_its_place_to_other_runs_once_it_is_left_out(make: Any) -> None:
@@ -176,11 +184,10 @@ def test_a_straggler_gives_up_its_place_to_other_runs_once_it_is_left_out(make: 
     played.finish((0, 1), (1, 0), (1, 1), version=0)
     played.take(0, newest=None)
     played.pool.go_on(2)
-    taken: Future[Taken] = Future()
-    threading.Thread(target=lambda: taken.set_result(played.pool.take(2, 2))).start()
+    taken = played.taking(2, newest=2)
     played.pool.workers.until(lambda: played.tickets[2, 1].begun == K)
     played.finish((2, 0), (2, 1), version=2)
-    assert [it.key for it in taken.result(60).stale] == [(0, 0), (1, 1)]
+    assert [it.key for it in taken.result(PATIENCE).stale] == [(0, 0), (1, 1)]
 
 
 def test_a22_a_flat_one_makes_room_for_another_of_the_step_it_was_planned_for(make: Any) -> None:
@@ -189,6 +196,7 @@ def test_a22_a_flat_one_makes_room_for_another_of_the_step_it_was_planned_for(ma
     played.pool.go_on(0)
     played.finish((0, 0), (1, 0))
     assert played.begun[2 * E :] == [(0, 2), (1, 2)]
+    assert not played.pool._is_enough(None), "both their places are still to be filled"
     played.finish((0, 1), (0, 2))
     assert played.begun[2 * E + 2 :] == [(0, 3)]
     played.finish((1, 1))
@@ -249,11 +257,11 @@ def test_c43_examples_rolled_out_in_place_of_flat_ones_are_outstanding_too(make:
 def test_c43_what_was_left_out_is_not_rolled_out_again(make: Any) -> None:
     played = make(staleness=1)
     played.pool.go_on(0)
-    played.finish((0, 0), version=0)
-    played.finish((0, 1), (1, 0), version=2)
+    played.finish((1, 1), version=0)
+    played.finish((0, 0), (0, 1), version=2)
     taken = played.pool.take(0, 2)
-    assert [it.key for it in taken.stale] == [(0, 0)]
-    assert taken.outstanding == Outstanding(3)
+    assert [it.key for it in taken.stale] == [(1, 1)]
+    assert taken.outstanding == Outstanding(4, ((1, 0),))
 
 
 # ----------------------------------------------------------------- errors
@@ -267,7 +275,7 @@ def test_what_a_run_raises_is_raised_where_a_step_is_waited_for(make: Any) -> No
         target=lambda: played.ends[1, 0][0].set_exception(KeyboardInterrupt()), daemon=True
     ).start()
     with pytest.raises(KeyboardInterrupt):
-        played.pool.beside(lambda: never.wait(60))
+        played.pool.beside(lambda: never.wait(PATIENCE))
     never.set()
     with pytest.raises(KeyboardInterrupt):
         played.take(0)
