@@ -18,7 +18,7 @@ from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.rollouts import Finished, Run
 from launcher.client.dspy.tagging import Answered, Predictors, Rollout
 from launcher.client.dspy.tickets import Ended, Ticket
-from launcher.client.dspy.workers import Job, Workers
+from launcher.client.dspy.workers import Beside, Job, Workers
 
 E, K = 2, 2
 PREDICTOR = "self"
@@ -275,7 +275,7 @@ def test_what_a_run_raises_is_raised_where_a_step_is_waited_for(make: Any) -> No
         target=lambda: played.ends[1, 0][0].set_exception(KeyboardInterrupt()), daemon=True
     ).start()
     with pytest.raises(KeyboardInterrupt):
-        played.pool.beside(lambda: never.wait(PATIENCE))
+        Beside(played.pool.workers, lambda: never.wait(PATIENCE)).result()
     never.set()
     with pytest.raises(KeyboardInterrupt):
         played.take(0)
@@ -283,9 +283,9 @@ def test_what_a_run_raises_is_raised_where_a_step_is_waited_for(make: Any) -> No
 
 def test_what_is_waited_for_beside_the_runs_is_given_or_raised(make: Any) -> None:
     played = make()
-    assert played.pool.beside(lambda: 7) == 7
+    assert Beside(played.pool.workers, lambda: 7).result() == 7
     with pytest.raises(ZeroDivisionError):
-        played.pool.beside(lambda: 1 / 0)
+        Beside(played.pool.workers, lambda: 1 / 0).result()
 
 
 def test_when_it_ends_no_run_is_under_way_and_what_was_begun_is_told(make: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import dspy
 import pytest
 
-from launcher.client import PolicyLM, TrainingFailed
+from launcher.client import GRPO, PolicyLM, TrainingFailed
 from tests.support.lives import begin_life
 from tests.support.pretend_rollouts import (
     Twice,
@@ -78,6 +78,11 @@ def of_training(asked: Asked) -> bool:
     return asked.tag("purpose") != "eval"
 
 
+def counted_by(grpo: GRPO) -> int:
+    """The rollouts that it has counted: in its steps, too old for them, or left at the end."""
+    return grpo.report.rollouts + grpo.report.rollouts_stale + grpo.report.rollouts_unused
+
+
 class Gate:
     """Answers wait until so many have been asked for."""
 
@@ -108,7 +113,7 @@ def test_c39_nothing_is_trained_that_is_older_than_staleness_and_each_lag_is_rec
         assert [{int(lag): count for lag, count in it["lags"].items()} for it in recorded] == found
     assert f"{E * K} of {E * K} up to 2 steps old" in capsys.readouterr().err
     assert [len(it) for it in trained(run)] == [E] * 6
-    assert grpo.report.rollouts == len({it.tag("rollout") for it in run.asked if of_training(it)})
+    assert counted_by(grpo) == len({it.tag("rollout") for it in run.asked if of_training(it)})
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -154,9 +159,7 @@ def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(
     assert len(tickets) == 8 * E
     report = grpo.report
     assert (report.groups_stale, report.rollouts_stale) == (1, K)
-    assert report.rollouts + report.rollouts_stale + report.rollouts_unused == len(
-        {it.tag("rollout") for it in run.asked if of_training(it)}
-    )
+    assert counted_by(grpo) == len({it.tag("rollout") for it in run.asked if of_training(it)})
     assert "1 example left out as stale before step" in capsys.readouterr().err
     assert all(max(it) <= 2 for it in lags(run))
 
@@ -190,8 +193,7 @@ def test_a22_dynamic_sampling_goes_on_under_staleness_and_every_rollout_is_count
     report = grpo.report
     assert report.rollouts == report.samples == len(tickets) * K
     assert report.groups_again > 0
-    asked = {it.tag("rollout") for it in run.asked if of_training(it)}
-    assert report.rollouts + report.rollouts_stale + report.rollouts_unused == len(asked)
+    assert counted_by(grpo) == len({it.tag("rollout") for it in run.asked if of_training(it)})
     assert all(max(it) <= 2 for it in lags(run))
 
 
@@ -355,3 +357,84 @@ def test_c39_more_staleness_than_the_run_trains_is_refused_with_the_line_that_fi
         optimizer(staleness=3).compile(student, trainset=data(3))
     assert "--set max_staleness=3" in str(refused.value)
     assert not run.asked
+
+
+# ----------------------------------------------------------------- validations beside training
+
+
+def holding(held: Held) -> Any:
+    """What is scored of version 2 is held."""
+
+    def answer(asked: Asked) -> Any:
+        if not of_training(asked) and asked.body["model"].startswith("policy@v2"):
+            held.hold()
+        return plain(asked)
+
+    return answer
+
+
+def validated(grpo: GRPO) -> list[tuple[int, int]]:
+    return [(it["step"], it["version"]) for it in grpo.history if it["kind"] == "validation"]
+
+
+def test_a_validation_beside_training_scores_its_own_version_by_name(run: SmallRun, held: Held) -> None:
+    def before_wait(number: int) -> None:
+        if number == 3:  # the one after step 2 is held until another step was sent
+            held.set()
+
+    run.answer, run.before_wait = holding(held), before_wait
+    grpo = train(run, staleness=1, num_train_steps=6)
+    assert not held.in_vain
+    asked = Counter((it.body["model"], it.version) for it in run.asked if not of_training(it))
+    names = {version: run.name_of(version) for version in (2, 4)}
+    # Before the first step and after the last nothing else is to be done.
+    assert asked == {("policy", 0): 3, (names[2], 2): 3, (names[4], 4): 3, ("policy", 6): 3}
+    assert validated(grpo) == [(0, 0), (2, 2), (4, 4), (6, 6)]
+    states = [request.client_state or {} for _, request in sorted(run.requests.items())]
+    assert states[2]["validating"] == {"step": 2, "version": 2, "weights": run.weights[2]}
+    assert "validating" not in states[-1]
+
+
+def test_a_validation_is_no_more_steps_behind_than_the_rollouts_are_ahead(run: SmallRun) -> None:
+    """Of what is scored later the weights may be gone."""
+    sent: set[int] = set()
+
+    def answer(asked: Asked) -> Any:
+        if not of_training(asked) and asked.body["model"].startswith("policy@v2"):
+            _moment.wait(1.0)  # time enough for all steps that are left
+            sent.add(len(run.requests))
+        return plain(asked)
+
+    run.answer = answer
+    train(run, staleness=1, num_train_steps=6)
+    assert sent == {3}
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_c43_a_validation_that_was_under_way_is_made_again_on_the_same_weights_or_not_at_all(
+    run: SmallRun,
+    monkeypatch: pytest.MonkeyPatch,
+    held: Held,
+    capsys: pytest.CaptureFixture[str],
+    is_kept: bool,
+) -> None:
+    def killed(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
+        if len(run.requests) >= 3:
+            raise KeyboardInterrupt
+        return float(len(prediction.french))
+
+    killed.__qualname__ = metric.__qualname__
+    run.answer = holding(held)
+    begin_life(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        train(run, metric=killed, staleness=2)
+    held.set()
+    assert len(run.requests) == 3
+    if not is_kept:
+        run.weights[2] = "0" * 64
+    begin_life(monkeypatch, after_step=3)
+    grpo = train(run, staleness=2)
+    assert not held.in_vain
+    assert validated(grpo) == [(2, 2), (4, 4), (5, 5)][not is_kept :]
+    said = capsys.readouterr().err
+    assert ("no validation after 2 steps: its weights are not kept any more" in said) is not is_kept

@@ -9,19 +9,15 @@ runs, `training.py` takes steps out. Knows nothing of examples, rewards or the w
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.rollouts import Finished
 from launcher.client.dspy.tickets import Ticket
 from launcher.client.dspy.workers import Job, Workers
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -91,25 +87,6 @@ class Pool:
             self._close(tickets)
             stale, self._stale = self._stale, []
             return Taken(tickets, stale, self._outstanding(done + 1))
-
-    def beside(self, function: Callable[[], _Result]) -> _Result:
-        """What `function` returns, while runs go on. Raises what it raises, or what a run raises, at once."""
-        returned: list[_Result] = []
-        raised: list[BaseException] = []
-
-        def call() -> None:
-            try:
-                returned.append(function())
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-                raised.append(error)
-            with self.workers.changed:
-                self.workers.changed.notify_all()
-
-        threading.Thread(target=call, daemon=True).start()
-        self.workers.until(lambda: bool(returned or raised))
-        if raised:
-            raise raised[0]
-        return returned[0]
 
     def end(self) -> list[Ticket]:
         """No run is under way from here on: the tickets that were begun, and are in no step."""

@@ -34,7 +34,7 @@ from launcher.client.dspy.tagging import Predictors, Rollout
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.vain import Vain
 from launcher.client.dspy.validation import check_answered
-from launcher.client.dspy.workers import Job, Workers
+from launcher.client.dspy.workers import Beside, Job, Workers
 
 _Result = TypeVar("_Result")
 # Of a step's own rollouts, where nobody says how many more there may be.
@@ -178,9 +178,9 @@ class Rolling:
         if self.staleness:
             self._live.go_on(done)
 
-    def beside(self, function: Callable[[], _Result]) -> _Result:
-        """See `Pool.beside`."""
-        return self._live.beside(function)
+    def beside(self, function: Callable[[], _Result]) -> Beside[_Result]:
+        """What the function returns, while runs go on."""
+        return Beside(self._live.workers, function)
 
     def step(self, step: int) -> Rolled:
         """All rollouts of step `step` (0 is the first). Raises what `check_answered` does, and Rewound."""

@@ -61,6 +61,8 @@ class Rollout:
     seed: str | None = None
     # The model before training is evaluated in the policy's place.
     of_base: bool = False
+    # Asked in the place of the newest version: what is scored beside training is one version.
+    model: str | None = None
     # Requests after which a program is taken to ask for ever.
     most_calls: int | None = None
     calls: Counter[str] = field(default_factory=Counter)

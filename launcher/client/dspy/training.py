@@ -1,7 +1,7 @@
 """The loop of one `GRPO.compile`: roll out, send the groups, train, validate, keep the best.
 
 Neighbours: `grpo.py` checks what it was asked and builds it; `rolling.py` makes a step's
-groups; `session.py` trains them; `held_out.py` validates; `training_place.py` is where it stands,
+groups; `session.py` trains them; `validating.py` validates; `training_place.py` is where it stands,
 `report.py` what it says, `vain.py` when it gives up.
 Advantages and losses are the runtime's; here are only rollouts and their rewards.
 """
@@ -29,6 +29,7 @@ from launcher.client.dspy.served import Served
 from launcher.client.dspy.tagging import Predictors
 from launcher.client.dspy.training_place import Place
 from launcher.client.dspy.vain import Vain, unparsed
+from launcher.client.dspy.validating import Validations
 from launcher.client.dspy.validation import Evaluation, scored
 from launcher.client.failures import Refused, Rewound, TrainingFailed
 from launcher.client.session import Session
@@ -81,6 +82,7 @@ class Training:
     _rewinds_in_a_row: int = 0
     alarms: Alarms = field(init=False)
     held_out: HeldOut = field(init=False)
+    validations: Validations = field(init=False)
     served: Served = field(init=False)
     # What is served at the end, and the name that means it whatever is trained later.
     kept: tuple[int, str] | None = None
@@ -110,6 +112,16 @@ class Training:
         train = self.trainset if self.plan.report_train_scores else ()
         keep, session = self.plan.keep, self.session
         self.held_out = HeldOut(self.valset, train, self._evaluate, session, self.journal, keep)
+        self.validations = Validations(
+            self.plan.steps,
+            self.plan.steps_for_validation,
+            self.plan.staleness,
+            self.held_out,
+            self.served,
+            self.journal,
+            self.rolling.beside,
+            self._validated,
+        )
 
     def run(self) -> None:
         """All steps from the place on. Raises what the session raises, and TrainingFailed.
@@ -129,15 +141,20 @@ class Training:
     def _run_on(self) -> None:
         self.rolling.begin(self.place.step, self.place.outstanding)
         try:
-            self._validate_if_due(self.place.step)
+            self.rolling.go_on(self.place.step)
+            self.validations.again(self.place)
+            self.validations.after(self.place)
             while self.place.step < self.plan.steps:
-                self._train(self._roll_out(self.place.step))
+                rolled = self._roll_out(self.place.step)
+                self.validations.keep_up(self.place)
+                self._train(rolled)
                 self.rolling.go_on(self.place.step)
-                self._validate_if_due(self.place.step)
+                self.validations.after(self.place)
                 if self.alarms.raised and self.plan.on_alarm == "stop":
                     self._stop()
         finally:
             self.rolling.end()
+            self.validations.end()
         self._restore_best()
 
     def _roll_out(self, step: int) -> Rolled:
@@ -151,8 +168,9 @@ class Training:
 
     def _stop(self) -> None:
         """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
+        self.validations.wait(self.place)
         self.rolling.end()
-        self._validate(self.place.step)
+        self.validations.now(self.place)
         self._restore_best()
         raise TrainingFailed(
             f"Training stopped after {self.place.step} of {self.plan.steps} steps on an alarm",
@@ -192,7 +210,7 @@ class Training:
         self.place.outstanding = rolled.outstanding
         sent = self._send(rolled)
         if sent is not None:
-            status = self.rolling.beside(lambda: self.session.wait(sent))
+            status = self.rolling.beside(lambda: self.session.wait(sent)).result()
             self._finish(rolled, status, time.monotonic() - began)
 
     def _send(self, rolled: Rolled) -> int | None:
@@ -257,25 +275,14 @@ class Training:
 
     # ------------------------------------------------------------- validation
 
-    def _due(self, step: int) -> bool:
-        """Whether there is a validation after `step` steps."""
-        return step in (0, self.plan.steps) or step % self.plan.steps_for_validation == 0
-
-    def _validate_if_due(self, step: int) -> None:
-        if self._due(step):
-            self._validate(step)
-
-    def _validate(self, step: int) -> None:
-        entry = self.held_out.validate(self.place, step)
-        if entry is None:
-            return
+    def _validated(self, entry: dict[str, Any], step: int) -> None:
         self.history.append(entry)
         if not entry["parse_rate"]:
             self._say_unparsed(entry["cut_off_rate"])
         score = entry["score"] if self.held_out.comparable() else float("nan")
         self._ring(self.alarms.validated(step, score))
 
-    def _evaluate(self, examples: Sequence[dspy.Example]) -> Evaluation:
+    def _evaluate(self, examples: Sequence[dspy.Example], model: str | None) -> Evaluation:
         sampling = self.plan.sampling
         evaluation = scored(
             self.program,
@@ -286,6 +293,8 @@ class Training:
             sampling.limits,
             sampling.rules.failure_score,
             self.rolling.workers,
+            model,
         )
-        self.served.check(evaluation.finished, self._predictors)
+        if model is None:
+            self.served.check(evaluation.finished, self._predictors)
         return evaluation

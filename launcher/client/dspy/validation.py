@@ -114,19 +114,21 @@ def scored(
     limits: Limits,
     failure_score: float = 0.0,
     workers: Workers[Finished] | None = None,
+    model: str | None = None,
 ) -> Evaluation:
-    """The same of what is checked, within a training by its `workers`: see `evaluate` for what it raises."""
+    """The same of what is checked, within a training by its `workers`: see `evaluate` for what it raises.
+
+    `model`: the version that is asked in the place of the newest.
+    """
     trained = attach(program, session, may_be_base=True)
     predictors = Predictors(program)
     batch = uuid.uuid4().hex[:12]
-    runs = [
-        Run(
-            example,
-            index,
-            Rollout(f"eval-{batch}-{index}", predictors, "eval", GREEDY, of_base=trained.of_base),
-        )
-        for index, example in enumerate(examples)
-    ]
+
+    def rollout(index: int) -> Rollout:
+        name = f"eval-{batch}-{index}"
+        return Rollout(name, predictors, "eval", GREEDY, of_base=trained.of_base, model=model)
+
+    runs = [Run(example, index, rollout(index)) for index, example in enumerate(examples)]
     runner = Runner(program, metric, strict_adapter(adapter), limits, trained.lm)
     finished = run_all(runner, runs, workers)
     check_answered(finished, "evaluation")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 Late = Literal["overdue", "not begun"]
 """Why a job has no result: it took longer than it may, or its turn never came."""
@@ -24,7 +24,10 @@ _LOOK_SECONDS = 1.0
 # Jobs left behind, none having ended, that make it sure even with a single thread.
 _SURE = 3
 
+_JOIN_SECONDS = 5.0
+
 Result = TypeVar("Result")
+_Returned = TypeVar("_Returned")
 
 
 @dataclass(eq=False)
@@ -84,11 +87,13 @@ class Workers(Generic[Result]):
         `is_done` is asked whenever something has changed, and while nothing does.
         """
         with self.changed:
-            while self._error is None and not is_done():
+            while not self._stopped and not is_done():
                 self.changed.wait(self._until_next_look())
                 self._leave_behind()
             if self._error is not None:
                 raise self._error
+            if not is_done():
+                raise RuntimeError("the jobs were stopped, and are waited for")
 
     def all_of(self, jobs: Sequence[Job[Result]]) -> list[Result | Late]:
         """The results of these, in their order, once there are all. Raises what a job raises."""
@@ -110,10 +115,11 @@ class Workers(Generic[Result]):
             self._start_threads()
 
     def stop(self) -> None:
-        """No thread begins another job."""
+        """No thread begins another job, and nobody waits in vain for one."""
         with self.changed:
             self._stopped = True
             self._waiting.clear()
+            self.changed.notify_all()
 
     # ------------------------------------------------------------- the threads
 
@@ -161,7 +167,6 @@ class Workers(Generic[Result]):
         with self.changed:
             self._error = self._error or error
             self.stop()
-            self.changed.notify_all()
 
     # ------------------------------------------------------------- what comes to nothing
 
@@ -196,3 +201,39 @@ class Workers(Generic[Result]):
     def _settle(self, job: Job[Result], result: Result | Late) -> None:
         job.result, job.has_ended = result, True
         job.ended()
+
+
+class Beside(Generic[_Returned]):
+    """What a function returns, called in a thread of its own while the jobs of `workers` go on."""
+
+    def __init__(self, workers: Workers[Any], function: Callable[[], _Returned]) -> None:
+        self._workers = workers
+        self._function = function
+        self._returned: list[_Returned] = []
+        self._raised: list[BaseException] = []
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._call,), daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._returned or self._raised)
+
+    def result(self) -> _Returned:
+        """Once it is over. Raises what the function raises, or what a job raises, at once."""
+        self._workers.until(lambda: self.is_over)
+        if self._raised:
+            raise self._raised[0]
+        return self._returned[0]
+
+    def join(self) -> None:
+        """For what the function does at its end, when the workers have stopped."""
+        self._thread.join(_JOIN_SECONDS)
+
+    def _call(self) -> None:
+        try:
+            self._returned.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            self._raised.append(error)
+        with self._workers.changed:
+            self._workers.changed.notify_all()
