@@ -168,8 +168,7 @@ class GRPO(Teleprompter):
         check_values(self)
         check_train_kwargs(self.train_kwargs)
         self._thresholds = Thresholds.of(alarms)
-        # What the train_kwargs of the compile under way are on its run.
-        self._meant = Meant()
+        self._meant = Meant()  # what the train_kwargs of the compile under way are on its run
 
     def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as dspy.GRPO's is
         self,
