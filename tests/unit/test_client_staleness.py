@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import _thread
 import json
+import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,45 @@ def test_c43_killed_after_any_step_and_resumed_each_example_is_trained_once(
     assert all(index == 0 and step % 2 == 0 for step, index in left_out), "only those that were late"
     assert len(left_out) <= STEPS // 2
     assert all(max(it) <= 3 for it in lags(run))
+
+
+@pytest.mark.slow
+def test_c43_killed_at_any_moment_again_and_again_each_example_is_trained_once(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instants = random.Random(7)
+    left = [0]
+
+    def killed(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return float(len(prediction.french))
+
+    killed.__qualname__ = metric.__qualname__
+    run.answer, run.drop_flat = mostly_flat, True
+    lives = 0
+    while len(run.requests) < 2 * STEPS:
+        begin_life(monkeypatch, after_step=len(run.requests))
+        left[0] = instants.randrange(E * K, 8 * E * K)
+        lives += 1
+        with suppress(KeyboardInterrupt):
+            train(
+                run, metric=killed, staleness=2, dynamic_sampling=True, num_train_steps=2 * STEPS, valset=0,
+                checkpoint="none",
+            )  # fmt: skip
+        assert lives < 100
+    assert lives > 3
+    tickets = [ticket for step in trained(run) for ticket in step]
+    assert max(Counter(tickets).values()) == 1
+    states = [request.client_state or {} for _, request in sorted(run.requests.items())]
+    assert [it["step"] for it in states] == list(range(1, 2 * STEPS + 1))
+    assert all(max(it) <= 2 for it in lags(run))
+    varied = [
+        sum(len({it.reward for it in group.members}) > 1 for group in request.groups)
+        for _, request in sorted(run.requests.items())
+    ]
+    assert varied == [E] * 2 * STEPS
 
 
 def test_g21_with_staleness_nothing_of_a_lost_machine_is_trained(run: SmallRun) -> None:
