@@ -69,7 +69,7 @@ class GRPO(Teleprompter):
 
     `staleness` N rolls out up to N steps ahead of the one that trains: a step leaves with the first examples
     that are done. One that is not goes into a later step, or is left out, counted and replaced where it would
-    be older than N steps.
+    be older than N steps. Validations go on beside them.
 
     A run that takes longer than `rollout_seconds`, the metric's time included, is left behind and excluded;
     one that asks the policy more than `rollout_calls` times is stopped and gets the failure score. A run that
