@@ -92,7 +92,7 @@ class Pool:
         """No run is under way from here on: the tickets that were begun, and are in no step."""
         with self.workers.changed:
             self.workers.stop()
-            left = list(self._open.values())
+            left = [*self._open.values(), *self._stale]
             self._let_go(left)
             return left
 
