@@ -14,8 +14,9 @@ from typing import Any
 
 import dspy
 
-from launcher.client import GRPO, PolicyLM
-from tests.support.small_run import CUT_OFF, Asked, SmallRun
+from launcher.client import GRPO, PolicyLM, connect
+from launcher.client.wire import Patience
+from tests.support.small_run import CUT_OFF, TOKEN, Asked, SmallRun
 
 _ROLLOUT = re.compile(r"^(\w+)-(s\d+-e\d+-k\d+)$")
 
@@ -105,7 +106,9 @@ def optimizer(**changes: Any) -> GRPO:
 def train(run: SmallRun, program: dspy.Module | None = None, valset: int = 3, **changes: Any) -> GRPO:
     """Compile on twelve examples."""
     student = program or dspy.Predict("english -> french")
-    student.set_lm(PolicyLM(run.session()))
+    # An answer may be held for longer than other tests have patience.
+    session = connect(run.base_url, TOKEN, Patience(answer_seconds=90.0, away_seconds=5.0))
+    student.set_lm(PolicyLM(session))
     grpo = optimizer(**changes)
     grpo.compile(student, trainset=data(12), valset=data(valset))
     return grpo
