@@ -29,7 +29,7 @@ class StoppableTraining(Training):
             self.journal.note(f"shut down after {self.place.step} of {self.plan.steps} steps")
             # Nothing more was meant to be trained, so it is not in vain that nothing was.
             self.plan = replace(self.plan, steps=self.place.step)
-            self._validate(self.place.step)
+            self.validations.now(self.place)
             self._restore_best()
 
     def _roll_out(self, step: int) -> Rolled:

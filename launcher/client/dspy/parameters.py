@@ -17,6 +17,7 @@ from launcher.client.dspy.held_out import Keep
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.programs import NEUTRAL, asks_policy, is_neutral
 from launcher.client.dspy.training import OnAlarm
+from launcher.client.failures import TrainingFailed
 from launcher.client.session import Session
 
 DEFAULT_ROLLOUTS = 8
@@ -26,6 +27,7 @@ _COUNTS = {
     "num_dspy_examples_per_grpo_step": 1,
     "num_rollouts_per_grpo_step": 2,
     "num_steps_for_val": 1,
+    "staleness": 0,
     "rollout_calls": 1,
 }
 _NUMBERS = ("failure_score", "format_failure_score", "rollout_seconds")
@@ -33,7 +35,6 @@ _SWITCHES = ("exclude_demos", "multitask", "use_train_as_val", "report_train_sco
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "checkpoint": get_args(Keep),
     "on_alarm": get_args(OnAlarm),
-    "staleness": (0, 1),
     "resume": (None, True, False),
     "variably_invoked_predictor_grouping_mode": get_args(Grouping),
 }
@@ -118,6 +119,16 @@ def _check_adapter(adapter: Any) -> None:
                 f"adapter must be a dspy.Adapter, not a {type(it).__name__}: there is one policy, and "
                 "the adapter that samples is the one that is trained"
             )
+
+
+def check_staleness(asked: int, most: int | None) -> None:
+    """Raise TrainingFailed where the run leaves out what is so old; `most`: None where it does not say."""
+    if most is not None and asked > most:
+        raise TrainingFailed(
+            f"This run cannot train with staleness={asked}",
+            why=f"it leaves out what was sampled more than {most} steps ago",
+            hint=f"a run that fits starts with `launch --set max_staleness={asked} -- python PROGRAM`",
+        )
 
 
 def check_train_kwargs(train_kwargs: Any) -> None:
