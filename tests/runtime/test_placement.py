@@ -6,7 +6,6 @@ The choice alone, then with the real fleet and the real hot path before engines 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import tempfile
 from collections import Counter
@@ -22,9 +21,10 @@ from runtime.gateway.engines.engine import Engine
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.engines.placement import MARGIN, QUIET_SECONDS, Origin, Placement, most_allowed
-from runtime.gateway.gateway import Parts, build_parts
+from runtime.gateway.gateway import Parts
 from runtime.shared.child_status import Machine
-from runtime.shared.schema import Group, Member, RuntimeConfig, StepRequest
+from runtime.shared.schema import Group, Member, StepRequest
+from tests.runtime.gateway_here import ask, gateway_here
 from tests.runtime.recorded import answer, asked, choice, record
 from tests.support.upstream import Upstream
 
@@ -153,7 +153,7 @@ def test_a_rollout_that_is_quiet_for_long_is_forgotten() -> None:
 
 
 def test_the_rollouts_of_a_step_are_forgotten_when_it_is_taken_in(tmp_path: Path) -> None:
-    async def scenario(parts: Parts) -> list[int]:
+    async def scenario(parts: Parts, _: Played) -> list[int]:
         placement = parts.fleet.placement
         for number in range(4):
             rollout = f"r{number}"
@@ -164,7 +164,7 @@ def test_the_rollouts_of_a_step_are_forgotten_when_it_is_taken_in(tmp_path: Path
         await parts.steps.submit(StepRequest(key="k", groups=[Group(id="g", members=members)]))
         return [*sizes, len(placement)]
 
-    assert in_process(tmp_path, scenario) == [8, 5], "three rollouts are over, questions are not"
+    assert played(tmp_path, scenario) == [8, 5], "three rollouts are over, questions are not"
 
 
 # ------------------------------------------------------------------ engines that are away
@@ -200,53 +200,20 @@ class Played:
 
 async def chat(parts: Parts, rollout: str, *said: str) -> int:
     """The status of a turn of a rollout, by the door."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": text} for text in said]
-    body = json.dumps({"model": "policy", "messages": messages}).encode()
-    scope = {"headers": [], "path_params": {"rollout": rollout}}
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        if read:
-            await asyncio.Event().wait()
-        read.append(True)
-        return {"type": "http.request", "body": body}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    read: list[bool] = []
-    await parts.completions.serve("chat", scope, receive, send)
-    return sent[0]["status"]
-
-
-def in_process(
-    state: Path, scenario: Callable[[Parts], Coroutine[Any, Any, Any]], sockets: Path | None = None
-) -> Any:
-    """What a scenario comes to with a gateway of two ready engines in this process."""
-    config = {
-        "run_id": "test", "model_path": "", "state_dir": str(state), "socket_dir": str(sockets or state),
-        "engines": 2,
-    }  # fmt: skip
-
-    async def play() -> Any:
-        parts = build_parts(RuntimeConfig.model_validate(config))
-        for engine in parts.fleet.engines:
-            engine.ready = True
-        try:
-            return await scenario(parts)
-        finally:
-            for client in parts.clients:
-                await client.close()
-
-    return asyncio.run(play())
+    return (await ask(parts, rollout, [{"role": "user", "content": text} for text in said]))[0]
 
 
 def played(state: Path, scenario: Callable[[Parts, Played], Coroutine[Any, Any, Any]]) -> Any:
-    """The same before engines that are played."""
+    """What a scenario comes to with a gateway in this process, in front of engines that are played."""
+
+    async def play(sockets: Path, engines: Played) -> Any:
+        async with gateway_here(state, sockets, engines=2) as parts:
+            return await scenario(parts, engines)
+
     with tempfile.TemporaryDirectory(prefix="slip-") as sockets:
         engines = Played(Path(sockets))
         try:
-            return in_process(state, lambda parts: scenario(parts, engines), Path(sockets))
+            return asyncio.run(play(Path(sockets), engines))
         finally:
             for engine in engines.engines:
                 engine.close()
