@@ -19,5 +19,3 @@ class Engine:
     ready: bool = False
     process: int | None = None
     in_flight: int = 0
-    # The number of the last request that it was given for being the least busy.
-    turn: int = 0

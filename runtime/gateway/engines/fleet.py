@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from runtime.gateway.engines.engine import Engine
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.placement import Origin, Placement, least_busy
+from runtime.gateway.engines.placement import Origin, Placement
 from runtime.gateway.engines.version_proof import NotProvenError
 from runtime.gateway.http.openai_errors import ApiError, not_ready
 from runtime.shared.child_status import Machine
@@ -69,7 +69,7 @@ class Fleet:
             if ready and not await self._fetch(version, ready):
                 others = [engine for engine in ready if engine is not but] or ready
                 if origin is None or len(self.engines) == 1:
-                    return least_busy(others)
+                    return min(others, key=lambda engine: engine.in_flight)
                 return self.placement.choose(others, version, origin)
             if time.monotonic() > end:
                 raise not_ready(f"no engine was ready again within {WAIT_SECONDS:.0f} s")

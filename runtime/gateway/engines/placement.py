@@ -58,7 +58,9 @@ class Placement:
         """`most`: homes of rollouts, and of questions; with 0 it is always the least busy engine."""
         self._rollouts: Homes[str] = Homes(most, QUIET_SECONDS, clock)
         self._questions: Homes[bytes] = Homes(most, QUIET_SECONDS, clock)
-        self._turns = 0
+        # The number of the last request that each engine was given for being the least busy.
+        self._given: dict[Engine, int] = {}
+        self._count = 0
 
     def __len__(self) -> int:
         return len(self._rollouts) + len(self._questions)
@@ -96,12 +98,7 @@ class Placement:
 
     def _least_busy(self, ready: Sequence[Engine]) -> Engine:
         """Of several, the one whose turn it is: rollouts that come one by one are not all at home in one."""
-        chosen = least_busy(ready)
-        self._turns += 1
-        chosen.turn = self._turns
+        chosen = min(ready, key=lambda engine: (engine.in_flight, self._given.get(engine, 0)))
+        self._count += 1
+        self._given[chosen] = self._count
         return chosen
-
-
-def least_busy(ready: Sequence[Engine]) -> Engine:
-    """The one with the least in flight."""
-    return min(ready, key=lambda engine: (engine.in_flight, engine.turn))
