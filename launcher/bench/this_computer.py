@@ -1,6 +1,6 @@
 """This computer as figures need it: its cores, and how busy others keep it.
 
-Neighbours: `runs.py` looks before and after each run, `report.py` says what was seen. Linux only, as runs on
+Neighbours: `runs.py` looks before and after each run, `remarks.py` says what was seen. Linux only, as runs on
 this computer are. Knows nothing of what is measured.
 """
 

@@ -1,6 +1,6 @@
 """Each side's own log, which `launch bench` reads when it has ended: one JSON object a line, with its times.
 
-Neighbours: both programs write it, `launcher/bench/reading.py` reads. Standard library only, and nothing of
+Neighbours: both programs write it, `launcher/bench/side_run.py` reads. Standard library only, and nothing of
 `launcher`: the other trainer's environment has neither.
 """
 
