@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher.asking import runtime_config
 from launcher.base.errors import JobFailed
 from launcher.base.home import Home
 from launcher.bench import child
@@ -35,12 +36,7 @@ def run(
     home.cache.mkdir(parents=True, exist_ok=True)
     (own / "cache").symlink_to(home.cache, target_is_directory=True)
     task_file.write_text(json.dumps(task), encoding="utf-8")
-    settings = {
-        "train.lora.rank": task["rank"],
-        "train.lora.alpha": task["alpha"],
-        "train.learning_rate": task["learning_rate"],
-    }
-    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    options = [word for key, value in settings_of(task).items() for word in ("--set", f"{key}={value}")]
     program = [sys.executable, str(_PROGRAM), str(task_file), str(log)]
     lived = child.run(
         "our side of the comparison",
@@ -60,6 +56,19 @@ def run(
     publications = _publication_seconds(results)
     measured = {"publication_seconds": publications, "requests": requests[0] if requests else None}
     return dataclasses.replace(seen, measured=measured)
+
+
+def settings_of(task: dict[str, Any]) -> dict[str, Any]:
+    """What the run is told. The adapter it begins with is the seed's, as the other side's is; and a run
+    leaves out samples that are older than it was told."""
+    settings = {
+        "train.lora.rank": task["rank"],
+        "train.lora.alpha": task["alpha"],
+        "train.learning_rate": task["learning_rate"],
+        "train.seed": task["seed"],
+    }
+    older = (task["staleness"] or 0) > runtime_config.defaults()["max_staleness"]
+    return settings | ({"max_staleness": task["staleness"]} if older else {})
 
 
 def environ_of(own: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ import dspy
 import pytest
 
 from examples import quickstart
+from launcher.asking import runtime_config
 from launcher.base.errors import JobFailed, PreflightError
 from launcher.base.home import Home
 from launcher.bench import our_side, trl_environment, trl_side
@@ -24,6 +25,7 @@ from launcher.bench.shape import Shape
 from launcher.bench.side_by_side import Pair, lines
 from launcher.bench.side_run import Log, SideRun, Step, side_run
 from launcher.client import GRPO
+from launcher.client.dspy.parameters import check_staleness
 from launcher.machines import environments
 from runtime import bootstrap
 from tests.support.typed import Typed
@@ -287,6 +289,13 @@ def test_nothing_of_this_user_reaches_our_side(tmp_path: Path, monkeypatch: pyte
     assert {name: value for name, value in given.items() if name.startswith("LAUNCH_")} == {
         "LAUNCH_HOME": str(tmp_path)
     }
+
+
+def test_our_run_begins_with_the_seeds_adapter_and_trains_what_is_as_old_as_asked() -> None:
+    assert our_side.settings_of(Shape().task(2, Path("model")))["train.seed"] == 2
+    for staleness in (None, 0, 1, 5):
+        told = our_side.settings_of(Shape(staleness=staleness).task(0, Path("model")))
+        check_staleness(staleness or 0, told.get("max_staleness", runtime_config.defaults()["max_staleness"]))
 
 
 def test_trls_program_gets_nothing_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
