@@ -27,6 +27,12 @@ _CPU_LOOK_SECONDS = 2.0
 _GRACE_SECONDS = 120.0
 _SHOWN_LINES = 8
 _TAIL_BYTES = 8192
+# Neither side gets these of this user's: with them it would be they that say how many threads compute and in
+# which precision, to each side something else, as our engine has its own and another trainer has none.
+_NOT_FOR_SIDES = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "TORCH", "PYTORCH_", "ACCELERATE_", "VLLM_",
+    "SLIPWAY_", "PYTHONSAFEPATH",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ def run(
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=dict(environ),
+            env={name: value for name, value in environ.items() if not name.startswith(_NOT_FOR_SIDES)},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

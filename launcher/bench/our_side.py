@@ -1,6 +1,7 @@
 """Our side of a comparison: `launch -- python ours_program.py`, in a home of its own, and what it left.
 
-In a home of its own nothing that this user has set changes what is run; the environments are the user's.
+In a home of its own nothing that this user has set for `launch` changes what is run (for others: `child.py`);
+the environments are the user's.
 Neighbours: `child.py` runs it, `programs/ours_program.py` is what it runs. Knows nothing of the other side.
 """
 

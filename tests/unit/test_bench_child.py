@@ -82,6 +82,16 @@ def test_a_side_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> No
     assert failed.value.hint == f"less {tmp_path / 'stderr.log'}"
 
 
+def test_how_many_threads_compute_is_each_sides_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ACCELERATE_MIXED_PRECISION", "SLIPWAY_FAILPOINT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("A_VARIABLE", "1")
+    run(tmp_path, "import os; print(*sorted(os.environ))", 60.0)
+    given = (tmp_path / "stdout.log").read_text().split()
+    assert "A_VARIABLE" in given and not any("THREADS" in it or it.startswith("SLIPWAY_") for it in given)
+    assert "ACCELERATE_MIXED_PRECISION" not in given
+
+
 def test_who_computes_is_seen_by_name_and_time(tmp_path: Path) -> None:
     """One that computes for half a second, below one that waits for it."""
     (tmp_path / "busy.py").write_text("import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(5)\n")
