@@ -15,7 +15,7 @@ from launcher.bench.this_computer import BUSY_SHARE
 
 def no_record_because(shape: Shape, runs: Sequence[SideRun], seeds: int) -> list[str]:
     """Why these should not be quoted; `seeds`: how many a record needs."""
-    most = max(run.computer["busy_before"] for run in runs)
+    most = max(run.computer[when] for run in runs for when in ("busy_before", "busy_meanwhile"))
     return [
         *([f"{shape.steps} steps, not {STEPS}"] if shape.steps < STEPS else []),
         *([f"{shape.seeds} of {seeds} seeds"] if shape.seeds < seeds else []),

@@ -41,6 +41,7 @@ def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, 
     elapsed = time.monotonic() - began
     computer = {
         "busy_before": others,
+        "busy_meanwhile": this_computer.share(seen.others_seconds, seen.training_seconds),
         "load_before": before,
         "load_after": this_computer.load(),
         "cores_used": round((this_computer.busy_seconds() - busy) / elapsed, 2),

@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.base.errors import JobFailed
 from launcher.bench.child import Lived
-from launcher.bench.cpu_seconds import CpuSeconds
+from launcher.bench.cpu_seconds import ALL, CpuSeconds
 
 # A process that computed less in a stretch is not listed.
 _LEAST_SECONDS = 0.05
@@ -61,6 +61,13 @@ class SideRun:
         """From the end of the step before to its own."""
         ends = [0.0, *(step.ended for step in self.steps)]
         return [later - sooner for sooner, later in pairwise(ends)]
+
+    @property
+    def others_seconds(self) -> float:
+        """Processor seconds that went, while this side trained, to what is none of its processes."""
+        computed = self.cpu_seconds.get("training", {})
+        own = sum(seconds for name, seconds in computed.items() if name != ALL)
+        return max(0.0, computed.get(ALL, 0.0) - own)
 
     def median_seconds(self, first_step: int) -> float:
         """Of the steps from that one on."""

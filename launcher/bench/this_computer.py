@@ -39,8 +39,12 @@ def busy_share(seconds: float = _LOOK_SECONDS) -> float:
     what ended a minute ago."""
     before, began = busy_seconds(), time.monotonic()
     time.sleep(seconds)
-    elapsed = time.monotonic() - began
-    return round((busy_seconds() - before) / (elapsed * (os.cpu_count() or 1)), 3)
+    return share(busy_seconds() - before, time.monotonic() - began)
+
+
+def share(computed: float, seconds: float) -> float:
+    """What was computed in so many seconds, of what all cores could have."""
+    return round(computed / (seconds * (os.cpu_count() or 1)), 3)
 
 
 def busy_seconds() -> float:

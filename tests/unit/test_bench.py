@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -21,12 +22,15 @@ from launcher.bench import our_side, trl_environment, trl_side
 from launcher.bench.bench_report import Compared
 from launcher.bench.child import Lived
 from launcher.bench.cpu_seconds import ALL
+from launcher.bench.remarks import no_record_because
+from launcher.bench.runs import looked_after
 from launcher.bench.shape import Shape
 from launcher.bench.side_by_side import Pair, lines
 from launcher.bench.side_run import Log, SideRun, Step, side_run
 from launcher.client import GRPO
 from launcher.client.dspy.parameters import check_staleness
 from launcher.machines import environments
+from launcher.screen.output import Output
 from runtime import bootstrap
 from tests.support.typed import Typed
 
@@ -199,7 +203,7 @@ def compared(steps: int, ours: float, theirs: float, busy: Sequence[float]) -> C
         pair = []
         for side, seconds in ((our_side.NAME, ours), (trl_side.NAME, theirs)):
             run = run_of(side, [seconds] * steps, [10.0] * steps)
-            load = {"busy_before": others, "load_before": 0.1, "load_after": 1.5}
+            load = {"busy_before": others, "busy_meanwhile": 0.05, "load_before": 0.1, "load_after": 1.5}
             computed = {"training": {"trainer": steps * seconds, ALL: 1.25 * steps * seconds}}
             pair.append(dataclasses.replace(run, seed=seed, computer=load, cpu_seconds=computed))
         found.runs += pair
@@ -223,6 +227,21 @@ def test_what_is_no_record_is_not_judged_and_says_why() -> None:
     assert data["no_record_because"] == ["2 of 3 seeds", "others used up to 40% of this computer"]
     assert "no record: 2 of 3 seeds; others used up to 40%" in found.text()
     assert "met" not in found.text()
+
+
+@pytest.mark.parametrize(("others", "busy"), [(0.1, False), (0.9, True)])
+def test_who_comes_to_the_computer_while_a_side_runs_is_seen_too(
+    tmp_path: Path, others: float, busy: bool
+) -> None:
+    """Idle before; then a side computes 20 of 40 seconds, and somebody else a share of all cores'."""
+    elsewhere = others * 40.0 * (os.cpu_count() or 1)
+    computed = {"training": {"trainer": 20.0, ALL: 20.0 + elsewhere}}
+    quiet = dataclasses.replace(run_of("trl", [1.0] * 40, [10.0] * 40), cpu_seconds=computed)
+    assert quiet.others_seconds == pytest.approx(elsewhere)
+    seen = looked_after("trl", 0, Shape(), lambda *_: quiet, tmp_path, Output(as_json=True))
+    assert seen.computer["busy_meanwhile"] == pytest.approx(others, abs=0.001)
+    only = dataclasses.replace(seen, computer={**seen.computer, "busy_before": 0.0})
+    assert any("others used" in why for why in no_record_because(Shape(), [only], 1)) is busy
 
 
 def test_where_a_ratio_is_missed_the_table_says_who_computed() -> None:

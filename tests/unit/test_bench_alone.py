@@ -96,7 +96,7 @@ def run_of(added_ms: float, rate: float, publication: float, scores: tuple[float
         "requests": {"p50_ms": {"direct": 10.0, "gateway": 10.0 + added_ms}, "gateway_to_direct": rate},
     }
     steps = tuple(Step(2.0 * (at + 1), 10.0, 1.0, 1.0) for at in range(40))
-    load = {"busy_before": 0.01, "load_before": 0.1, "load_after": 1.5}
+    load = {"busy_meanwhile": 0.0, "busy_before": 0.01, "load_before": 0.1, "load_after": 1.5}
     # 500 s in all, of which 400 were for what is measured beside the task.
     return SideRun("ours", 0, 500.0, 10.0, 5.0, 80.0, 5.0, scores, steps, computer=load, measured=measured)
 
