@@ -6,11 +6,13 @@ Neighbours: `against.py` and `alone.py` say what is run, `this_computer.py` look
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from launcher.base import atomic
 from launcher.base.home import Home
 from launcher.bench import this_computer
 from launcher.bench.shape import Shape
@@ -29,7 +31,8 @@ def most_seconds(shape: Shape) -> float:
 
 
 def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, output: Output) -> SideRun:
-    """One run in a folder of its own, and what the computer was like before, meanwhile and after."""
+    """One run in a folder of its own, and what the computer was like before, meanwhile and after. It stays
+    there as `run.json`: where a later run fails, or is stopped by Ctrl-C, this one was not in vain."""
     place = folder / f"{name}-{number}"
     place.mkdir()
     others, before = this_computer.busy_share(), this_computer.load()
@@ -50,7 +53,9 @@ def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, 
         f"{name}, run {number + 1} of {shape.seeds}: {seen.median_seconds(shape.first_step):.2f} s a step, "
         f"{seen.training_seconds:.0f} s of training, {seen.seconds:.0f} s in all"
     )
-    return dataclasses.replace(seen, computer=computer)
+    found = dataclasses.replace(seen, computer=computer)
+    atomic.write(place / "run.json", json.dumps(found.to_dict(), indent=1) + "\n")
+    return found
 
 
 def new_folder(home: Home) -> Path:

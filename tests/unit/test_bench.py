@@ -240,6 +240,7 @@ def test_who_comes_to_the_computer_while_a_side_runs_is_seen_too(
     assert quiet.others_seconds == pytest.approx(elsewhere)
     seen = looked_after("trl", 0, Shape(), lambda *_: quiet, tmp_path, Output(as_json=True))
     assert seen.computer["busy_meanwhile"] == pytest.approx(others, abs=0.001)
+    assert json.loads((tmp_path / "trl-0" / "run.json").read_text()) == json.loads(json.dumps(seen.to_dict()))
     only = dataclasses.replace(seen, computer={**seen.computer, "busy_before": 0.0})
     assert any("others used" in why for why in no_record_because(Shape(), [only], 1)) is busy
 
