@@ -315,6 +315,30 @@ def test_g21_with_staleness_nothing_of_a_lost_machine_is_trained(run: SmallRun) 
     assert [len(it) for it in trained(run)] == [E] * 6
 
 
+def test_g21_a_machine_lost_by_more_steps_than_staleness_is_noticed_among_the_rollouts(run: SmallRun) -> None:
+    """All that its successor answers is too old: none of it would ever fill a step."""
+    gone = threading.Event()
+    loose = threading.Lock()
+
+    def answer(asked: Asked) -> Any:
+        if of_training(asked):
+            step, _ = ticket_of(asked.tag("rollout") or "")
+            if (asked.tag("rollout") or "").endswith("-s3-e2-k3") and asked.tag("predictor") == "write":
+                assert gone.wait(PATIENCE)  # what this run asks next is answered by the successor
+            with loose, run.lock:
+                if step == 4 and not gone.is_set():  # begun when step 3 was done
+                    run.lose_machine(1)
+                    gone.set()
+                if len(run.asked) > 1000:
+                    return 500, {"error": {"message": "for ever", "type": "t", "param": None, "code": None}}
+        return plain(asked)
+
+    run.answer = answer
+    grpo = train(run, Twice(), staleness=1, num_train_steps=6, valset=0)
+    assert grpo.report.rewinds == 1
+    assert [len(it) for it in trained(run)] == [E] * 6
+
+
 def test_ctrl_c_while_a_step_trains_ends_every_run(run: SmallRun, held: Held) -> None:
     over = threading.Semaphore(0)
 

@@ -185,7 +185,7 @@ class Rolling:
     def step(self, step: int) -> Rolled:
         """All rollouts of step `step` (0 is the first). Raises what `check_answered` does, and Rewound."""
         began = time.monotonic()
-        taken = self._live.take(step, self.served.version)
+        taken = self._live.take(step, self.served.version, self.served.check_still)
         ended = [it.ended for it in taken.tickets if it.ended is not None]
         finished = [run for it in ended for run in it.finished]
         grouped = reduce(Grouped.with_more, (it.grouped for it in ended))
