@@ -484,6 +484,34 @@ def test_a_validation_is_no_more_steps_behind_than_the_rollouts_are_ahead(run: S
     assert sent == {3}
 
 
+def test_g21_a_validation_whose_version_went_with_the_machine_is_a_rewind(run: SmallRun) -> None:
+    losing, lost = threading.Event(), list[str]()
+
+    def answer(asked: Asked) -> Any:
+        is_of_lost = not of_training(asked) and asked.body["model"].startswith("policy@v2")
+        if is_of_lost and not losing.is_set():
+            for _ in range(PATIENCE * 100):  # until the step is done beside which it is made
+                if told.is_set():
+                    break
+                _moment.wait(0.01)
+            _moment.wait(0.2)  # in which nothing but this validation is waited for
+            with run.lock:
+                if not losing.is_set():
+                    losing.set()
+                    lost.append(run.name_of(2))
+                    run.lose_machine(1)
+        if asked.body["model"] in lost:
+            return 404, {"error": {"message": "not here", "type": "t", "param": None, "code": "gone"}}
+        return plain(asked)
+
+    told = threading.Event()
+    run.answer, run.before_wait = answer, lambda number: told.set() if number == 3 else None
+    grpo = train(run, staleness=1, num_train_steps=6)
+    assert losing.is_set() and grpo.report.rewinds == 1
+    assert [len(it) for it in trained(run)] == [E] * 6
+    assert [it["step"] for it in grpo.history if it["kind"] == "validation"] == [0, 2, 4, 6]
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_c43_a_validation_that_was_under_way_is_made_again_on_the_same_weights_or_not_at_all(
     run: SmallRun,
