@@ -512,6 +512,30 @@ def test_g21_a_validation_whose_version_went_with_the_machine_is_a_rewind(run: S
     assert [it["step"] for it in grpo.history if it["kind"] == "validation"] == [0, 2, 4, 6]
 
 
+def test_a_validation_beside_rollouts_does_not_look_into_a_program_that_these_write_into(
+    run: SmallRun,
+) -> None:
+    """What walks through it while a dict in it grows is stopped by Python, and with it the training."""
+    walked: list[threading.Thread] = []
+
+    class Remembering(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.write = dspy.Predict("english -> french")
+
+        def named_parameters(self) -> Any:
+            walked.append(threading.current_thread())
+            return super().named_parameters()
+
+        def forward(self, english: str) -> dspy.Prediction:
+            return self.write(english=english)
+
+    run.answer = plain
+    grpo = train(run, Remembering(), staleness=1, num_train_steps=4)
+    assert validated(grpo) == [(0, 0), (2, 2), (4, 4)]
+    assert set(walked) == {threading.main_thread()}
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_c43_a_validation_that_was_under_way_is_made_again_on_the_same_weights_or_not_at_all(
     run: SmallRun,
