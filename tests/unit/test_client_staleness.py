@@ -27,7 +27,7 @@ from tests.support.pretend_rollouts import (
     ticket_of,
     train,
 )
-from tests.support.small_run import Asked, SmallRun
+from tests.support.small_run import Asked, SmallRun, answering
 
 # Of `pretend_rollouts.optimizer`.
 E, K = 3, 4
@@ -534,6 +534,21 @@ def test_a_validation_beside_rollouts_does_not_look_into_a_program_that_these_wr
     grpo = train(run, Remembering(), staleness=1, num_train_steps=4)
     assert validated(grpo) == [(0, 0), (2, 2), (4, 4)]
     assert set(walked) == {threading.main_thread()}
+
+
+def test_what_a_validation_asks_from_threads_of_its_own_is_not_counted_as_untrained(run: SmallRun) -> None:
+    class Threaded(Twice):
+        def forward(self, english: str) -> dspy.Prediction:
+            thread = threading.Thread(target=lambda: self.judge(french=english))
+            thread.start()
+            thread.join()
+            return super().forward(english)
+
+    checked = answering(check="a")
+    run.answer = lambda asked: plain(asked) if asked.tag("rollout") else checked(asked)
+    grpo = train(run, Threaded(), num_train_steps=2)
+    assert len(validated(grpo)) == 2
+    assert grpo.report.calls_outside_rollouts == 2 * E * K
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

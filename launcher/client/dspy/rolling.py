@@ -186,6 +186,8 @@ class Rolling:
     def step(self, step: int) -> Rolled:
         """All rollouts of step `step` (0 is the first). Raises what `check_answered` does, and Rewound."""
         began = time.monotonic()
+        if not self.staleness:
+            self._astray_before = self._astray()  # what a validation asked was not to be trained
         taken = self._live.take(step, self.served.version, self.served.check_still)
         ended = [it.ended for it in taken.tickets if it.ended is not None]
         finished = [run for it in ended for run in it.finished]
