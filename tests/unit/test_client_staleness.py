@@ -27,7 +27,7 @@ from tests.support.pretend_rollouts import (
     ticket_of,
     train,
 )
-from tests.support.small_run import Asked, SmallRun
+from tests.support.small_run import Asked, SmallRun, answering
 
 # Of `pretend_rollouts.optimizer`.
 E, K = 3, 4
@@ -315,6 +315,30 @@ def test_g21_with_staleness_nothing_of_a_lost_machine_is_trained(run: SmallRun) 
     assert [len(it) for it in trained(run)] == [E] * 6
 
 
+def test_g21_a_machine_lost_by_more_steps_than_staleness_is_noticed_among_the_rollouts(run: SmallRun) -> None:
+    """All that its successor answers is too old: none of it would ever fill a step."""
+    gone = threading.Event()
+    loose = threading.Lock()
+
+    def answer(asked: Asked) -> Any:
+        if of_training(asked):
+            step, _ = ticket_of(asked.tag("rollout") or "")
+            if (asked.tag("rollout") or "").endswith("-s3-e2-k3") and asked.tag("predictor") == "write":
+                assert gone.wait(PATIENCE)  # what this run asks next is answered by the successor
+            with loose, run.lock:
+                if step == 4 and not gone.is_set():  # begun when step 3 was done
+                    run.lose_machine(1)
+                    gone.set()
+                if len(run.asked) > 1000:
+                    return 500, {"error": {"message": "for ever", "type": "t", "param": None, "code": None}}
+        return plain(asked)
+
+    run.answer = answer
+    grpo = train(run, Twice(), staleness=1, num_train_steps=6, valset=0)
+    assert grpo.report.rewinds == 1
+    assert [len(it) for it in trained(run)] == [E] * 6
+
+
 def test_ctrl_c_while_a_step_trains_ends_every_run(run: SmallRun, held: Held) -> None:
     over = threading.Semaphore(0)
 
@@ -458,6 +482,73 @@ def test_a_validation_is_no_more_steps_behind_than_the_rollouts_are_ahead(run: S
     run.answer = answer
     train(run, staleness=1, num_train_steps=6)
     assert sent == {3}
+
+
+def test_g21_a_validation_whose_version_went_with_the_machine_is_a_rewind(run: SmallRun) -> None:
+    losing, lost = threading.Event(), list[str]()
+
+    def answer(asked: Asked) -> Any:
+        is_of_lost = not of_training(asked) and asked.body["model"].startswith("policy@v2")
+        if is_of_lost and not losing.is_set():
+            for _ in range(PATIENCE * 100):  # until the step is done beside which it is made
+                if told.is_set():
+                    break
+                _moment.wait(0.01)
+            _moment.wait(0.2)  # in which nothing but this validation is waited for
+            with run.lock:
+                if not losing.is_set():
+                    losing.set()
+                    lost.append(run.name_of(2))
+                    run.lose_machine(1)
+        if asked.body["model"] in lost:
+            return 404, {"error": {"message": "not here", "type": "t", "param": None, "code": "gone"}}
+        return plain(asked)
+
+    told = threading.Event()
+    run.answer, run.before_wait = answer, lambda number: told.set() if number == 3 else None
+    grpo = train(run, staleness=1, num_train_steps=6)
+    assert losing.is_set() and grpo.report.rewinds == 1
+    assert [len(it) for it in trained(run)] == [E] * 6
+    assert [it["step"] for it in grpo.history if it["kind"] == "validation"] == [0, 2, 4, 6]
+
+
+def test_a_validation_beside_rollouts_does_not_look_into_a_program_that_these_write_into(
+    run: SmallRun,
+) -> None:
+    """What walks through it while a dict in it grows is stopped by Python, and with it the training."""
+    walked: list[threading.Thread] = []
+
+    class Remembering(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.write = dspy.Predict("english -> french")
+
+        def named_parameters(self) -> Any:
+            walked.append(threading.current_thread())
+            return super().named_parameters()
+
+        def forward(self, english: str) -> dspy.Prediction:
+            return self.write(english=english)
+
+    run.answer = plain
+    grpo = train(run, Remembering(), staleness=1, num_train_steps=4)
+    assert validated(grpo) == [(0, 0), (2, 2), (4, 4)]
+    assert set(walked) == {threading.main_thread()}
+
+
+def test_what_a_validation_asks_from_threads_of_its_own_is_not_counted_as_untrained(run: SmallRun) -> None:
+    class Threaded(Twice):
+        def forward(self, english: str) -> dspy.Prediction:
+            thread = threading.Thread(target=lambda: self.judge(french=english))
+            thread.start()
+            thread.join()
+            return super().forward(english)
+
+    checked = answering(check="a")
+    run.answer = lambda asked: plain(asked) if asked.tag("rollout") else checked(asked)
+    grpo = train(run, Threaded(), num_train_steps=2)
+    assert len(validated(grpo)) == 2
+    assert grpo.report.calls_outside_rollouts == 2 * E * K
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -34,5 +34,6 @@ class StoppableTraining(Training):
 
     def _roll_out(self, step: int) -> Rolled:
         if self.job is not None and self.job.is_cancelled.is_set():
+            self.validations.wait(self.place)  # it may have found the best
             raise _NoMoreSteps
         return super()._roll_out(step)

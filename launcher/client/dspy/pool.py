@@ -73,20 +73,30 @@ class Pool:
             self._most_places = ahead * self._bounds.per_step
             self._fill()
 
-    def take(self, done: int, newest: int | None) -> Taken:
-        """The tickets of the next step, once there are enough. Raises what a run raises.
+    def take(self, done: int, newest: int | None, left_out: Callable[[], None] = lambda: None) -> Taken:
+        """The tickets of the next step, once there are enough. Raises what a run raises, and `left_out`.
 
         `newest`: the version that is served; None where nothing was trained that could make one older.
+        `left_out` is called when tickets were left out and there are too few of others: where the newest
+        version is not served any more, all that is begun would be left out, for ever.
         """
         self.go_on(done)
-        with self.workers.changed:
-            self._leave_out(list(self._open.values()), newest)
-            self.workers.until(partial(self._is_enough, newest))
-            filling = [it for it in self._ended() if not it.replaced][: self._bounds.per_step]
-            tickets = sorted([*filling, *(it for it in self._ended() if it.replaced)], key=lambda it: it.key)
-            self._close(tickets)
-            stale, self._stale = self._stale, []
-            return Taken(tickets, stale, self._outstanding(done + 1))
+        told = 0
+        while True:
+            with self.workers.changed:
+                self._leave_out(list(self._open.values()), newest)
+                self.workers.until(partial(self._is_enough_or_stale, newest, told))
+                if self._is_enough(newest):
+                    return self._taken(done)
+                told = len(self._stale)
+            left_out()
+
+    def _taken(self, done: int) -> Taken:
+        filling = [it for it in self._ended() if not it.replaced][: self._bounds.per_step]
+        tickets = sorted([*filling, *(it for it in self._ended() if it.replaced)], key=lambda it: it.key)
+        self._close(tickets)
+        stale, self._stale = self._stale, []
+        return Taken(tickets, stale, self._outstanding(done + 1))
 
     def end(self) -> list[Ticket]:
         """No run is under way from here on: the tickets that were begun, and are in no step."""
@@ -131,6 +141,9 @@ class Pool:
     def _is_enough(self, newest: int | None) -> bool:
         self._leave_out(self._ended(), newest)
         return sum(not it.replaced for it in self._ended()) >= self._bounds.per_step
+
+    def _is_enough_or_stale(self, newest: int | None, told: int) -> bool:
+        return self._is_enough(newest) or len(self._stale) > told
 
     def _ended(self) -> list[Ticket]:
         """Those that are done, the oldest first."""

@@ -140,10 +140,11 @@ class Rolling:
     _pool: Pool | None = None
     _quiet: ExitStack = field(default_factory=ExitStack)
     _astray_before: int = 0
+    runner: Runner = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.sampling.limits
-        self._runner = Runner(self.program, self.metric, self.adapter, limits, self.lm)
+        self.runner = Runner(self.program, self.metric, self.adapter, limits, self.lm)
         # What a frozen part asks, or a model of somebody else's, is not trained.
         self._trained = self.predictors.names - self.predictors.frozen
 
@@ -160,7 +161,7 @@ class Rolling:
         self._token = uuid.uuid4().hex[:12]
         self._astray_before = self._astray()
         own, limits = self.sampler.per_step * self.sampling.rollouts, self.sampling.limits
-        workers = self._runner.workers(limits.at_once(max(own, _MOST_AT_ONCE)))
+        workers = self.runner.workers(limits.at_once(max(own, _MOST_AT_ONCE)))
         extra = self.sampling.most_extra // self.sampling.rollouts
         bounds = Bounds(self.steps, self.sampler.per_step, extra, self.staleness)
         self._quiet.enter_context(quiet_dspy())
@@ -185,7 +186,9 @@ class Rolling:
     def step(self, step: int) -> Rolled:
         """All rollouts of step `step` (0 is the first). Raises what `check_answered` does, and Rewound."""
         began = time.monotonic()
-        taken = self._live.take(step, self.served.version)
+        if not self.staleness:
+            self._astray_before = self._astray()  # what a validation asked was not to be trained
+        taken = self._live.take(step, self.served.version, self.served.check_still)
         ended = [it.ended for it in taken.tickets if it.ended is not None]
         finished = [run for it in ended for run in it.finished]
         grouped = reduce(Grouped.with_more, (it.grouped for it in ended))
@@ -250,12 +253,12 @@ class Rolling:
             )
             for member in range(self.sampling.rollouts)
         ]
-        jobs = [self._runner.job(run, (*key, member)) for member, run in enumerate(runs)]
+        jobs = [self.runner.job(run, (*key, member)) for member, run in enumerate(runs)]
         prefix = f"{self._token}/s{step}"
         return Ticket(key, runs, jobs, partial(self._judged, runs, jobs, prefix), self._trained)
 
     def _judged(self, runs: Sequence[Run], jobs: Sequence[Job[Finished]], prefix: str) -> Ended:
-        finished = [self._runner.finished(run, job) for run, job in zip(runs, jobs, strict=True)]
+        finished = [self.runner.finished(run, job) for run, job in zip(runs, jobs, strict=True)]
         grouped = build_groups(finished, self.sampling.rules, prefix)
         flat = flat_examples(finished, grouped.groups, self.sampling.leaves_out_cut_off)
         versions = [it for run in runs for it in run.rollout.versions_of(self._trained)]

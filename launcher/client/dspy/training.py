@@ -283,15 +283,11 @@ class Training:
         self._ring(self.alarms.validated(step, score))
 
     def _evaluate(self, examples: Sequence[dspy.Example], model: str | None) -> Evaluation:
-        sampling = self.plan.sampling
         evaluation = scored(
-            self.program,
+            self.rolling.runner,
             checked("examples", examples),
-            self.metric,
-            self.session,
-            self.adapter,
-            sampling.limits,
-            sampling.rules.failure_score,
+            self._predictors,
+            self.plan.sampling.rules.failure_score,
             self.rolling.workers,
             model,
         )

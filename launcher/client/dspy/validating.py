@@ -19,6 +19,7 @@ from launcher.client.dspy.report import Journal
 from launcher.client.dspy.served import Served
 from launcher.client.dspy.training_place import Place, Validating
 from launcher.client.dspy.workers import Beside
+from launcher.client.failures import ClientError
 
 Start = Callable[[Callable[[], Found]], Beside[Found]]
 """Has a function called beside the rollouts."""
@@ -79,11 +80,19 @@ class Validations:
             self.wait(place)
 
     def wait(self, place: Place) -> None:
-        """Note the one under way, once it is over. Raises what it raises."""
+        """Note the one under way, once it is over. Raises what it raises, and Rewound.
+
+        A lost machine has taken the version along: that its name is not answered any more is no failure.
+        """
         under_way, left = self._under_way, place.validating
         if under_way is None or left is None:
             return
-        found = under_way.result()
+        try:
+            found = under_way.result()
+        except ClientError:
+            self.served.check_still()
+            raise
+        self.served.check_still()
         self._under_way = None
         place.validating = None
         self._note(place, left.step, found)

@@ -102,34 +102,31 @@ def evaluate(
     if not isinstance(metric, Metric):
         metric = Metric(metric, _METRIC_PATIENCE)
     limits = Limits(num_threads, rollout_seconds, rollout_calls)
-    return scored(program, examples, metric, session or connect(), adapter, limits, failure_score)
+    trained = attach(program, session or connect(), may_be_base=True)
+    runner = Runner(program, metric, strict_adapter(adapter), limits, trained.lm)
+    return scored(runner, examples, Predictors(program), failure_score, of_base=trained.of_base)
 
 
 def scored(
-    program: dspy.Module,
+    runner: Runner,
     examples: Sequence[dspy.Example],
-    metric: Metric,
-    session: Session,
-    adapter: dspy.Adapter | None,
-    limits: Limits,
+    predictors: Predictors,
     failure_score: float = 0.0,
     workers: Workers[Finished] | None = None,
     model: str | None = None,
+    of_base: bool = False,
 ) -> Evaluation:
     """The same of what is checked, within a training by its `workers`: see `evaluate` for what it raises.
 
-    `model`: the version that is asked in the place of the newest.
+    `model`: the version that is asked in the place of the newest. It looks at nothing of the program itself:
+    rollouts may be under way that write into it.
     """
-    trained = attach(program, session, may_be_base=True)
-    predictors = Predictors(program)
     batch = uuid.uuid4().hex[:12]
 
     def rollout(index: int) -> Rollout:
-        name = f"eval-{batch}-{index}"
-        return Rollout(name, predictors, "eval", GREEDY, of_base=trained.of_base, model=model)
+        return Rollout(f"eval-{batch}-{index}", predictors, "eval", GREEDY, of_base=of_base, model=model)
 
     runs = [Run(example, index, rollout(index)) for index, example in enumerate(examples)]
-    runner = Runner(program, metric, strict_adapter(adapter), limits, trained.lm)
     finished = run_all(runner, runs, workers)
     check_answered(finished, "evaluation")
     return _evaluation(finished, failure_score)
