@@ -27,7 +27,7 @@ def test_b04_an_agent_with_strict_tools_trains_the_policy_on_the_ids_that_the_en
     assert counts["trained"] == counts["samples"] == len(names) and not counts["dropped"]
     assert run.version == before + 1
 
-    machine = pupil.run_dir / "machine"
+    machine = pupil.home / "runs" / run.run_id / "machine"  # a newer run may be beside it
     lines = [json.loads(line) for file in machine.glob("samples/*.jsonl") for line in file.open()]
     sampled = {sample["id"]: sample["completion_ids"] for line in lines for sample in line.get("samples", ())}
     (step,) = [
