@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from runtime.gateway.art import training
 from runtime.gateway.art.training import MOST_UNTRAINED
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.http.step_errors import QueueFullError
+from runtime.shared.schema import Group, Member, StepRequest, StepStatus
 from tests.runtime.arbor_wire import Wire, wires
 
 pytestmark = pytest.mark.process
@@ -270,3 +276,20 @@ def test_b08_the_best_is_pinned_by_what_was_logged_and_validations_are_the_runs(
 )  # fmt: skip
 def test_b08_what_is_no_body_is_refused(shared: Client, path: str, body: Any) -> None:
     assert shared.post(path, body).status_code == 400
+
+
+def test_b08_a_full_queue_is_waited_for_no_longer_than_the_runtime_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    phases = iter([("ready", None), ("failed", "the trainer is gone")])
+
+    async def is_full(request: StepRequest) -> StepStatus:
+        raise QueueFullError("8 steps wait")
+
+    steps = SimpleNamespace(submit=is_full)
+    runtime: Any = SimpleNamespace(steps=steps, phase=lambda: next(phases))
+    monkeypatch.setattr(training, "AGAIN_SECONDS", 0.0)
+    members = [Member(samples=["a:0"], reward=1.0), Member(samples=["b:0"], reward=0.0)]
+    request = StepRequest(key="art:1", groups=[Group(id="1", members=members)])
+    with pytest.raises(ApiError, match="the trainer is gone"):
+        asyncio.run(training.Training(runtime, lambda *_: None)._submit(request))

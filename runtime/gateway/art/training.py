@@ -105,6 +105,7 @@ class Training:
             except QueueFullError as error:  # nothing is lost by waiting
                 log.warning("an ART client's step waits: %s", error)
                 await asyncio.sleep(AGAIN_SECONDS)
+                self._check_alive()
             except SettingsRefusedError as error:
                 raise ApiError(400, str(error), param=error.key, code="settings") from error
             except KeyReusedError:  # taken in by the same request, whose connection was lost
@@ -119,10 +120,14 @@ class Training:
     async def _ended(self, status: StepStatus) -> StepStatus:
         while status.state not in ("published", "failed"):
             status = await self._runtime.steps.wait(status.id, _WAIT_SECONDS)
-            phase, detail = self._runtime.phase()
-            if phase in ("failed", "stopping"):
-                raise ApiError(503, f"the runtime is {phase}: {detail or 'see its log'}", code="not_ready")
+            self._check_alive()
         return status
+
+    def _check_alive(self) -> None:
+        """What waits for a step waits no longer than there is a runtime that could train it."""
+        phase, detail = self._runtime.phase()
+        if phase in ("failed", "stopping"):
+            raise ApiError(503, f"the runtime is {phase}: {detail or 'see its log'}", code="not_ready")
 
     def _in_vain(self, error: NothingToTrainError, members: Members) -> list[dict[str, float]]:
         self._untrained += 1
