@@ -82,7 +82,7 @@ async def ruler_score_group(
     except JudgeFailed as error:
         _say(f"RULER: {error.message}: {error.why}; a group of {len(trajectories)} is left out")
         return None if swallow_exceptions else excluded(group, error)
-    except Exception as error:
+    except Exception as error:  # swallowed where the caller asks for that, and said
         if not swallow_exceptions:
             raise
         _say(f"RULER: {type(error).__name__}: {error}; a group of {len(trajectories)} is left out")

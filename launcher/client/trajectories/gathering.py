@@ -66,7 +66,7 @@ async def _group(
     try:
         after = after_each(group)
         after = await after if inspect.isawaitable(after) else after
-    except Exception as error:
+    except Exception as error:  # data, up to `max_exceptions`
         if current().failed():
             raise
         after = TrajectoryGroup([error], exceptions=group.exceptions, metadata=group.metadata)
@@ -80,7 +80,7 @@ async def _awaited(pending: Awaitable[TrajectoryGroup]) -> TrajectoryGroup:
     context = current()
     try:
         group = await pending
-    except Exception as error:
+    except Exception as error:  # data, up to `max_exceptions`
         if context.failed():
             raise
         return TrajectoryGroup([error])
@@ -93,7 +93,7 @@ async def _trajectories(pending: Awaitable[Any]) -> Any:
     context = current()
     try:
         found = await pending
-    except Exception as error:
+    except Exception as error:  # data, up to `max_exceptions`
         if context.failed():
             raise
         return error

@@ -119,7 +119,7 @@ class PendingGroup:
         context = current()
         try:
             trajectory = await awaited
-        except Exception as error:  # a cancellation is none
+        except Exception as error:  # data, up to `max_exceptions`; a cancellation is none
             if context.failed():
                 raise
             return error
@@ -132,7 +132,7 @@ async def all_of(awaited: Iterable[Awaitable[_Result]]) -> list[_Result]:
     tasks = [asyncio.ensure_future(one) for one in awaited]
     try:
         return await asyncio.gather(*tasks)
-    except BaseException:
+    except BaseException:  # a cancellation too leaves none of them under way
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
