@@ -20,7 +20,14 @@ from runtime.gateway.completions.origin import origin_of
 from runtime.gateway.engines.engine import Engine
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.fleet import Fleet
-from runtime.gateway.engines.placement import MARGIN, QUIET_SECONDS, Origin, Placement, most_allowed
+from runtime.gateway.engines.placement import (
+    MARGIN,
+    QUIET_SECONDS,
+    Origin,
+    Placement,
+    most_allowed,
+    most_to_begin_at,
+)
 from runtime.gateway.gateway import Parts
 from runtime.shared.child_status import Machine
 from runtime.shared.schema import Group, Member, StepRequest
@@ -110,7 +117,32 @@ def test_one_question_that_all_ask_at_once_is_answered_by_all() -> None:
     for number in range(400):
         placement.choose(ready, 0, of(f"r{number}", "the one example")).in_flight += 1
     counts = [engine.in_flight for engine in ready]
-    assert max(counts) <= most_allowed(min(counts)) + 1, counts
+    assert max(counts) <= most_to_begin_at(counts), counts
+    assert min(counts) >= 0.9 * 400 / 4, counts
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_no_engine_is_idle_in_a_step_that_is_small(count: int) -> None:
+    placement, ready = Placement(), engines(count)
+    for group in range(4):
+        for member in range(8):
+            placement.choose(ready, 0, of(f"r{group}-{member}", f"example {group}")).in_flight += 1
+    counts = [engine.in_flight for engine in ready]
+    assert max(counts) <= most_to_begin_at(counts) <= 32 / count * 1.25 + 1, counts
+    assert min(counts) >= 0.6 * 32 / count, counts
+
+
+def test_with_many_in_flight_a_group_still_begins_at_one_engine() -> None:
+    placement, ready = Placement(), engines(4)
+    for engine in ready:
+        engine.in_flight = 64
+    for group in range(4):
+        homes = [
+            placement.choose(ready, 0, of(f"r{group}-{number}", f"example {group}")) for number in range(8)
+        ]
+        assert len(set(homes)) == 1
+        for home in homes:
+            home.in_flight += 1
 
 
 def test_who_passes_a_busy_home_over_is_at_home_where_it_went() -> None:

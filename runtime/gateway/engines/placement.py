@@ -4,7 +4,8 @@ An engine keeps in its cache what it was asked before. So the turns of one rollo
 and the rollouts of one group begin at one engine, where the first of them has left their prompt. This is a
 preference among engines that are ready at this moment, and nothing waits for it: a home that is away, or has
 more in flight than the least busy engine by more than a margin, is passed over, and the request's new home is
-where it goes instead.
+where it goes instead. A rollout that begins has but its group's prompt to gain, so it keeps to the even share
+of all that is in flight, and a quarter: in a small step no engine is idle while others answer several groups.
 
 A request says which rollout it is of, if anything; none says its group. Rollouts of one group are asked the
 same at first, so the whole question stands for the group. Its first so many characters, by which routers for
@@ -51,6 +52,12 @@ def most_allowed(least: int) -> int:
     return least + MARGIN + least // MARGIN_SHARE
 
 
+def most_to_begin_at(in_flight: Sequence[int]) -> int:
+    """How much an engine may have in flight, with this one, and be preferred for a question."""
+    share = -(-(sum(in_flight) + 1) // len(in_flight))
+    return share + share // MARGIN_SHARE
+
+
 class Placement:
     """Chooses engines, and remembers where it sent what. The gateway's event loop is its only user."""
 
@@ -90,8 +97,10 @@ class Placement:
         self, ready: Sequence[Engine], fitting: Sequence[Engine], version: int, questions: Sequence[bytes]
     ) -> Engine:
         """The first home of these questions that fits, else the least busy: from now on that of the first."""
+        most = most_to_begin_at([engine.in_flight for engine in ready])
         homes = (self._questions.get(question, version) for question in questions)
-        chosen = next((home for home in homes if home and home in fitting), None) or self._least_busy(ready)
+        chosen = next((home for home in homes if home and home in fitting and home.in_flight < most), None)
+        chosen = chosen or self._least_busy(ready)
         for question in questions[:1]:
             self._questions.put(question, version, chosen)
         return chosen
