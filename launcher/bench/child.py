@@ -74,6 +74,7 @@ def run(
         try:
             code = _wait(process, errors, began + most_seconds, progress, cpu)
         except BaseException:
+            progress("it is being ended, which may take two minutes")
             _end(process)
             raise
     ended = time.time()

@@ -40,7 +40,11 @@ def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, 
     if others > this_computer.BUSY_SHARE:
         output.warn(f"others use {others:.0%} of this computer now: what is measured is worth less")
     with output.busy(f"{name}, run {number + 1} of {shape.seeds}, {shape.steps} steps") as progress:
-        seen = run(place, progress)
+        try:
+            seen = run(place, progress)
+        except KeyboardInterrupt:
+            output.note(f"stopped; what was run so far is kept in {folder}")
+            raise
     elapsed = time.monotonic() - began
     computer = {
         "busy_before": others,

@@ -151,7 +151,7 @@ def test_a11_dspys_grpo_trains_what_was_sampled_with_no_adapter_configured(
     program.set_lm(PolicyLM(session, max_tokens=TOKENS))
     stock(3).compile(program, trainset=examples(training_phrases(12, seed=5)))
     counts = [session.wait(step).counts for step in range(began + 1, session.version + 1)]
-    # Two parts of four examples; DSPy has no group of `back` where one of the rollouts' `there` did not parse.
+    # Two parts of four examples; DSPy makes no group of the second where one of the first did not parse.
     assert all(4 <= it.groups <= 8 and it.samples == 4 * it.groups for it in counts), counts
     assert sum(it.retokenised for it in counts) <= sum(it.samples for it in counts) // 100
     assert sum(it.trained for it in counts) > 0

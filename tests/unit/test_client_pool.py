@@ -26,13 +26,23 @@ PREDICTOR = "self"
 PATIENCE = 15
 
 
+class Watched(Ticket):
+    """Knows that its programs were told to end."""
+
+    left_out = False
+
+    def end(self) -> None:
+        super().end()
+        self.left_out = True
+
+
 @dataclass
 class Played:
     """A pool whose tickets have `K` runs each, which end by `finish`."""
 
     pool: Pool = field(init=False)
     begun: list[Key] = field(default_factory=list)
-    tickets: dict[Key, Ticket] = field(default_factory=dict)
+    tickets: dict[Key, Watched] = field(default_factory=dict)
     ends: dict[Key, list[Future[None]]] = field(default_factory=dict)
     flat: set[Key] = field(default_factory=set)
 
@@ -42,7 +52,7 @@ class Played:
         runs = [Run(dspy.Example(), key[1], it) for it in rollouts]
         self.ends[key] = ends = [Future[None]() for _ in runs]
         jobs = [Job(partial(_ended, run, end), key) for run, end in zip(runs, ends, strict=True)]
-        self.tickets[key] = Ticket(key, runs, jobs, partial(self._judged, key), frozenset({PREDICTOR}))
+        self.tickets[key] = Watched(key, runs, jobs, partial(self._judged, key), frozenset({PREDICTOR}))
         return self.tickets[key]
 
     def _judged(self, key: Key) -> Ended:
@@ -62,7 +72,9 @@ class Played:
                 self.answer(key, version=version)
             for end in self.ends[key]:
                 end.set_result(None)
-            self.pool.workers.until(lambda: self.tickets[key].ended is not None)  # noqa: B023 - waited for
+            # A step waited for beside this may have left it out as soon as it had its answer.
+            ticket = self.tickets[key]
+            self.pool.workers.until(lambda: ticket.ended is not None or ticket.left_out)  # noqa: B023 - waited for
 
     def taking(self, done: int, newest: int) -> Future[Taken]:
         """What leaves, waited for by a thread of its own."""

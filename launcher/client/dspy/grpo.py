@@ -222,6 +222,8 @@ class GRPO(Teleprompter):
         trainset: list[dspy.Example],
         valset: list[dspy.Example],
     ) -> Training:
+        status = session.status()
+        check_staleness(self.staleness, status.max_staleness)
         journal = Journal(session.run_dir, self.num_train_steps)
         held_out = trainset if self.use_train_as_val else valset
         start = Start(self._work(trained, len(trainset)), held_out, self.num_train_steps, self.resume)
@@ -233,8 +235,6 @@ class GRPO(Teleprompter):
             f"{self.num_train_steps} steps of {self.num_dspy_examples_per_grpo_step} examples × "
             f"{self.num_rollouts_per_grpo_step} rollouts"
         )
-        status = session.status()
-        check_staleness(self.staleness, status.max_staleness)
         plan = self._plan({**status.settings, **self._meant.recorded}, status.places)
         for note in (
             *trained.notes,
@@ -244,7 +244,7 @@ class GRPO(Teleprompter):
             *self._without_demos(student),
             *sampling_notes(trained.policies, self._temperature),
             *oddities(trainset, valset, self.num_dspy_examples_per_grpo_step),
-            *described(plan.sampling, self.dynamic_sampling),
+            *described(plan.sampling, self.dynamic_sampling, self.num_dspy_examples_per_grpo_step),
         ):
             journal.note(note)
         patience = max(_LEAST_METRIC_PATIENCE, 2 * self.num_rollouts_per_grpo_step)

@@ -26,7 +26,15 @@ from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.report import Journal, Report, counted
-from launcher.client.dspy.rollouts import Finished, Limits, Run, Runner, quiet_dspy
+from launcher.client.dspy.rollouts import (
+    MOST_AT_ONCE,
+    MOST_WITH_PLACES,
+    Finished,
+    Limits,
+    Run,
+    Runner,
+    quiet_dspy,
+)
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served import Served
@@ -41,8 +49,6 @@ _Result = TypeVar("_Result")
 _MOST_EXTRA = 3
 # The loss that dynamic sampling was published with.
 _ITS_LOSS = "dapo"
-# Runs at once where the engines have places for more, unless a step has more.
-_MOST_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,10 @@ class Sampling:
     rules: Rules
     most_extra: int = 0
     leaves_out_cut_off: bool = True
+
+    def at_once(self, of_a_step: int) -> int:
+        """Runs under way at a time, those of later steps among them, where a step has so many."""
+        return self.limits.at_once(max(of_a_step, MOST_WITH_PLACES), of_a_step)
 
 
 @dataclass(frozen=True)
@@ -102,14 +112,21 @@ def most_extra(asked: bool | int | None, loss: str | None, rollouts: int) -> int
     return (_MOST_EXTRA * rollouts if asked else 0) if isinstance(asked, bool) else asked
 
 
-def described(sampling: Sampling, asked: bool | int | None) -> list[str]:
-    """What is said of it once; nothing where it is off."""
+def described(sampling: Sampling, asked: bool | int | None, examples: int) -> list[str]:
+    """What is said once of steps of so many examples: more runs at once than usual, and dynamic sampling."""
+    at_once, notes = sampling.at_once(examples * sampling.rollouts), list[str]()
+    if at_once > MOST_AT_ONCE and not sampling.limits.threads:
+        notes.append(
+            f"up to {at_once} rollouts at once, as the engines have places for so many: a metric that asks a "
+            "judge asks as often (num_threads=N allows N)"
+        )
     if not sampling.most_extra:
-        return []
+        return notes
     why = "" if asked is not None else f" (the loss is {_ITS_LOSS}; dynamic_sampling=False turns it off)"
     return [
+        *notes,
         f"dynamic sampling{why}: where all rewards of an example are equal another one is rolled out, "
-        f"up to {counted(sampling.most_extra, 'rollout')} more in a step"
+        f"up to {counted(sampling.most_extra, 'rollout')} more in a step",
     ]
 
 
@@ -160,8 +177,8 @@ class Rolling:
         """
         self._token = uuid.uuid4().hex[:12]
         self._astray_before = self._astray()
-        own, limits = self.sampler.per_step * self.sampling.rollouts, self.sampling.limits
-        workers = self.runner.workers(limits.at_once(max(own, _MOST_AT_ONCE)))
+        own = self.sampler.per_step * self.sampling.rollouts
+        workers = self.runner.workers(self.sampling.at_once(own))
         extra = self.sampling.most_extra // self.sampling.rollouts
         bounds = Bounds(self.steps, self.sampler.per_step, extra, self.staleness)
         self._quiet.enter_context(quiet_dspy())

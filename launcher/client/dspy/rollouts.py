@@ -36,8 +36,10 @@ Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "outside"
 exception; without an answer from the endpoint; failed by another model or a judge; not within its time."""
 
 DEFAULT_CALLS = 256
-# Runs at once where nobody says: as many as an engine takes by default, and no more than judges often allow.
+# Runs at once where nobody says: as many as an engine takes by default, and no more than judges often allow;
+# where the engines are known to have places for more, so many, or a step's. Each has a thread.
 MOST_AT_ONCE = 64
+MOST_WITH_PLACES = 256
 # Before whatever a pool rolls out.
 _FIRST = -1
 
@@ -76,7 +78,8 @@ class Finished:
 class Limits:
     """How many runs at once; how long one may take before the others go on without it; how much it asks.
 
-    `threads` None: all there are, up to the engines' `places`, or `MOST_AT_ONCE` where these are unknown.
+    `threads` None: all there are, up to the engines' `places` and `MOST_WITH_PLACES`, or `MOST_AT_ONCE` where
+    the places are unknown.
     """
 
     threads: int | None = None
@@ -84,9 +87,9 @@ class Limits:
     run_calls: int = DEFAULT_CALLS
     places: int | None = None
 
-    def at_once(self, runs: int) -> int:
-        """How many of so many runs are under way at a time."""
-        return self.threads or min(runs, self.places or MOST_AT_ONCE)
+    def at_once(self, runs: int, of_a_step: int = 0) -> int:
+        """How many of so many runs are under way at a time; a step's own may all be."""
+        return self.threads or min(runs, self.places or MOST_AT_ONCE, max(of_a_step, MOST_WITH_PLACES))
 
 
 @dataclass

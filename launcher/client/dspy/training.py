@@ -283,12 +283,16 @@ class Training:
         self._ring(self.alarms.validated(step, score))
 
     def _evaluate(self, examples: Sequence[dspy.Example], model: str | None) -> Evaluation:
+        """`model` None: here and now; a version by its name: beside the rollouts, by their workers."""
+        workers = self.rolling.workers
+        if workers is None and model is not None:
+            raise RuntimeError("nothing is rolled out any more that this could go on beside")
         evaluation = scored(
             self.rolling.runner,
             checked("examples", examples),
             self._predictors,
             self.plan.sampling.rules.failure_score,
-            self.rolling.workers,
+            workers,
             model,
         )
         if model is None:
