@@ -197,9 +197,9 @@ def policy_loss(
             clipped_T, masked_T = bounded_T != ratio_T, torch.zeros_like(masked_T)
         log_engine_T = (logprob_T - behaviour_T).clamp(max=_MOST_LOG_RATIO)
         engine_T = log_engine_T.exp()
-        lag_T = torch.zeros_like(answer_T) if lag_T is None else lag_T
-        here_GT = torch.arange(lags, device=lag_T.device)[:, None] == lag_T
-        masked_A = (answer_T * lags + lag_T)[masked_T].unique()
+        place_T = torch.zeros_like(answer_T) if lag_T is None else lag_T
+        here_GT = torch.arange(lags, device=place_T.device)[:, None] == place_T
+        masked_A = (answer_T * lags + place_T)[masked_T].unique()
     return LossTerms(
         loss=(weight_T * loss_T).sum(),
         ratio=_sums(engine_T, here_GT),

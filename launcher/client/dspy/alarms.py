@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields
 from statistics import fmean, pstdev
 
 _WORDS = 4
+# The share of the tokens that a lag must have to be judged by itself.
+_LEAST_OF_A_LAG = 0.1
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Thresholds:
     kl_reference: float = 1.0
     # Share of the trained tokens past train.dual_clip, which teach nothing: none where there is no staleness.
     masked: float = 0.01
+    # Share of the tokens of answers some steps old that a clip or train.dual_clip has stopped.
+    stale: float = 0.2
     # How many times as likely as the engine said the trainer finds some token, in each of the last `window`
     # steps; train.mismatch_cap bounds what such a token weighs.
     ratio_max: float = 100.0
@@ -66,6 +70,14 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
+class AtLag:
+    """Of a step's answers of one age, in steps: their trained tokens, and those that a bound has stopped."""
+
+    tokens: float
+    stopped: float
+
+
+@dataclass(frozen=True)
 class Observed:
     """One step, as far as alarms look at it. None or NaN: not measured."""
 
@@ -83,6 +95,8 @@ class Observed:
     # The share of the trained answers that have a masked token.
     masked_answers: float | None = None
     ratio_max: float | None = None
+    # By how many steps old they are; nothing where no answer is older than the policy.
+    lags: Mapping[int, AtLag] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,7 @@ class Alarms:
         yield "kl_behaviour", lambda: self._kl("kl_behaviour", "the policy that sampled")
         yield "kl_reference", lambda: self._kl("kl_reference", "the model before training")
         yield "masked", self._masked
+        yield "stale", self._stale
         yield "ratio_max", self._ratio_max
 
     # ------------------------------------------------------------- one look each
@@ -194,6 +209,23 @@ class Alarms:
             "the policy has moved far from the one that sampled them"
         )
 
+    def _stale(self) -> str | None:
+        """At the oldest lag that is in each of the last steps and of any weight: a few tokens say nothing."""
+        steps = [it.lags for it in self._steps[-self.thresholds.window :]]
+        tokens, shares = _over(steps)
+        least = _LEAST_OF_A_LAG * sum(tokens.values())
+        for lag, share in shares.items():
+            steady = tokens[lag] >= least and all(lag in lags for lags in steps)
+            if not lag or not steady or share < self.thresholds.stale:
+                continue
+            younger = [f"{_age(it)}: {shares[it]:.0%}" for it in shares if it < lag]
+            others = f" ({', '.join(younger)})" if younger else ""
+            return (
+                f"{share:.0%} of the tokens {_age(lag)} old are past the clip or train.dual_clip{others}: "
+                "a smaller staleness or learning rate wastes fewer"
+            )
+        return None
+
     def _ratio_max(self) -> str | None:
         measured = [it.ratio_max for it in self._steps[-self.thresholds.window :]]
         least = min((it for it in measured if it is not None), default=0.0)
@@ -239,6 +271,20 @@ def repeated_share(text: str) -> float:
     words = text.split()
     sequences = [tuple(words[i : i + _WORDS]) for i in range(len(words) - _WORDS + 1)]
     return 1 - len(set(sequences)) / len(sequences) if sequences else 0.0
+
+
+def _over(steps: Sequence[Mapping[int, AtLag]]) -> tuple[dict[int, float], dict[int, float]]:
+    """Over several steps each lag's tokens, and the share of them that was stopped, the oldest first."""
+    tokens: dict[int, float] = {}
+    stopped: dict[int, float] = {}
+    for lag, it in (found for lags in steps for found in lags.items()):
+        tokens[lag] = tokens.get(lag, 0.0) + it.tokens
+        stopped[lag] = stopped.get(lag, 0.0) + it.stopped
+    return tokens, {lag: stopped[lag] / tokens[lag] for lag in sorted(tokens, reverse=True) if tokens[lag]}
+
+
+def _age(lag: int) -> str:
+    return f"{lag} step" if lag == 1 else f"{lag} steps"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -5,13 +5,16 @@ Neighbours: `training.py` asks after each step, `alarms.py` judges. Knows nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from launcher.client.bodies import StepStatus
-from launcher.client.dspy.alarms import Observed
+from launcher.client.dspy.alarms import AtLag, Observed
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.rollouts import Finished
+
+_LAG = re.compile(r"lag(\d+)/trained_tokens")
 
 
 def observe(
@@ -34,7 +37,20 @@ def observe(
         masked=_share(metrics.get("masked_tokens"), metrics.get("trained_tokens")),
         masked_answers=_share(metrics.get("masked_sequences"), counts.trained),
         ratio_max=metrics.get("ratio_max"),
+        lags=by_lag(metrics),
     )
+
+
+def by_lag(metrics: Mapping[str, float]) -> dict[int, AtLag]:
+    """What the bounds stopped, by how many steps old it was; a runtime from before says nothing of lags."""
+    found: dict[int, AtLag] = {}
+    for name, tokens in metrics.items():
+        lag = _LAG.fullmatch(name)
+        clipped = metrics.get(f"lag{lag[1]}/clip_fraction") if lag else None
+        if lag and clipped is not None:
+            masked = metrics.get(f"lag{lag[1]}/masked_tokens", 0.0)
+            found[int(lag[1])] = AtLag(tokens, clipped * tokens + masked)
+    return found
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
