@@ -32,7 +32,7 @@ def healthy(step: int) -> dict[str, Any]:
         "masked": 1e-4,
         "masked_answers": 0.02,
         "ratio_max": 8.0,
-        "lags": {0: AtLag(300, 0), 1: AtLag(500, 15), 2: AtLag(400, 30)},
+        "lags": {0: AtLag(300, 0, 0.0), 1: AtLag(500, 15, 3.0), 2: AtLag(400, 20, 8.0)},
     }
 
 
@@ -79,6 +79,16 @@ def test_a_training_that_goes_well_raises_none() -> None:
             "stale",
             lambda step: {"lags": {0: AtLag(300, 0), 1: AtLag(500, 55), 2: AtLag(400, 125)}},
             "31% of the tokens 2 steps old are past the clip or train.dual_clip (1 step: 11%, 0 steps: 0%)",
+        ),
+        (
+            "kl_behaviour",
+            lambda step: {"lags": {0: AtLag(300, 0), 1: AtLag(500, 15, 15.0), 2: AtLag(400, 30, 40.0)}},
+            "0.100 nats a token away from the one that sampled 2 steps ago (1 step: 0.030, 0 steps: 0.000)",
+        ),
+        (
+            "kl_behaviour",  # an engine far from the trainer: it is not their age
+            lambda step: {"kl_behaviour": 0.1, "lags": {0: AtLag(300, 0, 30.0), 2: AtLag(400, 30, 40.0)}},
+            "0.100 nats a token away from the policy that sampled",
         ),
     ],
 )
@@ -235,14 +245,15 @@ def test_c50_what_the_bounds_stop_of_old_answers_is_in_the_records_and_an_alarm(
 ) -> None:
     def at_lag(lag: int, tokens: float, clipped: float, masked: float) -> dict[str, float]:
         figures = {"trained_tokens": tokens, "clip_fraction": clipped, "masked_tokens": masked}
+        figures["kl_behaviour"] = 0.03 * lag
         return {f"lag{lag}/{name}": value for name, value in figures.items()}
 
     run.metrics = {"trained_tokens": 600.0, **at_lag(0, 400.0, 0.0, 0.0), **at_lag(2, 200.0, 0.22, 4.0)}
     run.answer = lambda asked: answering(french="mot" + "x" * member(asked))(asked)
-    assert train().report.alarms == ["stale"]
-    assert "24% of the tokens 2 steps old are past the clip or train.dual_clip (0 steps: 0%)" in (
-        capfd.readouterr().err
-    )
+    assert train().report.alarms == ["kl_behaviour", "stale"]
+    said = capfd.readouterr().err
+    assert "24% of the tokens 2 steps old are past the clip or train.dual_clip (0 steps: 0%)" in said
+    assert "0.060 nats a token away from the one that sampled 2 steps ago (0 steps: 0.000)" in said
     written = [json.loads(line) for line in (tmp_path / "grpo.jsonl").read_text().splitlines()]
     assert {it["metrics"]["lag2/clip_fraction"] for it in written if it["kind"] == "step"} == {0.22}
     run.metrics = {"trained_tokens": 600.0, "clip_fraction": 0.3}  # a runtime from before

@@ -42,14 +42,14 @@ def observe(
 
 
 def by_lag(metrics: Mapping[str, float]) -> dict[int, AtLag]:
-    """What the bounds stopped, by how many steps old it was; a runtime from before says nothing of lags."""
+    """What was measured by how many steps old it was; a runtime from before says nothing of that."""
     found: dict[int, AtLag] = {}
-    for name, tokens in metrics.items():
-        lag = _LAG.fullmatch(name)
-        clipped = metrics.get(f"lag{lag[1]}/clip_fraction") if lag else None
-        if lag and clipped is not None:
-            masked = metrics.get(f"lag{lag[1]}/masked_tokens", 0.0)
-            found[int(lag[1])] = AtLag(tokens, clipped * tokens + masked)
+    for lag in (int(it[1]) for it in map(_LAG.fullmatch, metrics) if it):
+        names = ("trained_tokens", "clip_fraction", "masked_tokens", "kl_behaviour")
+        values = [metrics.get(f"lag{lag}/{name}") for name in names]
+        if None not in values:
+            tokens, clipped, masked, kl = (it for it in values if it is not None)
+            found[lag] = AtLag(tokens, clipped * tokens + masked, kl * tokens)
     return found
 
 
