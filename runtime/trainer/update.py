@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,7 +213,7 @@ def gradients(
     out from `past` where nobody gives it.
     """
     packs = own_packs(policy, batch, selected.sequences, settings, ranks)
-    old = old or old_logprobs(policy, batch, packs, past)
+    old = old or old_logprobs(policy, batch, packs, past, partial(lay_out, policy, batch, settings))
     lags = Lags.of(batch, selected.sequences)
     whole = len(_COUNTED + _AVERAGED)
     sums = torch.zeros(whole + FIGURES * len(lags.values), device=policy.device, dtype=torch.float64)
@@ -236,9 +237,13 @@ def own_packs(
     policy: Policy, batch: Batch, chosen: list[int], settings: UpdateSettings, ranks: Ranks
 ) -> list[Pack]:
     """This rank's packs of the chosen sequences."""
+    return lay_out(policy, batch, settings, chosen)[ranks.rank :: ranks.size]
+
+
+def lay_out(policy: Policy, batch: Batch, settings: UpdateSettings, chosen: list[int]) -> list[Pack]:
+    """The chosen sequences in packs."""
     fixed_rows = policy.device.type == "cuda"
-    packs = pack(sequences(batch), chosen, settings.pack_tokens, fixed_rows=fixed_rows, alone=policy.alone)
-    return packs[ranks.rank :: ranks.size]
+    return pack(sequences(batch), chosen, settings.pack_tokens, fixed_rows=fixed_rows, alone=policy.alone)
 
 
 def add_up(policy: Policy, sums: Tensor, ranks: Ranks) -> None:
