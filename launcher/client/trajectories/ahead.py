@@ -49,7 +49,6 @@ class StepGroups(list[TrajectoryGroup]):
         self.again = [one.number for one in taken if one.replaced]
         self.stale = sorted(stale)
         versions = sum((one.versions() for one in taken), Counter[int]())
-        newest = max(newest, *versions, 0)
         self.lags = {newest - version: count for version, count in sorted(versions.items(), reverse=True)}
 
 
@@ -137,8 +136,8 @@ class _Ahead:
         self._after_each = after_each
         self._open: dict[int, BegunGroup] = {}
         self._stale: list[int] = []
-        # In no step, and never will be.
-        self._unused: list[BegunGroup] = []
+        # Begun, and in no step: groups, those of them that were too old, and trajectories that had come.
+        self._unused = Counter[str]()
         # The last of the given groups that was looked at.
         self._last = -1
         # Cancelled, and perhaps not at their end.
@@ -176,14 +175,13 @@ class _Ahead:
 
     async def end(self) -> None:
         """Nothing is under way any more; what was begun and is in no step is said."""
-        left = [*self._open.values()]
-        self._let_go(left)
+        self._let_go([*self._open.values()])
         self._shown.close()
+        if groups := self._unused["groups"]:
+            came = _counted(self._unused["came"], "trajectory", "trajectories")
+            stale = f" ({self._unused['stale']} as too old)" if self._unused["stale"] else ""
+            _say(f"{_counted(groups, 'group')} begun and in no step{stale}: {came} had come")
         await asyncio.gather(*self._ending, return_exceptions=True)
-        if self._unused:
-            came = _counted(sum(it.came for it in self._unused), "trajectory", "trajectories")
-            stale = f" ({stale} of them as too old)" if (stale := len(self._unused) - len(left)) else ""
-            _say(f"{_counted(len(self._unused), 'group')} begun and in no step{stale}: {came} had come")
 
     # ------------------------------------------------------------- beginning
 
@@ -233,6 +231,7 @@ class _Ahead:
         stale = [it for it in self._open.values() if self._is_stale(it)]
         self._let_go(stale)
         self._stale += [it.number for it in stale]
+        self._unused["stale"] += len(stale)
 
     def _is_stale(self, begun: BegunGroup) -> bool:
         # At 0 nothing is trained while a rollout is under way.
@@ -254,7 +253,7 @@ class _Ahead:
                 f"step {self._done}: {_counted(len(stale), 'group')} left out as too old for "
                 f"staleness={self._bounds.staleness}; others are rolled out instead"
             )
-        return StepGroups(taken, stale, self._place(), self._newest or 0)
+        return StepGroups(taken, stale, self._place(), self._seen)
 
     def _place(self) -> Place:
         left = {*self._open, *(it for it in self._before.again if it > self._last)}
@@ -262,8 +261,8 @@ class _Ahead:
 
     def _let_go(self, left: list[BegunGroup]) -> None:
         """Cancelled, and not waited for."""
-        self._unused += left
         for begun in left:
+            self._unused.update(groups=1, came=begun.came)
             self._close(begun)
             begun.task.cancel()
             self._ending.add(begun.task)
