@@ -109,11 +109,11 @@ def test_b10_two_steps_of_gathered_trajectories_with_every_answer_counted(run: S
     ]
 
 
-def test_c39_three_steps_rolled_out_ahead_with_the_versions_that_answered_as_recorded(run: Session) -> None:
+def test_c39_three_steps_rolled_out_ahead_with_the_versions_that_answered_as_recorded(
+    run: Session, pupil: Launched
+) -> None:
     """With staleness 1 what step 2 trains began before step 1 was committed, and nothing is older."""
     before = run.settle().version
-    home = run.run_dir
-    assert home is not None
     # Of each group how many steps were done as it began.
     done_at: list[int] = []
     steps: list[StepGroups] = []
@@ -139,7 +139,8 @@ def test_c39_three_steps_rolled_out_ahead_with_the_versions_that_answered_as_rec
     assert [it.version for it in results] == [before + 1, before + 2, before + 3] and len(done_at) == 6
     assert run.read_state()["ahead"] == steps[-1].place == {"steps": 3, "next": 6, "again": []}
     for number, (groups, result) in enumerate(zip(steps, results, strict=True)):
-        batch = json.loads((home / "machine" / "steps" / f"{result.step:06d}" / "batch.json").read_text())
+        folder = pupil.run_dir / "machine" / "steps" / f"{result.step:06d}"
+        batch = json.loads((folder / "batch.json").read_text())
         trained = [turn["version"] for sample in batch["samples"] for turn in sample["turns"]]
         lags = Counter(before + number - version for version in trained)
         assert set(lags) <= {0, 1} and lags <= Counter(groups.lags)
