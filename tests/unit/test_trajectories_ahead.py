@@ -126,7 +126,8 @@ def played_out(work: Coroutine[Any, Any, Any]) -> Any:
 
     async def heard() -> Any:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        return await work
+        async with asyncio.timeout(PATIENCE):
+            return await work
 
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
