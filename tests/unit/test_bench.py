@@ -28,7 +28,7 @@ from launcher.bench.shape import Shape
 from launcher.bench.side_by_side import Pair, lines
 from launcher.bench.side_run import Log, SideRun, Step, side_run
 from launcher.client import GRPO
-from launcher.client.dspy.parameters import check_staleness
+from launcher.client.staleness import check_staleness
 from launcher.machines import environments
 from launcher.screen.output import Output
 from runtime import bootstrap

@@ -28,7 +28,6 @@ from launcher.client.dspy.naming import version_in
 from launcher.client.dspy.parameters import (
     DEFAULT_ROLLOUTS,
     check_sampling,
-    check_staleness,
     check_train_kwargs,
     check_values,
     for_policy,
@@ -45,6 +44,7 @@ from launcher.client.dspy.starting import Start, begin, made
 from launcher.client.dspy.training import OnAlarm, Plan, Training
 from launcher.client.dspy.training_place import Work
 from launcher.client.session import Session, connect
+from launcher.client.staleness import check_staleness
 from launcher.client.train_kwargs import Meant, ask
 
 _LEAST_METRIC_PATIENCE = 16

@@ -17,7 +17,6 @@ from launcher.client.dspy.held_out import Keep
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.programs import NEUTRAL, asks_policy, is_neutral
 from launcher.client.dspy.training import OnAlarm
-from launcher.client.failures import TrainingFailed
 from launcher.client.session import Session
 
 DEFAULT_ROLLOUTS = 8
@@ -119,16 +118,6 @@ def _check_adapter(adapter: Any) -> None:
                 f"adapter must be a dspy.Adapter, not a {type(it).__name__}: there is one policy, and "
                 "the adapter that samples is the one that is trained"
             )
-
-
-def check_staleness(asked: int, most: int | None) -> None:
-    """Raise TrainingFailed where the run leaves out what is so old; `most`: None where it does not say."""
-    if most is not None and asked > most:
-        raise TrainingFailed(
-            f"This run cannot train with staleness={asked}",
-            why=f"it leaves out what was sampled more than {most} steps ago",
-            hint=f"a run that fits starts with `launch --set max_staleness={asked} -- python PROGRAM`",
-        )
 
 
 def check_train_kwargs(train_kwargs: Any) -> None:
