@@ -2,9 +2,10 @@
 
     python -m tests.runtime.replayed TRACES FOLDER
 
-TRACES: by name, the steps of a loop as `tests/support/pretend_rollouts.py` notes them. What a rollout was answered
-is made up here of rollout, predictor, call and version alone, recorded by the gateway's own store, chosen and laid
-down by its queue, and trained by the recipe. FOLDER/NAME is the state of that run; stdout has a line for each step.
+TRACES: by name, the steps of a loop as `tests/support/pretend_rollouts.py` notes them. What a rollout was
+answered is made up here of rollout, predictor, call and version alone, recorded by the gateway's own store,
+chosen and laid down by its queue, and trained by the recipe. FOLDER/NAME is the state of that run; stdout has
+a line for each step.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Traced:
         return text
 
     def steps(self, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Each step, and before it what was sampled since the one before it; at staleness 0, of one version."""
+        """Each step, and what was sampled since the one before: at staleness 0, by the version it trains."""
         return [{"sampled": self._sampled[at], "body": body} for at, body in enumerate(bodies)]
 
 

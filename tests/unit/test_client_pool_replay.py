@@ -1,4 +1,4 @@
-"""What the pool sends at staleness 0 trains the adapters that the loop before it trained, byte for byte (C59).
+"""What the pool sends at staleness 0 trains the adapters of the loop before it, byte for byte (C59).
 
 `tests/support/loop_before.jsonl` has what the loop with a barrier in each step sent, of the commit before the
 pool: its bodies are those of the digests in test_client_pool_same.py. Each is replayed, beside what the pool
