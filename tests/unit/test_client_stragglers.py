@@ -1,4 +1,4 @@
-"""Stragglers under staleness, in played time: a run in twelve takes half a minute, and no step waits for one.
+"""Stragglers under staleness, in played time: a run in forty takes half a minute, no step waits for one.
 
 The pool is the real one, over workers whose seconds are counted here and never waited for.
 """
@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import dspy
 import pytest
@@ -25,7 +26,7 @@ from launcher.client.dspy.workers import Job, Workers
 
 E, K, STEPS = 4, 3, 40
 PREDICTOR = "self"
-# A run, one in twelve, and a step's training.
+# A run, one in forty of them, and a step's training.
 RUN_SECONDS, STRAGGLER_SECONDS, TRAINING_SECONDS = 1.0, 30.0, 2.0
 
 
@@ -74,11 +75,13 @@ class Trained:
     ages: list[Counter[int]] = field(default_factory=list)
     taken: list[Key] = field(default_factory=list)
     stale: list[Key] = field(default_factory=list)
+    per_example: int = K
     version: int = 0
+    # By example, which of its runs are late.
+    slow: dict[Key, list[bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._slow: dict[int, bool] = {}
-        self.workers = Played(lambda job: STRAGGLER_SECONDS if self._slow[id(job)] else RUN_SECONDS)
+        self.workers = Played(self._seconds_of)
         self.pool = Pool(Bounds(STEPS, E, 0, self.staleness), self.workers, self._ticket, 0)
         for done in range(STEPS):  # as `training.py` has it
             self.pool.go_on(done)
@@ -93,10 +96,15 @@ class Trained:
         answered = [it.run.rollout.versions_of({PREDICTOR}) for it in _finished(taken.tickets)]
         self.ages.append(Counter(self.version - version for it in answered for version in it))
 
+    def _seconds_of(self, job: Job[Finished]) -> float:
+        step, index, member = job.order
+        return STRAGGLER_SECONDS if self.slow[step, index][member] else RUN_SECONDS
+
     def _ticket(self, key: Key) -> Ticket:
-        runs = [Run(dspy.Example(), key[1], Rollout(f"{key}-{member}", Predictors())) for member in range(K)]
-        jobs = [Job(self._answering(run, self.version), key) for run in runs]
-        self._slow |= {id(job): self.straggles() for job in jobs}
+        rollouts = [Rollout(f"{key}-{member}", Predictors()) for member in range(self.per_example)]
+        runs = [Run(dspy.Example(), key[1], it) for it in rollouts]
+        jobs = [Job(self._answering(run, self.version), (*key, member)) for member, run in enumerate(runs)]
+        self.slow[key] = [self.straggles() for _ in runs]
         ticket = Ticket(key, runs, jobs, lambda: _judged(ticket), frozenset({PREDICTOR}))
         return ticket
 
@@ -123,16 +131,42 @@ def never() -> bool:
     return False
 
 
-def one_in_twelve(seed: int) -> Callable[[], bool]:
+def one_in(many: int, seed: int) -> Callable[[], bool]:
     drawn = random.Random(seed)
-    return lambda: drawn.randrange(12) == 0
+    return lambda: drawn.randrange(many) == 0
 
 
-if __name__ == "__main__":
-    base = Trained(2, never)
-    print(base.left[:6], base.left[-1])
-    for s in (0, 1, 2):
-        for seed in range(4):
-            t = Trained(s, one_in_twelve(seed))
-            waits = [b - a - 2 for a, b in zip(t.left, t.left[1:])]
-            print(s, seed, t.left[-1], max(waits), [round(w,1) for w in waits], len(t.stale), max(map(max, t.ages)))
+def waits(trained: Trained) -> list[float]:
+    """How long each step waited for its rollouts, after the one before it was trained."""
+    return [after - before - TRAINING_SECONDS for before, after in pairwise(trained.left)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_c39_stragglers_of_half_a_minute_hold_no_step_up_and_nothing_is_older_than_staleness(
+    seed: int,
+) -> None:
+    """But for the last step: there is no later one that who is late could go into."""
+    trained = Trained(2, one_in(40, seed))
+    assert max(waits(trained)[:-1]) <= RUN_SECONDS
+    assert max(max(it) for it in trained.ages) == 2
+    assert sum(it.total() for it in trained.ages) == STEPS * E * K
+    assert len(set(trained.taken)) == STEPS * E
+    late = {key for key in trained.slow if not set(trained.slow[key]) <= {False}}
+    assert set(trained.stale) <= late, "who is left out has a straggler"
+    assert late - set(trained.taken) == set(trained.stale) | set(trained.pool._open)
+    without = Trained(2, never)
+    assert set(waits(without)) == {0.0}
+    assert trained.left[-2] <= without.left[-2] + 0.25 * STEPS * RUN_SECONDS
+
+
+def test_the_same_stragglers_are_waited_for_at_staleness_0() -> None:
+    waited = [max(waits(Trained(0, one_in(40, seed)))) for seed in range(8)]
+    assert set(waited) == {STRAGGLER_SECONDS}
+
+
+def test_more_stragglers_at_once_than_places_ahead_are_waited_for() -> None:
+    """Ahead of a step are `staleness` steps' examples: so many may be late at once, and not one more."""
+    for late, waited in ((2 * E, 0.0), (2 * E + 1, STRAGGLER_SECONDS - RUN_SECONDS)):
+        first = iter([True] * late)
+        trained = Trained(2, lambda first=first: next(first, False), per_example=1)
+        assert trained.left[0] == RUN_SECONDS + waited
