@@ -221,10 +221,21 @@ def test_c39_a_rollout_over_a_swap_has_the_lag_of_each_of_its_answers(run: Small
 
 
 def test_c39_a_rollout_over_a_swap_is_as_old_as_its_oldest_answer(run: SmallRun) -> None:
-    run.answer = over_a_swap(run, 3)
-    grpo = train(run, Twice(), staleness=2, num_train_steps=8)
+    scored = threading.Semaphore(0)
+
+    def counted(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float | None:
+        scored.release()
+        return metric(example, prediction)
+
+    def before_wait(number: int) -> None:
+        """The third step trains until all four steps' rollouts are done."""
+        for _ in range(4 * E * K if number == 3 else 0):
+            assert scored.acquire(timeout=PATIENCE)
+
+    run.answer, run.before_wait = over_a_swap(run, 3), before_wait
+    grpo = train(run, Twice(), metric=counted, valset=0, staleness=2, num_train_steps=4, checkpoint="none")
     assert (1, 0) not in [ticket for step in trained(run) for ticket in step]
-    assert grpo.report.groups_stale == 1
+    assert (grpo.report.groups_stale, grpo.report.rollouts_stale) == (1, K)
     assert all(max(it) <= 2 for it in lags(run))
 
 
