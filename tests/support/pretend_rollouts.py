@@ -3,6 +3,7 @@
 Neighbours: `small_run.py` serves it. So two loops that ask for the same rollouts of the same versions have
 the same answers, rewards and bodies, in whatever order they asked. `bodies` are the steps as they were sent,
 without what is drawn anew for each compile: the part of its rollouts' ids, its own id, and the steps' keys.
+`Traced` notes what was answered as well: with the steps that is all that a trainer hears of a loop.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from typing import Any
 
 import dspy
 
 from launcher.client import GRPO, PolicyLM, connect
 from launcher.client.wire import Patience
-from tests.support.small_run import CUT_OFF, TOKEN, Asked, SmallRun
+from tests.support.small_run import CUT_OFF, TOKEN, Answer, Asked, SmallRun
 
+Sampled = tuple[str, str, int, bool]
 _ROLLOUT = re.compile(r"^(\w+)-(s\d+-e\d+-k\d+)$")
 
 
@@ -63,6 +66,28 @@ def troubled(asked: Asked) -> str | tuple[int, dict[str, Any]]:
     if kind == 2:
         return form(asked, "aa") + CUT_OFF
     return form(asked, "none" if kind == 3 else "raise" if kind == 4 else "a" * kind)
+
+
+class Traced:
+    """Answers as another does, and notes each answer to a rollout that is trained, in their order."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._lock = threading.Lock()
+        # By version: the rollout, its predictor, the call, and whether the answer was cut off.
+        self._sampled: dict[int, list[Sampled]] = {}
+
+    def __call__(self, asked: Asked) -> str | tuple[int, dict[str, Any]]:
+        text = self._answer(asked)
+        if isinstance(text, str) and asked.tag("purpose") != "eval":
+            tags = (asked.tag("rollout") or "", asked.tag("predictor") or "", int(asked.tag("call") or 0))
+            with self._lock:
+                self._sampled.setdefault(asked.version or 0, []).append((*tags, text.endswith(CUT_OFF)))
+        return text
+
+    def steps(self, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each step, and what was sampled since the one before: at staleness 0, by the version it trains."""
+        return [{"sampled": self._sampled[at], "body": body} for at, body in enumerate(bodies)]
 
 
 class Twice(dspy.Module):
@@ -116,11 +141,20 @@ def train(run: SmallRun, program: dspy.Module | None = None, valset: int = 3, **
 
 def bodies(run: SmallRun) -> list[str]:
     """The steps that were sent, in their order, as JSON."""
-    return [_normal(json.loads(request.model_dump_json())) for _, request in sorted(run.requests.items())]
+    return [_normal(it) for it in sent(run)]
+
+
+def sent(run: SmallRun) -> list[dict[str, Any]]:
+    """The steps as they were sent, with all that was drawn for this compile."""
+    return [json.loads(request.model_dump_json()) for _, request in sorted(run.requests.items())]
+
+
+def digest(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
 def digests(run: SmallRun) -> list[str]:
-    return [hashlib.sha256(it.encode()).hexdigest()[:16] for it in bodies(run)]
+    return [digest(it) for it in bodies(run)]
 
 
 def _normal(body: dict[str, Any]) -> str:

@@ -189,6 +189,56 @@ def test_a_straggler_that_is_not_too_old_yet_goes_into_a_later_step(run: SmallRu
     assert grpo.report.groups_stale == 0
 
 
+def over_a_swap(run: SmallRun, to: int) -> Any:
+    """The first answers of one example are on their way until version `to` is served; then its runs go on."""
+
+    def answer(asked: Asked) -> Any:
+        is_of_it = of_training(asked) and ticket_of(asked.tag("rollout") or "") == (1, 0)
+        if is_of_it and asked.tag("predictor") == "write":
+            for _ in range(PATIENCE * 100):
+                if run.version >= to:
+                    break
+                _moment.wait(0.01)
+        return plain(asked)
+
+    return answer
+
+
+def test_c39_a_rollout_over_a_swap_has_the_lag_of_each_of_its_answers(run: SmallRun) -> None:
+    run.answer = over_a_swap(run, 2)
+    grpo = train(run, Twice(), staleness=2, num_train_steps=3)
+    assert (1, 0) in trained(run)[2], "of the last step there is no later one, so that it waits"
+    found = lags(run)
+    history = [it for it in grpo.history if it["kind"] == "step"]
+    assert [{int(lag): count for lag, count in it["lags"].items()} for it in history] == found
+    versions = {
+        (it.tag("predictor"), it.version)
+        for it in run.asked
+        if of_training(it) and ticket_of(it.tag("rollout") or "") == (1, 0)
+    }
+    assert versions == {("write", 0), ("judge", 2)}
+    assert found[2][2] >= K and found[2][0] >= K
+
+
+def test_c39_a_rollout_over_a_swap_is_as_old_as_its_oldest_answer(run: SmallRun) -> None:
+    scored = threading.Semaphore(0)
+
+    def counted(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float | None:
+        scored.release()
+        return metric(example, prediction)
+
+    def before_wait(number: int) -> None:
+        """The third step trains until all four steps' rollouts are done."""
+        for _ in range(4 * E * K if number == 3 else 0):
+            assert scored.acquire(timeout=PATIENCE)
+
+    run.answer, run.before_wait = over_a_swap(run, 3), before_wait
+    grpo = train(run, Twice(), metric=counted, valset=0, staleness=2, num_train_steps=4, checkpoint="none")
+    assert (1, 0) not in [ticket for step in trained(run) for ticket in step]
+    assert (grpo.report.groups_stale, grpo.report.rollouts_stale) == (1, K)
+    assert all(max(it) <= 2 for it in lags(run))
+
+
 def test_a22_dynamic_sampling_goes_on_under_staleness_and_every_rollout_is_counted(run: SmallRun) -> None:
     run.answer, run.drop_flat = mostly_flat, True
     grpo = train(run, staleness=2, num_train_steps=8, dynamic_sampling=True)
