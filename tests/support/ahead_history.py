@@ -1,7 +1,8 @@
 """What a run that trained ahead of itself has kept, over all its lives, and what must be true of it.
 
-Neighbours: `tests/programs/e2e/train_ahead.py` is its program; `test_ahead_killed.py` kills it and reads the run's
-own files. A ticket is a planned step and a place in it; each life names its rollouts with a word of its own.
+Neighbours: `tests/programs/e2e/train_ahead.py` is its program; `tests/e2e/test_ahead_killed.py` kills it and
+reads the run's own files. A ticket is a planned step and a place in it; each life names its rollouts by its
+own word.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OF_A_LIFE = ("life", "trained")
 
 @dataclass(frozen=True)
 class Rollout:
-    """One by its name. `samples`: what it has received, with the versions that answered; `english`: if known."""
+    """One by its name. `samples`: what it received, with the versions that answered; `english`: if known."""
 
     name: str
     english: str | None
@@ -178,19 +179,24 @@ class History:
 
     def check_last_life(self) -> None:
         """Its report has counted every rollout that was recorded in it."""
-        report, own = self.summary["report"], [it for it in self.rollouts.values() if it.life == self.last_life]
+        report, own = (
+            self.summary["report"],
+            [it for it in self.rollouts.values() if it.life == self.last_life],
+        )
         assert self.summary["steps"] == len(self.steps)
         assert report["rollouts"] == sum(it.name in self.in_steps for it in own)
         assert len(own) <= report["rollouts"] + report["rollouts_stale"] + report["rollouts_unused"]
         assert report["trained"] + sum(report["dropped"].values()) == report["samples"]
 
     def check_like(self, other: History) -> None:
-        """The same own examples were trained but for those that either has left out, and others in their place."""
+        """Both trained all own examples of their steps, but for those that each has left out."""
         own = [
             {it for it in one.trained_tickets if it[1] < program.PER_STEP and it[0] < len(one.steps)}
             for one in (self, other)
         ]
-        of_a_whole_run = {(step, index) for step in range(len(self.steps)) for index in range(program.PER_STEP)}
+        of_a_whole_run = {
+            (step, index) for step in range(len(self.steps)) for index in range(program.PER_STEP)
+        }
         for one, tickets in zip((self, other), own, strict=True):
             ahead = one.outstanding(len(one.steps))
             assert of_a_whole_run - tickets <= set(one.left_out) | set(ahead.tickets)

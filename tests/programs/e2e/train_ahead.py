@@ -1,10 +1,10 @@
-"""Trains ahead of itself, for runs that are killed again and again: validations beside, flat groups, stragglers.
+"""Trains ahead of itself, for runs that are killed again and again; some examples are flat or stragglers.
 
     launch -- python train_ahead.py STEPS
 
-Every third example is flat, so that others are rolled out besides; the first is a straggler: its runs end once
-three more steps are done, when they are too old. Each life says in `begun.jsonl` of the run's folder which
-process it is, where the run was, and the place that it goes on from.
+Every third example is flat, so that others are rolled out besides; the first is a straggler: its runs end
+once three more steps are done, when they are too old. Each life says in `begun.jsonl` of the run's folder
+which process it is, and the place that it goes on from.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AheadGRPO(GRPO):
 
 
 class Program(dspy.Module):
-    """One call; after it a straggler waits until what it was answered is too old, or no step is left for it."""
+    """One call; after it a straggler waits until its answer is too old, or no step is left for it."""
 
     def __init__(self, session: Session, steps: int) -> None:
         super().__init__()
@@ -65,7 +65,9 @@ class Program(dspy.Module):
         answered = self.write(english=english)
         if english.startswith("0 "):
             until = time.monotonic() + _STRAGGLER_SECONDS
-            while begun + STALENESS >= self._step() and self._step() < self._last and time.monotonic() < until:
+            while (
+                begun + STALENESS >= self._step() and self._step() < self._last and time.monotonic() < until
+            ):
                 time.sleep(_POLL_SECONDS)
         return answered
 
