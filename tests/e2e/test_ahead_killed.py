@@ -25,6 +25,7 @@ from typing import Any, Literal
 import psutil
 import pytest
 
+from launcher.base.processes import ProcessId
 from tests.e2e.conftest import make_home
 from tests.programs.e2e import train_ahead as program
 from tests.support.ahead_history import History, Rollout, Step
@@ -101,11 +102,21 @@ class Lives:
     def begin(self) -> Launched:
         """The next life, once it trains."""
         begun = self.begun()
+        self.end_what_is_left()
         program_line = ["--name", "dev", "--", sys.executable, program.__file__, str(self.steps)]
         words = ["--resume", "dev"] if begun else program_line
         self.life = Launched(self.home, ["--port", str(free_port()), *words])
         self.wait(lambda: len(self.begun()) > len(begun), _READY_SECONDS, "the program to begin")
         return self.life
+
+    def end_what_is_left(self) -> None:
+        """Of a session of tests that was killed itself."""
+        if not any((self.home / "runs").glob("slip-*")):
+            return
+        launch = json.loads((self.folder / "record.json").read_text())["launch"]
+        if launch and ProcessId(**launch).alive():
+            os.kill(launch["pid"], signal.SIGKILL)
+        wait_until(lambda: not processes_of(self.folder.name), 120, "nothing of the last life to be left")
 
     def begun(self) -> list[dict[str, Any]]:
         """What each life has said as it began."""

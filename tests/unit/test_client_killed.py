@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from tests.programs.e2e import train_ahead as program
 from tests.support.ahead_history import History, Rollout, Step
 from tests.support.environment import REPOSITORY
 from tests.support.lives import RUN
-from tests.support.pretend_rollouts import form, plain
+from tests.support.pretend_rollouts import plain
 from tests.support.small_run import TOKEN, Asked, SmallRun
 from tests.support.waiting import wait_until
 
@@ -57,17 +58,12 @@ class StruckRun(SmallRun):
         return not any("process_request_thread" in it.name for it in threading.enumerate())
 
 
-def answered(asked: Asked) -> str:
-    """One in four of an odd number's is empty, so that its group is flat for once."""
-    return form(asked, "") if asked.user.startswith("[[ ## english ## ]]\n1 ") else plain(asked)
-
-
 @pytest.fixture
-def run() -> Any:
+def run() -> Iterator[StruckRun]:
     run = StruckRun(drop_flat=True)
 
     def answer(asked: Asked) -> str:
-        text = answered(asked)
+        text = plain(asked)
         run.strike()
         return text
 
