@@ -21,9 +21,9 @@ from launcher.client.dspy.comparing import Scores, comparable, gain
 from launcher.client.dspy.outstanding import Outstanding
 
 PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
-"""What `launch` puts in the environment of the program it starts: the run, and the step it was resumed after
-(`slip-0a1b2c3d@12`; 0 in its first life). A state was committed after the life that wrote it began, so two
-lives that wrote one never have the same number."""
+"""What `launch` puts in the environment of the program it starts: the run, the step it was resumed after, and
+a word drawn for this life (`slip-0a1b2c3d@12.9f8e7d6c`; 0 in its first life). The step alone does not tell
+lives apart: one that is killed while its first step trains leaves that step to be committed in the next."""
 
 _SCHEMA = 2
 _BY = "slipway.GRPO"
