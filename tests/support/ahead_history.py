@@ -94,8 +94,10 @@ class History:
         return [it for name, it in self.rollouts.items() if name not in self.in_steps]
 
     @property
-    def last_life(self) -> str:
-        return _parts(self.steps[-1].rollouts[0])[0]
+    def last_life(self) -> str | None:
+        """The word of its rollouts; None where all steps were done when it began."""
+        is_over = self.begun[-1]["place"]["step"] == len(self.steps)
+        return None if is_over else _parts(self.steps[-1].rollouts[0])[0]
 
     def figures(self) -> dict[str, int]:
         """What became of every rollout."""
