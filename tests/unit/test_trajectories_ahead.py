@@ -71,6 +71,8 @@ class Played:
         except asyncio.CancelledError:
             if number in self.hold:
                 await self.hold[number]
+            for _ in range(5):  # it has something to put in order
+                await asyncio.sleep(0)
             if not member:
                 self.cancelled.append(number)
             raise

@@ -264,7 +264,8 @@ class _Ahead:
         for begun in left:
             self._unused.update(groups=1, came=begun.came)
             self._close(begun)
-            begun.task.cancel()
+            if not begun.task.cancelling():  # by the loop's own end: once is enough
+                begun.task.cancel()
             self._ending.add(begun.task)
             begun.task.add_done_callback(self._ending.discard)
 
