@@ -118,6 +118,14 @@ async def ahead(played: Played, groups: Any = None, **said: Any) -> AsyncIterato
         yield steps
 
 
+@contextlib.asynccontextmanager
+async def releasing(held: asyncio.Future[None]) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        held.set_result(None)
+
+
 def next_of(steps: Any) -> asyncio.Task[StepGroups]:
     return asyncio.create_task(anext(steps))
 
@@ -230,7 +238,7 @@ def test_c39_a_late_one_that_would_be_too_old_is_cancelled_and_replaced_and_hold
     async def work() -> None:
         played = Played(session)
         played.hold[0] = asyncio.get_running_loop().create_future()
-        async with ahead(played) as steps:
+        async with ahead(played) as steps, releasing(played.hold[0]):
             for version, numbers in ((0, (1, 2)), (1, (3, 4))):
                 run.version = version
                 step = next_of(steps)
@@ -243,7 +251,6 @@ def test_c39_a_late_one_that_would_be_too_old_is_cancelled_and_replaced_and_hold
             taken = await step
             assert (taken.numbers, taken.stale, played.cancelled) == ([5, 6], [0], []), "it is still ending"
             assert taken.place == {"steps": 3, "next": 7, "again": []}
-            played.hold[0].set_result(None)
         assert sorted(played.cancelled) == [0, 7, 8]
 
     played_out(work())
