@@ -26,7 +26,7 @@ from launcher.client.trajectories.ahead import StepGroups
 from tests.support.small_run import SmallRun
 
 E, K = 2, 2
-PATIENCE = 60
+PATIENCE = 15
 
 
 @pytest.fixture
