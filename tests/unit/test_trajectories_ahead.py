@@ -273,7 +273,7 @@ def test_c39_age_is_by_the_answers_and_what_was_asked_of_an_older_version_by_nam
     played_out(work())
 
 
-def test_c39_what_is_trained_while_a_step_is_waited_for_makes_older_too(session: Session) -> None:
+def test_what_is_trained_while_a_step_is_waited_for_makes_older_too(session: Session) -> None:
     async def work() -> None:
         played = Played(session)
         async with ahead(played) as steps:
