@@ -280,6 +280,21 @@ def test_c39_age_is_by_the_answers_and_what_was_asked_of_an_older_version_by_nam
     played_out(work())
 
 
+def test_what_is_trained_while_a_step_is_waited_for_makes_older_too(session: Session) -> None:
+    async def work() -> None:
+        played = Played(session)
+        async with ahead(played) as steps:
+            step = next_of(steps)
+            await played.finish(0, version=0)
+            await played.finish(1, version=2)
+            await played.finish(4, version=2)
+            taken = await step
+            assert (taken.numbers, taken.stale) == ([1, 4], [0, 2, 3]), "an answer told of a newer version"
+            assert len(played.begun) == 4 + 3, "what begins then is not old"
+
+    played_out(work())
+
+
 def test_c39_a_run_that_leaves_out_what_is_so_old_is_said(run: SmallRun, session: Session) -> None:
     run.max_staleness = 2
 
@@ -487,6 +502,26 @@ def test_closed_early_every_rollout_is_cancelled_and_none_is_left(
 
 def _interrupt() -> None:
     raise KeyboardInterrupt
+
+
+def test_of_a_list_what_is_in_no_step_is_not_said_to_be_never_awaited(session: Session) -> None:
+    async def work() -> None:
+        played = Played(session)
+        async with ahead(played, [*played.given(9)], steps=1) as steps:
+            step = next_of(steps)
+            await played.finish(0, 1)
+            assert [(await step).numbers] + [it.numbers async for it in steps] == [[0, 1]]
+
+    played_out(work())
+
+
+def test_what_is_no_place_is_said(session: Session) -> None:
+    async def work() -> None:
+        async with ahead(Played(session), [], place={"place": {"steps": 1}}) as steps:
+            await anext(steps)
+
+    with pytest.raises(ValueError, match=r"groups\.place.*\['place'\]"):
+        played_out(work())
 
 
 def test_a_group_that_is_closed_before_it_began_is_not_said_to_be_never_awaited(session: Session) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -131,6 +131,7 @@ class _Ahead:
         self._rewinds = run.rewinds
         self._bounds = bounds
         self._given = enumerate(groups)
+        self._is_all_made = isinstance(groups, Sequence)
         self._before, self._done, self._next = place, place.steps, place.next
         self._shown = shown
         self._after_each = after_each
@@ -176,6 +177,8 @@ class _Ahead:
     async def end(self) -> None:
         """Nothing is under way any more; what was begun and is in no step is said."""
         self._let_go([*self._open.values()])
+        for _, given in self._given if self._is_all_made else ():
+            close(given)
         self._shown.close()
         if groups := self._unused["groups"]:
             came = _counted(self._unused["came"], "trajectory", "trajectories")
@@ -193,7 +196,8 @@ class _Ahead:
                 close(given)
                 continue
             pending = given() if callable(given) else given
-            begun = BegunGroup(number, self._newest, pending, self._after_each, self._shown)
+            since = None if self._newest is None else self._seen
+            begun = BegunGroup(number, since, pending, self._after_each, self._shown)
             self._open[number] = begun
             begun.task.add_done_callback(partial(self._one_ended, begun))
             return True
@@ -238,7 +242,8 @@ class _Ahead:
         if not self._bounds.staleness or self._newest is None:
             return False
         oldest = begun.oldest()
-        return oldest is not None and self._newest - oldest > self._bounds.staleness
+        # Where a step is trained meanwhile, an answer may tell of a newer version than was looked up.
+        return oldest is not None and self._seen - oldest > self._bounds.staleness
 
     def _taken(self, taken: list[BegunGroup]) -> StepGroups:
         taken.sort(key=lambda it: it.number)
