@@ -48,7 +48,7 @@ class Shape:
     rise: float
 
 
-SHAPES = {"fresh": Shape((0, 0), 10, 1e-2, 0.15), "stale": Shape((1, 2), 14, 5e-3, 0.05)}
+SHAPES = {"fresh": Shape((0, 0), 10, 1e-2, 0.15), "stale": Shape((1, 2), 12, 5e-3, 0.05)}
 
 
 @dataclass(frozen=True)
