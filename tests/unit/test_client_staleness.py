@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed
+from launcher.client.dspy import rolling
+from launcher.client.dspy.outstanding import Key
+from launcher.client.dspy.pool import Pool
 from tests.support.lives import begin_life
 from tests.support.pretend_rollouts import (
     Twice,
@@ -76,6 +79,35 @@ def held() -> Iterator[Held]:
     it.set()
 
 
+class Pools(list[Pool]):
+    """Every pool there was, the one that rolls out last."""
+
+    def settle(self, is_late: Callable[[Key], bool]) -> None:
+        """Wait until all that is begun is done, but for what is late: a step trains for so long."""
+        pool = self[-1]
+        workers = pool.workers
+
+        def is_settled() -> bool:
+            over = workers._stopped or workers._error is not None
+            return over or all(it.ended or is_late(it.key) for it in pool._open.values())
+
+        with workers.changed:
+            assert workers.changed.wait_for(is_settled, PATIENCE)
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    found = Pools()
+
+    class Kept(Pool):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            found.append(self)
+
+    monkeypatch.setattr(rolling, "Pool", Kept)
+    return found
+
+
 def ctrl_c() -> None:
     """As the keyboard has it: the program's first thread gets it, whatever it waits for."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -124,7 +156,9 @@ def test_c39_nothing_is_trained_that_is_older_than_staleness_and_each_lag_is_rec
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_c39_no_example_is_begun_more_than_staleness_steps_ahead(run: SmallRun, staleness: int) -> None:
+def test_c39_no_example_is_begun_more_than_staleness_steps_ahead(
+    run: SmallRun, pools: Pools, staleness: int
+) -> None:
     ahead: list[int] = []
 
     def answer(asked: Asked) -> Any:
@@ -135,13 +169,13 @@ def test_c39_no_example_is_begun_more_than_staleness_steps_ahead(run: SmallRun, 
     seen = threading.Event()
 
     def before_wait(number: int) -> None:
-        """A step trains until the last that may be begun meanwhile was begun."""
+        """A step trains until the last that may be begun meanwhile was begun, and is done: none is stale."""
         wanted = min(number - 1 + staleness, 4)
         for _ in range(PATIENCE * 100):
             with run.lock:
                 steps = {ticket_of(it.tag("rollout") or "")[0] for it in run.asked if of_training(it)}
             if wanted in steps:
-                return
+                return pools.settle(lambda _: False)
             seen.wait(0.01)
         raise AssertionError(f"step {wanted} was not begun while {number - 1} trained")
 
@@ -151,14 +185,14 @@ def test_c39_no_example_is_begun_more_than_staleness_steps_ahead(run: SmallRun, 
 
 
 def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(
-    run: SmallRun, held: Held, capsys: pytest.CaptureFixture[str]
+    run: SmallRun, held: Held, pools: Pools, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(asked: Asked) -> Any:
         if (asked.tag("rollout") or "").endswith("-s1-e1-k2"):
             held.hold()
         return plain(asked)
 
-    run.answer = answer
+    run.answer, run.before_wait = answer, lambda _: pools.settle(lambda key: key == (1, 1))
     grpo = train(run, staleness=2, num_train_steps=8)
     assert not held.in_vain
     tickets = [ticket for step in trained(run) for ticket in step]
@@ -276,7 +310,7 @@ STEPS = 6
 
 @pytest.mark.parametrize("after", range(1, STEPS))
 def test_c43_killed_after_any_step_and_resumed_each_example_is_trained_once(
-    run: SmallRun, monkeypatch: pytest.MonkeyPatch, after: int
+    run: SmallRun, pools: Pools, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     def killed(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
         if len(run.requests) >= after:
@@ -285,6 +319,7 @@ def test_c43_killed_after_any_step_and_resumed_each_example_is_trained_once(
 
     killed.__qualname__ = metric.__qualname__  # it is the same work
     run.answer = late(run)
+    run.before_wait = lambda _: pools.settle(lambda key: key[1] == 0 and key[0] % 2 == 0)
     begin_life(monkeypatch)
     changes: dict[str, Any] = {"staleness": 3, "num_train_steps": STEPS, "checkpoint": "none", "valset": 0}
     with pytest.raises(KeyboardInterrupt):
