@@ -41,6 +41,7 @@ class StruckRun(SmallRun):
     """It kills its program when `left` answers were given, or steps taken in."""
 
     left = sys.maxsize
+    before: frozenset[threading.Thread] = frozenset()
     victim: subprocess.Popen[bytes] | None = None
 
     def strike(self) -> None:
@@ -54,13 +55,18 @@ class StruckRun(SmallRun):
         return taken
 
     def quiet(self) -> bool:
-        """Whether nothing that was sent to it is still to be dealt with."""
-        return not any("process_request_thread" in it.name for it in threading.enumerate())
+        """Whether nothing that was sent to it is still to be dealt with.
+
+        What an earlier test of this process has left waits for a next request, and for nothing of this one.
+        """
+        since = set(threading.enumerate()) - self.before
+        return not any("process_request_thread" in it.name for it in since)
 
 
 @pytest.fixture
 def run() -> Iterator[StruckRun]:
     run = StruckRun(drop_flat=True)
+    run.before = frozenset(threading.enumerate())
 
     def answer(asked: Asked) -> str:
         text = plain(asked)
