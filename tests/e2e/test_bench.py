@@ -33,7 +33,10 @@ def bench(home: Path, *words: str) -> dict[str, Any]:
 def test_a_short_form_measures_each_line_and_leaves_nothing(home: Path) -> None:
     found = bench(home, "--steps", "1")
     lines = {line["what"]: line for line in found["lines"]}
-    assert len(lines) == 9 and all(line["seen"] > 0 for line in lines.values() if line["unit"])
+    assert len(lines) == 9
+    # A difference of two medians may be any number on a busy computer, as may a rise.
+    differences = {"gateway's own latency, p50", "held-out rise, of the range"}
+    assert all(line["seen"] > 0 for what, line in lines.items() if what not in differences), lines
     (run,) = found["runs"]
     assert run["start_seconds"] > 0 and run["end_seconds"] > 0 and len(run["rewards"]) == 1
     assert set(run["measured"]["requests"]["p50_ms"]) == {"direct", "gateway", "door"}
