@@ -30,7 +30,7 @@ from statistics import fmean, stdev
 
 from openai import AsyncOpenAI
 
-from launcher.client import Trajectory, TrajectoryGroup, connect, gather_trajectory_groups
+from launcher.client import Trajectory, TrajectoryGroup, connect, gather_ahead, gather_trajectory_groups
 
 KINDS = ("who", "where", "when")
 
@@ -270,6 +270,7 @@ async def main() -> None:
     parser.add_argument("--puzzles", type=int, default=8, help="in each step; default: 8")
     parser.add_argument("--tries", type=int, default=16, help="of each puzzle; default: 16")
     parser.add_argument("--held-out", type=int, default=64, help="puzzles to judge with; default: 64")
+    parser.add_argument("--staleness", type=int, default=0, help="steps rolled out ahead; default: 0")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
@@ -291,24 +292,30 @@ async def main() -> None:
         return rewards_of(groups)
 
     before = await score("before")
+
+    def tried():
+        """One puzzle after the other; begun again, the same ones."""
+        for number in itertools.count():
+            rng = random.Random(f"{asked.seed} {number}")
+            for puzzle in [make(rng, world, questions) for _ in range(asked.puzzles)]:
+                yield TrajectoryGroup(rollout(client, run.model, puzzle, tokens) for _ in range(asked.tries))
+
     counts, rewards = {"trained": 0, "dropped": 0}, []
-    for number in range(run.read_state().get("temporal_clue", 0), steps):
-        rng = random.Random(f"{asked.seed} {number}")  # begun again, a step has the same puzzles
-        puzzles = [make(rng, world, questions) for _ in range(asked.puzzles)]
-        groups = await gather_trajectory_groups(
-            (
-                TrajectoryGroup(rollout(client, run.model, it, tokens) for _ in range(asked.tries))
-                for it in puzzles
-            ),
-            pbar_desc=f"step {number + 1}",
-            max_exceptions=0.1,
-        )
-        result = await run.train_async(groups, state={"temporal_clue": number + 1})
+    async for groups in gather_ahead(
+        run,
+        tried(),
+        per_step=asked.puzzles,
+        steps=steps,
+        staleness=asked.staleness,
+        place=run.read_state().get("temporal_clue"),
+        max_exceptions=0.1,
+    ):
+        result = await run.train_async(groups, state={"temporal_clue": groups.place})
         run.log(groups, split="train", metrics=result.metrics, step=result.step)
         rewards.append(fmean(rewards_of(groups)))
         counts["trained"] += result.trained
         counts["dropped"] += sum(result.dropped.values())
-        print(f"step {number + 1}/{steps}: reward {rewards[-1]:.3f}, trained {result.trained}")
+        print(f"step {groups.place['steps']}/{steps}: reward {rewards[-1]:.3f}, trained {result.trained}")
     after = await score("after")
 
     rises = [new - old for old, new in zip(before, after, strict=True)]

@@ -6,13 +6,12 @@ Knows nothing of how anything is done: it hands values on, and imports what does
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from launcher.base.errors import UsageError
-from launcher.cli import help_text, misuse, options, results_commands
+from launcher.cli import bench_command, help_text, misuse, options, results_commands
 from launcher.cli.invocation import OF_A_RUN, Invocation
 from launcher.cli.options import Debug, Json
 from launcher.screen.output import Output
@@ -54,10 +53,6 @@ Name = Annotated[
     typer.Argument(
         metavar="NAME", help="The run's name or id.", autocompletion=options.run_names, show_default=False
     ),
-]
-Names = Annotated[
-    list[str],
-    typer.Argument(metavar="NAME", help="The runs' names or ids.", autocompletion=options.run_names),
 ]
 OptionalName = Annotated[
     str | None,
@@ -224,24 +219,7 @@ def pull(context: typer.Context, name: Name, as_json: Json = False, debug: Debug
 
 
 app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.export)
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def report(
-    context: typer.Context,
-    names: Names,
-    to: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it here: a .html page or an .svg picture.")
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> int:
-    """Draw a run's progress, or compare several runs, from the files on this computer."""
-    from launcher.cli import report_verb
-
-    return report_verb.report(context.obj.output, names, to)
-
-
+app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.report)
 app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.open)
 
 
@@ -308,6 +286,9 @@ def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) 
     from launcher.cli.doctor import doctor
 
     return doctor(context.obj.output, context.obj.env_file)
+
+
+app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(bench_command.bench)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)

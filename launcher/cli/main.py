@@ -15,7 +15,7 @@ _OLDEST_PYTHON = (3, 11)
 # A command line with one of these does not start a run.
 _NO_RUN = frozenset(
     {"plan", "status", "logs", "ssh", "exec", "push", "pull", "report", "export", "open", "down", "gc"}
-    | {"doctor", "env", "config"}
+    | {"doctor", "bench", "env", "config"}
     | {"--help", "-h", "--version", "--dry-run", "--json", "--plain"}
     | {"--install-completion", "--show-completion"}
 )

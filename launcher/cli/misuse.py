@@ -16,7 +16,7 @@ from launcher.cli.invocation import Invocation
 
 VERBS = (
     "plan", "status", "logs", "ssh", "exec", "push", "pull", "export", "report", "open", "down", "gc",
-    "doctor", "env", "config",
+    "doctor", "bench", "env", "config",
 )  # fmt: skip
 _WITH_PROGRAM = ("ssh", "exec")
 

@@ -5,6 +5,7 @@ Knows nothing of how anything is done: it imports what does the work when asked.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,6 +40,24 @@ def export(
 
     invocation = context.obj
     return export_verb.export(invocation.output, run, to, merge, dtype, invocation.env_file)
+
+
+def report(
+    context: typer.Context,
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME", help="The runs' names or ids.", autocompletion=options.run_names),
+    ],
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it here: a .html page or an .svg picture.")
+    ] = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> int:
+    """Draw a run's progress, or compare several runs, from the files on this computer."""
+    from launcher.cli import report_verb
+
+    return report_verb.report(context.obj.output, names, to)
 
 
 def open(  # noqa: A001 - the verb's name

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from launcher.client.dspy.validation import evaluate
     from launcher.client.ruler.score_group import ruler_score_group
     from launcher.client.started_run import start
+    from launcher.client.trajectories.ahead import gather_ahead
     from launcher.client.trajectories.bounded import limit_concurrency, retry
     from launcher.client.trajectories.gathering import gather_trajectories, gather_trajectory_groups
     from launcher.client.trajectories.trajectory import History, Trajectory
@@ -51,6 +52,7 @@ __all__ = [
     "arbor",
     "connect",
     "evaluate",
+    "gather_ahead",
     "gather_trajectories",
     "gather_trajectory_groups",
     "group",
@@ -69,6 +71,7 @@ _LATER = {
     "Trajectory": "trajectories.trajectory",
     "TrajectoryGroup": "trajectories.trajectory_group",
     "evaluate": "dspy.validation",
+    "gather_ahead": "trajectories.ahead",
     "gather_trajectories": "trajectories.gathering",
     "gather_trajectory_groups": "trajectories.gathering",
     "limit_concurrency": "trajectories.bounded",

@@ -272,6 +272,10 @@ class RuntimeStatus(Answer):
     last_metrics: dict[str, float] = {}
     # What the run's own `train.` keys say, of those that a step may change (StepSettings).
     settings: dict[str, Any] = {}
+    # A sample older than so many steps is not trained.
+    max_staleness: int | None = None
+    # How many sequences all engines sample at a time.
+    places: int | None = None
     samples: int = 0
     detail: str | None = None
     warnings: list[str] = []

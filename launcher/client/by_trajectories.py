@@ -81,6 +81,8 @@ class ByTrajectories:
     unsaved_state: dict[str, Any] | None = None
     # The newest committed step that this program knows of, and the state that is kept with it.
     known_place: tuple[int, dict[str, Any]] | None = None
+    # How often a step of this program was refused because the machine was lost.
+    rewinds: int = 0
 
     def train(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,12 +73,13 @@ class Endpoint:
     def environ(self, environ: Mapping[str, str], after_step: int = 0) -> dict[str, str]:
         """The program's whole environment: the user's, the variables, and no proxy before 127.0.0.1.
 
-        `after_step`: the step the run was resumed after, 0 in its first life. By it a program that is started
-        again knows what an earlier life of its own has left (client/dspy/training_place.py); nobody else's
-        has it.
+        `after_step`: the step the run was resumed after, 0 in its first life. By its life a program that is
+        started again knows what an earlier one has left (client/dspy/training_place.py); nobody else's has
+        it. Two lives may be resumed after one step, where the first left the next one to be trained: each
+        has a name of its own.
         """
         mixed = {**environ, **self.variables(), RUN_VARIABLE: self.run_id}
-        mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}"
+        mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}.{secrets.token_hex(4)}"
         if self.arbor:
             mixed[_PYTHONPATH] = os.pathsep.join(filter(None, [str(ARBORS_PLACE), environ.get(_PYTHONPATH)]))
         if any(environ.get(name) for name in _PROXIES):

@@ -37,6 +37,8 @@ _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
 _SMALL_WEIGHTS_BYTES = 100 * 2**20
 # How many sequences a CPU engine samples at a time. On a GPU vLLM knows better, by the GPU: 1024 on an H100.
 _CPU_PLACES = 64
+# vLLM's own default for a server on a small GPU; on a large one it is more.
+_LEAST_GPU_PLACES = 256
 _CPU_CACHE_GIB = 1.0
 
 
@@ -124,6 +126,11 @@ def context_length(config: RuntimeConfig) -> int:
     longest = checked_context(described.get("text_config", described), asked)
     cap = _LONGEST_CONTEXT[config.device]
     return asked or min(longest or cap, cap)
+
+
+def sequences_at_once(config: RuntimeConfig) -> int:
+    """How many sequences of programs an engine samples at a time, at least."""
+    return config.engine.max_num_seqs or (_CPU_PLACES if config.device == "cpu" else _LEAST_GPU_PLACES)
 
 
 def _places(config: RuntimeConfig) -> int | None:

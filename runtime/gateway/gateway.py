@@ -157,6 +157,9 @@ def build_parts(config: RuntimeConfig) -> Parts:
             Bounds(completions=config.completions_per_step),
         ),
     )
+    steps.taken = lambda groups: fleet.placement.forget(
+        member.rollout for group in groups for member in group.members
+    )
     readiness = Readiness(config, machine, fleet, versions, samples, admission)
 
     def phase() -> tuple[str, str | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
+from runtime.engine.command import sequences_at_once
 from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
@@ -70,6 +71,8 @@ class Readiness:
             client_state=steps.client_state,
             last_metrics=steps.last_metrics,
             settings=self._config.train.resolved().model_dump(include=set(StepSettings.model_fields)),
+            max_staleness=self._config.max_staleness,
+            places=self._config.engines * sequences_at_once(self._config),
             samples=self._samples.count,
             admission=self._admission.record,
             detail="; ".join(word for word in words if word) or None,

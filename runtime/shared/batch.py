@@ -117,6 +117,20 @@ class Batch:
         answers = self.answers
         return np.where(answers >= 0, np.asarray([*by_answer, -1], np.int64)[answers], -1)
 
+    @functools.cached_property
+    def lags(self) -> NDArray[np.int64]:
+        """How many steps were committed since the version that sampled each token [N]; -1: none sampled it.
+
+        By the word of the gateway, which has judged staleness by it; of a batch without, by the numbers of
+        versions, among which those of steps that failed are too.
+        """
+        said = {int(version): lag for version, lag in (self.meta.get("lags") or {}).items()}
+        by = self.sampled_by
+        found = np.full(len(by), -1, np.int64)
+        for version in np.unique(by[by >= 0]).tolist():
+            found[by == version] = max(said.get(version, self.step - 1 - version), 0)
+        return found
+
     def span(self, sequence: int) -> slice:
         """Where a sequence lies among the N tokens."""
         return slice(int(self.offsets[sequence]), int(self.offsets[sequence + 1]))

@@ -341,10 +341,10 @@ class RuntimeStatus(Answer):
     lease_left_seconds: float | None = None
     client_state: dict[str, Any] | None = None
     last_metrics: dict[str, float] = {}
-    # What the run's own `train.` keys say, of those that a step may change (StepSettings).
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {}  # what the run's own `train.` keys say, of those that a step may change
+    max_staleness: int | None = None  # a sample that is more steps old is not trained
+    places: int | None = None  # how many sequences all engines sample at a time
     samples: int = 0
-    # What admission.json has: whether engine and trainer agree on the model, and the numbers.
-    admission: dict[str, Any] | None = None
+    admission: dict[str, Any] | None = None  # as admission.json: whether engine and trainer agree
     detail: str | None = None
     warnings: list[str] = []

@@ -1,6 +1,6 @@
 """What a run says on Weights & Biases: each committed step, each validation and, if asked, what was said.
 
-    train/reward  train/reward/PREDICTOR  train/loss  train/learning_rate  …   counts/trained  …
+    train/reward  train/reward/PREDICTOR  train/loss  train/lag2/clip_fraction  …   counts/trained  …
     val/score     val/score/PREDICTOR     val/standard_error  …                train/completions (a table)
 
 Over train/step, and val/step, which is the version that was scored: wandb's own steps only ever go up, and a

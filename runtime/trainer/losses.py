@@ -2,7 +2,8 @@
 
 Neighbours: `update.py` feeds it, `packing.py` lays the sequences out. Knows no torchtune, vLLM or files.
 
-Names carry dimensions: M members, A answers, T sampled tokens (of a micro-batch), V vocabulary, D width.
+Names carry dimensions: M members, A answers, T sampled tokens (of a micro-batch), V vocabulary, D width,
+G lags (lags.py).
 Sources: `runtime/shared/train_config.py` names the papers beside each loss's defaults.
 """
 
@@ -99,9 +100,9 @@ def _logprob_chunk(
 class LossTerms:
     """`loss` weighted as the step's normaliser wants; the others are plain sums over T sampled tokens.
 
-    `ratio`, `ratio_max` and `kl_behaviour` compare with what the engine said. `masked`: tokens past
-    `dual_clip`, which teach nothing, and `masked_answers`: the answers they stand in; `truncated`: tokens
-    whose mismatch was cut to `mismatch_cap`.
+    All but `loss` and `kl_reference` are by lag [G]. `ratio`, `ratio_max` and `kl_behaviour` compare with
+    what the engine said. `masked`: tokens past `dual_clip`, which teach nothing, and `masked_answers`: the
+    answers they stand in; `truncated`: tokens whose mismatch was cut to `mismatch_cap`.
     """
 
     loss: Tensor
@@ -152,6 +153,8 @@ def policy_loss(
     old_T: Tensor | None = None,
     reference_T: Tensor | None = None,
     kl_beta: float = 0.0,
+    lag_T: Tensor | None = None,
+    lags: int = 1,
 ) -> LossTerms:
     """The loss of sampled tokens, with r = exp(logprob - old), each with its weight.
 
@@ -168,6 +171,8 @@ def policy_loss(
     `kl_beta` adds beta x r w x k3 towards the reference (adapter off). As k3's mean over the policy is
     KL(policy || reference) whatever the policy, the gradient of r w k3 under the behaviour is that of this
     KL; k3 alone would follow KL(reference || policy) of the sampled tokens (DeepSeek-V3.2, section 3.1).
+
+    `lag_T` says which of the `lags` each token has, 0 to `lags` - 1: it changes no loss.
     """
     behaviour_T = behaviour_T.detach()
     old_T = behaviour_T if old_T is None else old_T.detach()
@@ -192,17 +197,25 @@ def policy_loss(
             clipped_T, masked_T = bounded_T != ratio_T, torch.zeros_like(masked_T)
         log_engine_T = (logprob_T - behaviour_T).clamp(max=_MOST_LOG_RATIO)
         engine_T = log_engine_T.exp()
+        place_T = torch.zeros_like(answer_T) if lag_T is None else lag_T
+        here_GT = torch.arange(lags, device=place_T.device)[:, None] == place_T
+        masked_A = (answer_T * lags + place_T)[masked_T].unique()
     return LossTerms(
         loss=(weight_T * loss_T).sum(),
-        ratio=engine_T.sum(),
-        ratio_max=engine_T.max(),
-        clipped=clipped_T.sum(),
-        masked=masked_T.sum(),
-        masked_answers=engine_T.new_tensor(len(answer_T[masked_T].unique())),
-        truncated=(mismatch_T > mismatch_cap).sum(),
-        kl_behaviour=(engine_T - log_engine_T - 1).sum(),
+        ratio=_sums(engine_T, here_GT),
+        ratio_max=torch.where(here_GT, engine_T, 0).amax(1),
+        clipped=_sums(clipped_T, here_GT),
+        masked=_sums(masked_T, here_GT),
+        masked_answers=(masked_A % lags).bincount(minlength=lags),
+        truncated=_sums(mismatch_T > mismatch_cap, here_GT),
+        kl_behaviour=_sums(engine_T - log_engine_T - 1, here_GT),
         kl_reference=kl_reference,
     )
+
+
+def _sums(value_T: Tensor, here_GT: Tensor) -> Tensor:
+    """Over the tokens of each lag [G], without a gradient."""
+    return torch.where(here_GT, value_T.detach().double(), 0).sum(1)
 
 
 def imitation_loss(

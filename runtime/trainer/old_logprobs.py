@@ -55,10 +55,17 @@ class Old:
         return torch.where(old_T.isnan(), now_T, old_T)
 
 
-def old_logprobs(policy: Policy, batch: Batch, packs: Sequence[Pack], past: Past | None) -> Old:
-    """One more forward pass for every earlier version in these packs, over the packs that it is in.
+def old_logprobs(
+    policy: Policy,
+    batch: Batch,
+    packs: Sequence[Pack],
+    past: Past | None,
+    lay_out: Callable[[list[int]], list[Pack]],
+) -> Old:
+    """One more forward pass for every earlier version in these packs, over the sequences that it is in.
 
-    Without a past everything was sampled by the policy as it is.
+    Those are laid out anew, without the others: a sequence is computed once for each of its versions, and
+    packing changes nothing but rounding (C41). Without a past everything was sampled by the policy as it is.
     """
     old_N = torch.full((len(batch.tokens),), torch.nan)
     version_N = torch.from_numpy(batch.sampled_by)
@@ -74,13 +81,18 @@ def old_logprobs(policy: Policy, batch: Batch, packs: Sequence[Pack], past: Past
             unkept += sum(int(theirs_N[one.source_T].sum()) for one in packs)
             continue
         with torch.no_grad(), inside:
-            for one in packs:
+            for one in lay_out(_sequences(packs, theirs_N)):
                 _fill(old_N, policy, batch, one, theirs_N)
     return Old(old_N, unkept)
 
 
+def _sequences(packs: Sequence[Pack], theirs_N: Tensor) -> list[int]:
+    """The sequences of these packs that have such a token."""
+    found = [one.sequence_T[theirs_N[one.source_T]].unique() for one in packs]
+    return sorted({sequence for some in found for sequence in some.tolist()})
+
+
 def _fill(old_N: Tensor, policy: Policy, batch: Batch, one: Pack, theirs_N: Tensor) -> None:
     here_T = theirs_N[one.source_T]
-    if here_T.any():
-        found = pack_logprobs(policy, one, batch).logprob_T.cpu()
-        old_N[one.source_T[here_T]] = found[here_T]
+    found = pack_logprobs(policy, one, batch).logprob_T.cpu()
+    old_N[one.source_T[here_T]] = found[here_T]

@@ -5,7 +5,7 @@ arithmetic. Imports neither torchtune nor vLLM: the policy is whatever has `hidd
 `reference`.
 
 Names carry dimensions: M members, S sequences, A answers, N tokens of the step, T sampled
-tokens of a pack.
+tokens of a pack, G lags, F figures of each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from runtime.shared import failpoints
 from runtime.shared.batch import Batch
 from runtime.trainer import losses
 from runtime.trainer.forward import pack_logprobs, sequences
+from runtime.trainer.lags import FIGURES, Lags
 from runtime.trainer.old_logprobs import Old, Past, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.ranks import Ranks
@@ -33,9 +35,9 @@ from runtime.trainer.settings import UpdateSettings
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
-# Of a step, over all ranks: sums, and what is shown as a mean over the step's tokens.
-_COUNTED = ("loss", "masked_tokens", "masked_sequences", "mismatch_truncated", "unkept_tokens")
-_AVERAGED = ("ratio_mean", "clip_fraction", "kl_behaviour", "kl_reference", "entropy")
+# Of a step, over all ranks, besides what is measured by lag: sums, and means over the step's tokens.
+_COUNTED = ("loss", "unkept_tokens")
+_AVERAGED = ("kl_reference", "entropy")
 
 
 @dataclass(frozen=True)
@@ -211,11 +213,13 @@ def gradients(
     out from `past` where nobody gives it.
     """
     packs = own_packs(policy, batch, selected.sequences, settings, ranks)
-    old = old or old_logprobs(policy, batch, packs, past)
-    sums = torch.zeros(len(_COUNTED + _AVERAGED), device=policy.device, dtype=torch.float64)
-    ratio_max = torch.zeros((), device=policy.device)
+    old = old or old_logprobs(policy, batch, packs, past, partial(lay_out, policy, batch, settings))
+    lags = Lags.of(batch, selected.sequences)
+    whole = len(_COUNTED + _AVERAGED)
+    sums = torch.zeros(whole + FIGURES * len(lags.values), device=policy.device, dtype=torch.float64)
+    ratio_max = torch.zeros(len(lags.values), device=policy.device)
     for one in packs:
-        terms, entropy = _pack_loss(policy, batch, one, selected, settings, old)
+        terms, entropy = _pack_loss(policy, batch, one, selected, settings, old, lags)
         terms.loss.backward()
         failpoints.passing("trainer.pack")
         policy.collect_gradients()
@@ -224,18 +228,22 @@ def gradients(
     sums[_COUNTED.index("unkept_tokens")] += old.unkept
     add_up(policy, sums, ranks)
     ranks.keep_largest(ratio_max)
-    sums[len(_COUNTED) :] /= selected.tokens
-    found = dict(zip(_COUNTED + _AVERAGED, sums.tolist(), strict=True))
-    return found | {"ratio_max": float(ratio_max)}
+    sums[len(_COUNTED) : whole] /= selected.tokens
+    found = dict(zip(_COUNTED + _AVERAGED, sums[:whole].tolist(), strict=True))
+    return found | lags.figures(sums[whole:].view(FIGURES, -1).cpu(), ratio_max.cpu())
 
 
 def own_packs(
     policy: Policy, batch: Batch, chosen: list[int], settings: UpdateSettings, ranks: Ranks
 ) -> list[Pack]:
     """This rank's packs of the chosen sequences."""
+    return lay_out(policy, batch, settings, chosen)[ranks.rank :: ranks.size]
+
+
+def lay_out(policy: Policy, batch: Batch, settings: UpdateSettings, chosen: list[int]) -> list[Pack]:
+    """The chosen sequences in packs."""
     fixed_rows = policy.device.type == "cuda"
-    packs = pack(sequences(batch), chosen, settings.pack_tokens, fixed_rows=fixed_rows, alone=policy.alone)
-    return packs[ranks.rank :: ranks.size]
+    return pack(sequences(batch), chosen, settings.pack_tokens, fixed_rows=fixed_rows, alone=policy.alone)
 
 
 def add_up(policy: Policy, sums: Tensor, ranks: Ranks) -> None:
@@ -247,14 +255,21 @@ def add_up(policy: Policy, sums: Tensor, ranks: Ranks) -> None:
 
 
 def _summed(terms: losses.LossTerms, entropy: Tensor) -> Tensor:
-    """One pack's part of the step's sums, in their order."""
-    counted = (terms.loss, terms.masked, terms.masked_answers, terms.truncated, torch.zeros_like(terms.loss))
-    averaged = (terms.ratio, terms.clipped, terms.kl_behaviour, terms.kl_reference, entropy)
-    return torch.stack([value.detach().double() for value in (*counted, *averaged)])
+    """One pack's part of the step's sums, in their order: of the whole step, then of each figure by lag."""
+    whole = (terms.loss, torch.zeros_like(terms.loss), terms.kl_reference, entropy)
+    counted = (terms.masked, terms.masked_answers, terms.truncated)
+    averaged = (terms.ratio, terms.clipped, terms.kl_behaviour)
+    return torch.cat([value.detach().double().reshape(-1) for value in (*whole, *counted, *averaged)])
 
 
 def _pack_loss(
-    policy: Policy, batch: Batch, one: Pack, selected: Selected, settings: UpdateSettings, old: Old
+    policy: Policy,
+    batch: Batch,
+    one: Pack,
+    selected: Selected,
+    settings: UpdateSettings,
+    old: Old,
+    lags: Lags,
 ) -> tuple[losses.LossTerms, Tensor]:
     device = policy.device
     behaviour_N = torch.from_numpy(batch.logprobs)
@@ -278,6 +293,8 @@ def _pack_loss(
         old_T=old.beside(one, found.logprob_T.detach()),
         reference_T=reference_T,
         kl_beta=settings.kl_beta,
+        lag_T=lags.place_N[one.source_T].to(device),
+        lags=len(lags.values),
     )
     return terms, found.entropy_T.sum()
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from openai import AsyncOpenAI
 from openai.types.chat.chat_completion import Choice
 
-from launcher.client import Session, Trajectory, TrajectoryGroup, connect, gather_trajectory_groups
+from launcher.client import (
+    Session,
+    Trajectory,
+    TrajectoryGroup,
+    connect,
+    gather_ahead,
+    gather_trajectory_groups,
+)
+from launcher.client.by_trajectories import TrainResult
+from launcher.client.trajectories.ahead import StepGroups
 from launcher.client.trajectories.members import OTHERS
+from launcher.client.trajectories.trajectory_group import PendingGroup
 from runtime.tiny.chat import messages, parse
 from runtime.tiny.grammar import training_phrases
 from tests.support.launched import Launched
@@ -96,3 +107,46 @@ def test_b10_two_steps_of_gathered_trajectories_with_every_answer_counted(run: S
         ("train", 2),
         ("val", 1),
     ]
+
+
+def test_c39_three_steps_rolled_out_ahead_with_the_versions_that_answered_as_recorded(
+    run: Session, pupil: Launched
+) -> None:
+    """With staleness 1 what step 2 trains began before step 1 was committed, and nothing is older."""
+    before = run.settle().version
+    # Of each group how many steps were done as it began.
+    done_at: list[int] = []
+    steps: list[StepGroups] = []
+    results: list[TrainResult] = []
+
+    def scenarios(client: AsyncOpenAI) -> Iterator[PendingGroup]:
+        while True:
+            done_at.append(len(results))
+            yield TrajectoryGroup(rollout(client, 1, name) for name in range(ROLLOUTS))
+
+    async def work() -> None:
+        async with AsyncOpenAI(
+            base_url=run.base_url, api_key=run.api_key, timeout=600, max_retries=0
+        ) as client:
+            async for groups in gather_ahead(
+                run, scenarios(client), per_step=2, steps=3, staleness=1, after_each=judge, pbar_desc=None
+            ):
+                steps.append(groups)
+                state = {"ahead": groups.place}
+                results.append(await run.train_async(groups, learning_rate=1e-6, state=state))
+
+    asyncio.run(work())
+    assert [it.version for it in results] == [before + 1, before + 2, before + 3] and len(done_at) == 6
+    assert run.read_state()["ahead"] == steps[-1].place == {"steps": 3, "next": 6, "again": []}
+    for number, (groups, result) in enumerate(zip(steps, results, strict=True)):
+        # A newer run may be beside it.
+        folder = pupil.home / "runs" / run.run_id / "machine" / "steps" / f"{result.step:06d}"
+        batch = json.loads((folder / "batch.json").read_text())
+        trained = [turn["version"] for sample in batch["samples"] for turn in sample["turns"]]
+        lags = Counter(before + number - version for version in trained)
+        assert set(lags) <= {0, 1} and lags <= Counter(groups.lags)
+        assert lags.total() == result.trained > 0
+        choices = sum(groups.lags.values()) + result.dropped[OTHERS]
+        assert choices == result.trained + sum(result.dropped.values())
+        assert all(number - done_at[it] <= 1 for it in groups.numbers)
+    assert min(done_at[it] for it in steps[1].numbers) == 0 and steps[1].lags[1] > 0

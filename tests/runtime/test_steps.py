@@ -309,6 +309,11 @@ def test_c39_staleness_is_judged_where_a_step_is_taken_out(tmp_path: Path) -> No
             await queue.submit(run.request("k4", "g", "h", version=2))
             await run.commit(4)
             assert (await queue.wait(4, SOON_SECONDS)).version == 4
+            # What failed has made no answer older.
+            lags = [
+                json.loads((run.batch_folder(step) / "batch.json").read_text())["lags"] for step in (2, 4)
+            ]
+            assert lags == [{"0": 1}, {"2": 0}]
 
     drive(work, tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,21 +17,22 @@ import pytest
 from runtime.shared.processes import in_child
 from tests.runtime.queue_run import QueueRun
 from tests.support.environment import PROGRAMS, REPOSITORY
-from tests.support.small_run import TOKEN
+from tests.support.small_run import TOKEN, Asked
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
 STEPS = 3
+AHEAD = "train_ahead.py"
 
 
 class Life:
     """One life of the program, with what it has said."""
 
-    def __init__(self, run: QueueRun, *waits_at: str) -> None:
+    def __init__(self, run: QueueRun, *waits_at: str, program: str = "train_trajectories.py") -> None:
         environ = {**os.environ, "LAUNCH_BASE_URL": run.base_url, "LAUNCH_API_KEY": TOKEN}
         self.process = subprocess.Popen(
-            [sys.executable, PROGRAMS / "runtime" / "train_trajectories.py", *waits_at],
+            [sys.executable, PROGRAMS / "runtime" / program, *waits_at],
             env=environ | {"PYTHONPATH": str(REPOSITORY)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -151,6 +153,35 @@ def test_b13_killed_while_its_step_is_trained_it_begins_again_after_that_step(ru
     second.end()
     assert "gathered 1" not in second.said
     each_step_once(run)
+
+
+@pytest.mark.parametrize("killed_at", ["trained 1", "gathered 2", "trained 2"])
+def test_b13_killed_while_it_rolls_out_ahead_it_begins_again_what_was_in_no_step(
+    run: QueueRun, killed_at: str
+) -> None:
+    """In the first life the first group never comes, and others may have begun that are in no step."""
+    comes = threading.Event()
+
+    def answer(asked: Asked) -> str:
+        is_late = asked.body["messages"][0]["content"] == "group 0"
+        assert not is_late or comes.wait(60)
+        return f"answer {len(run.asked)}"
+
+    run.answer = answer
+    first = Life(run, killed_at, program=AHEAD)
+    wait_until(lambda: bool(first.said) and first.said[-1].startswith(killed_at), 60, killed_at)
+    first.kill()
+    comes.set()
+    second = Life(run, program=AHEAD)
+    second.end()
+    done = run.queue.client_state
+    assert done is not None and done["place"] == {"steps": STEPS, "next": 2 * STEPS, "again": []}
+    sent = [it for it in first.said if it.startswith("gathered")][: 1 if killed_at == "gathered 2" else None]
+    numbers = [json.loads(it.partition(": ")[2]) for it in [*sent, *second.said] if it.startswith("gathered")]
+    assert sorted(it for of_a_step in numbers for it in of_a_step) == [*range(2 * STEPS)]
+    assert all(0 not in json.loads(it.partition(": ")[2]) for it in sent) and len(numbers) == STEPS
+    trained = Counter(sample for samples in run.trained().values() for sample in samples)
+    assert set(trained.values()) == {1} and trained.total() == 4 * STEPS
 
 
 def _looks(run: QueueRun, since: int) -> int:

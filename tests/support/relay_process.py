@@ -45,6 +45,10 @@ class RelayProcess:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def bytes_held(self) -> int:
         """Its resident memory."""
         return psutil.Process(self._process.pid).memory_info().rss

@@ -13,7 +13,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -38,6 +38,8 @@ class Asked:
 
     headers: dict[str, str]
     body: dict[str, Any]
+    # The policy that answers it.
+    version: int | None = None
 
     def tag(self, name: str) -> str | None:
         return self.headers.get(f"x-slipway-{name}")
@@ -105,6 +107,11 @@ class SmallRun:
     # What it was answered with, in order: members given as text are found among these, each once.
     answered: list[tuple[Asked, str]] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)
+    # What the run says of itself: how old a sample may be, and how many its engines take at a time.
+    max_staleness: int | None = None
+    places: int | None = None
+    # Before it says what became of a step.
+    before_wait: Callable[[int], None] = lambda step: None
     # What it says that train_kwargs mean, in the place of the runtime's table.
     meaning: dict[str, Any] = field(default_factory=dict)
     # Which version it claims to have answered with, whatever was asked; None: the one that was named.
@@ -160,10 +167,11 @@ class SmallRun:
 
     def complete(self, asked: Asked) -> tuple[int, dict[str, Any], dict[str, str]]:
         with self.lock:
+            version = self.version_of(asked.body["model"])
+            asked = replace(asked, version=version)
             known = next((it for it in self.asked if it.tag("request") == asked.tag("request")), None)
             if known is None or asked.tag("request") is None:
                 self.asked.append(asked)
-            version = self.version_of(asked.body["model"])
             if version is None:
                 return *_error(409, "different weights", "version_reused"), {}
         answer = self.answer(asked)
@@ -304,6 +312,8 @@ class SmallRun:
             "client_state": self.client_state,
             "last_metrics": self._last_metrics(),
             "settings": self.settings,
+            "max_staleness": self.max_staleness,
+            "places": self.places,
         }
 
     def _last_metrics(self) -> dict[str, float]:
@@ -402,6 +412,8 @@ class _Handler(BaseHTTPRequestHandler):
             return run.complete(Asked(headers, json.loads(content or b"")))
         if path.startswith("/v1/models"):
             return *run.models(path.removeprefix("/v1/models").strip("/")), {}
+        if content is None and path.startswith("/slipway/steps/"):
+            run.before_wait(int(path.rpartition("/")[2]))
         with run.lock:
             return *self._training(path, content), {}
 

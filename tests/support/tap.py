@@ -77,7 +77,8 @@ class Tap:
         self._watcher = asyncio.create_task(self._watch())
 
     async def _close(self) -> None:
-        _put(self._engine, self._socket)
+        with contextlib.suppress(FileNotFoundError):  # the run has ended, and taken its sockets with it
+            _put(self._engine, self._socket)
         await end_tasks()
 
     async def _watch(self) -> None:
@@ -101,8 +102,15 @@ class Tap:
         self._connections.append(connection)
         with contextlib.suppress(asyncio.CancelledError):  # the tap is stopped
             await asyncio.gather(
-                _pump(reader, to_engine, connection.sent), _pump(from_engine, writer, connection.received)
+                _pump(reader, to_engine, connection.sent),
+                self.pass_answers(from_engine, writer, connection.received),
             )
+
+    async def pass_answers(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray
+    ) -> None:
+        """What the engine says, as it says it."""
+        await _pump(reader, writer, kept)
 
 
 def _put(source: Path, name: Path) -> None:

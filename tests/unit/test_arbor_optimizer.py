@@ -266,6 +266,24 @@ def test_a03_a_job_that_is_shut_down_takes_no_more_steps_and_its_best_is_served(
     assert "shut down after 2 of 50 steps" in capsys.readouterr().err
 
 
+def test_a03_a_job_that_is_shut_down_notes_the_validation_under_way(run: SmallRun) -> None:
+    varied(run)
+    plain, moment = run.answer, threading.Event()
+    compiler = optimizer(num_train_steps=50, num_steps_for_val=2, staleness=2)
+
+    def answer(asked: Asked) -> Any:
+        if asked.tag("purpose") == "eval" and asked.body["model"].startswith("policy@v2"):
+            wait_until(lambda: len(run.steps) > 2, 30.0, "the next step has begun beside it")
+            if compiler.job is not None:
+                arbor.shutdown_job(compiler.job.id)
+            moment.wait(0.5)  # in which it could be left behind
+        return plain(asked)
+
+    run.answer = answer
+    compiler.compile(student(run), trainset=examples(2), valset=examples(2))
+    assert len(run.steps) < 50 and list(compiler.validation_scores)[:2] == [-1, 1]
+
+
 def test_a03_shut_down_before_its_first_step_a_job_is_no_failure(run: SmallRun) -> None:
     compiler = optimizer(num_train_steps=5)
     begun = threading.Event()

@@ -698,7 +698,7 @@ PARAMETERS = [
         ("failure_score", float("nan"), "failure_score must be a number"),
         ("format_failure_score", 0.0, "format_failure_score must be below failure_score"),
         ("checkpoint", "every", "checkpoint must be 'single-best' or 'improvements' or 'none', not 'every'"),
-        ("staleness", 2, "staleness must be 0 or 1"),
+        ("staleness", -1, "staleness must be at least 0"),
         ("on_alarm", "pause", "on_alarm must be 'note' or 'stop'"),
         ("alarms", {"lenght": 3.0}, "there is no threshold 'lenght'; there are window, flat_groups, length"),
         ("alarms", {"length": 0}, "length must be a number above 0"),

@@ -11,7 +11,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, TrainingFailed
-from launcher.client.dspy.alarms import Alarms, Observed, Thresholds, repeated_share
+from launcher.client.dspy.alarms import Alarms, AtLag, Observed, Thresholds, repeated_share
 from tests.support.abuses import Asked, answering, length, member, predict
 from tests.support.small_run import CUT_OFF, SmallRun
 
@@ -32,6 +32,7 @@ def healthy(step: int) -> dict[str, Any]:
         "masked": 1e-4,
         "masked_answers": 0.02,
         "ratio_max": 8.0,
+        "lags": {0: AtLag(300, 0, 0.0), 1: AtLag(500, 15, 3.0), 2: AtLag(400, 20, 8.0)},
     }
 
 
@@ -74,6 +75,21 @@ def test_a_training_that_goes_well_raises_none() -> None:
             lambda step: {"ratio_max": 200.0 + step},
             "in each of the last 3 steps the trainer found a token 201 or more times as likely",
         ),
+        (
+            "stale",
+            lambda step: {"lags": {0: AtLag(300, 0), 1: AtLag(500, 55), 2: AtLag(400, 125)}},
+            "31% of the tokens 2 steps old are past the clip or train.dual_clip (1 step: 11%, 0 steps: 0%)",
+        ),
+        (
+            "kl_behaviour",
+            lambda step: {"lags": {0: AtLag(300, 0), 1: AtLag(500, 15, 15.0), 2: AtLag(400, 30, 40.0)}},
+            "0.100 nats a token away from the one that sampled 2 steps ago (1 step: 0.030, 0 steps: 0.000)",
+        ),
+        (
+            "kl_behaviour",  # an engine far from the trainer: it is not their age
+            lambda step: {"kl_behaviour": 0.1, "lags": {0: AtLag(300, 0, 30.0), 2: AtLag(400, 30, 40.0)}},
+            "0.100 nats a token away from the policy that sampled",
+        ),
     ],
 )
 def test_c47_each_way_to_go_wrong_is_raised_once_and_by_name(
@@ -107,6 +123,27 @@ def test_what_was_not_measured_raises_nothing() -> None:
 def test_a_single_odd_step_is_no_alarm() -> None:
     odd = {"length": 60.0, "truncation": 0.7, "masked": 0.02, "ratio_max": 4e8}
     assert raised(lambda step: odd if step == 5 else {}).raised == []
+
+
+@pytest.mark.parametrize(
+    ("lags", "says"),
+    [
+        # A few tokens say nothing, and what is no longer there is over.
+        (lambda step: {1: AtLag(900, 20), 2: AtLag(40, 30)}, ""),
+        (lambda step: {2: AtLag(400, 200)} if step % 3 else {1: AtLag(400, 8)}, ""),
+        (lambda step: {2: AtLag(400, 0 if step % 3 else 200)}, ""),
+        # Of the policy's own answers nothing is too old, whatever their bounds do.
+        (lambda step: {0: AtLag(900, 400), 1: AtLag(400, 20)}, ""),
+        (lambda step: {1: AtLag(900, 300), 2: AtLag(40, 30)}, "33% of the tokens 1 step old are past"),
+        (lambda step: {1: AtLag(400, 100), 4: AtLag(400, 20)}, "25% of the tokens 1 step old are past"),
+    ],
+)
+def test_c50_a_lag_is_judged_where_it_is_steady_and_of_weight(
+    lags: Callable[[int], dict[int, AtLag]], says: str
+) -> None:
+    found = raised(lambda step: {"lags": lags(step)}).raised
+    assert [it.name for it in found] == (["stale"] if says else [])
+    assert all(says in it.text for it in found)
 
 
 def test_a_threshold_is_moved_by_name() -> None:
@@ -201,6 +238,26 @@ def test_c50_what_a_bound_has_masked_is_in_the_steps_line_and_much_of_it_an_alar
     run.metrics = {"trained_tokens": 100.0, "masked_tokens": 0.0, "ratio_max": 1.5}
     assert train().report.alarms == []
     assert "masked" not in capfd.readouterr().err
+
+
+def test_c50_what_the_bounds_stop_of_old_answers_is_in_the_records_and_an_alarm(
+    run: SmallRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def at_lag(lag: int, tokens: float, clipped: float, masked: float) -> dict[str, float]:
+        figures = {"trained_tokens": tokens, "clip_fraction": clipped, "masked_tokens": masked}
+        figures["kl_behaviour"] = 0.03 * lag
+        return {f"lag{lag}/{name}": value for name, value in figures.items()}
+
+    run.metrics = {"trained_tokens": 600.0, **at_lag(0, 400.0, 0.0, 0.0), **at_lag(2, 200.0, 0.22, 4.0)}
+    run.answer = lambda asked: answering(french="mot" + "x" * member(asked))(asked)
+    assert train().report.alarms == ["kl_behaviour", "stale"]
+    said = capfd.readouterr().err
+    assert "24% of the tokens 2 steps old are past the clip or train.dual_clip (0 steps: 0%)" in said
+    assert "0.060 nats a token away from the one that sampled 2 steps ago (0 steps: 0.000)" in said
+    written = [json.loads(line) for line in (tmp_path / "grpo.jsonl").read_text().splitlines()]
+    assert {it["metrics"]["lag2/clip_fraction"] for it in written if it["kind"] == "step"} == {0.22}
+    run.metrics = {"trained_tokens": 600.0, "clip_fraction": 0.3}  # a runtime from before
+    assert train().report.alarms == []
 
 
 def test_c47_what_the_trainer_measures_is_looked_at_too(run: SmallRun) -> None:

@@ -542,24 +542,13 @@ def test_everything_is_written_down_in_the_runs_folder(run: SmallRun, tmp_path: 
     json.dumps(grpo.summary)
 
 
-def test_with_staleness_one_the_next_rollouts_are_made_while_a_step_trains(run: SmallRun) -> None:
-    grpo = optimizer(num_train_steps=4, staleness=1, num_steps_for_val=4)
-    grpo.compile(program(), trainset=examples(4), valset=examples(2))
-    paths = [
-        path for path, _ in run.posted if path.startswith("/slipway/steps") or path.endswith("completions")
-    ]
-    first_wait = paths.index("/slipway/steps/1")
-    assert paths[:first_wait].count("/v1/chat/completions") == 2 + 8 + 8
-    assert [it["step"] for it in grpo.history if it["kind"] == "step"] == [1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"num_rollouts_per_grpo_step": 1}, "at least 2"),
         ({"format_failure_score": 0.0}, "below failure_score"),
         ({"checkpoint": "every"}, "single-best"),
-        ({"staleness": 2}, "0 or 1"),
+        ({"staleness": -1}, "at least 0"),
         ({"train_kwargs": {"top_p": 0.9}}, "a different distribution"),
         ({"train_kwargs": {"temperature": 0}}, "above 0"),
         ({"num_train_steps": 0}, "at least 1"),

@@ -272,6 +272,20 @@ def test_a_place_fits_its_step_however_long_it_lasts_and_however_much_is_held_ou
     assert len(begun.best_scores) == 20_000
 
 
+def test_g21_killed_while_its_first_step_trains_a_life_is_told_from_the_next(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both are resumed after step 1: the step that the killed one has sent is committed in the next."""
+    door = endpoint.Endpoint("http://127.0.0.1:1", "token", RUN, tmp_path, 180.0)
+    begin_life(monkeypatch)
+    train(1)
+    for steps in (2, 3):
+        begin_life(monkeypatch, 1)
+        monkeypatch.setenv(PROGRAM_VARIABLE, door.environ({}, 1)[PROGRAM_VARIABLE])
+        train(steps)
+    assert len(run.requests) == 3
+
+
 def test_another_validation_set_leaves_the_old_scores_behind() -> None:
     place = Place(work(), life=f"{RUN}@0", held_out="digest")
     place.add(Validated(0, 1.0, 1.0), [1.0, 1.0])
@@ -289,8 +303,8 @@ def test_a_validation_set_has_one_name_in_every_process(tmp_path: Path) -> None:
 def test_only_the_program_that_launch_starts_is_given_its_life(tmp_path: Path) -> None:
     assert endpoint.PROGRAM_VARIABLE == PROGRAM_VARIABLE
     door = endpoint.Endpoint("http://127.0.0.1:1", "token", RUN, tmp_path, 180.0)
-    assert door.environ({})[PROGRAM_VARIABLE] == f"{RUN}@0"
-    assert door.environ({}, 12)[PROGRAM_VARIABLE] == f"{RUN}@12"
+    lives = [door.environ({}, step)[PROGRAM_VARIABLE] for step in (0, 12, 12)]
+    assert [it.rpartition(".")[0] for it in lives] == [f"{RUN}@0", f"{RUN}@12", f"{RUN}@12"]
     assert PROGRAM_VARIABLE not in door.exports()
 
 

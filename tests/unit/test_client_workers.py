@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 
-from launcher.client.dspy.workers import work_off
+from launcher.client.dspy.workers import Job, Late, Workers
 
 
 @pytest.fixture
@@ -17,6 +19,19 @@ def never() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
+
+
+def work_off(
+    jobs: Sequence[Callable[[], Any]],
+    threads: int,
+    seconds: float,
+    hopeless: Callable[[Any], bool] = lambda result: False,
+    left_behind: Callable[[int], None] = lambda index: None,
+) -> list[Any | Late]:
+    """The results of these jobs, of workers of their own."""
+    workers = Workers[Any](min(threads, len(jobs)), seconds, hopeless)
+    made = [Job(do, (index,), partial(left_behind, index)) for index, do in enumerate(jobs)]
+    return workers.all_of(made)
 
 
 def hanging(never: threading.Event) -> Callable[[], str]:

@@ -25,8 +25,13 @@ IMPORTERS = {
     },
     "vllm": {"runtime/engine/server.py", "runtime/engine/last_turn.py", "runtime/engine/worker.py"},
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
-    "transformers": {"runtime/trainer/network.py", "runtime/tiny/"},
-    "dspy": {"launcher/client/dspy/", "launcher/client/arbor/", "examples/"},
+    "transformers": {
+        "runtime/trainer/network.py", "runtime/tiny/", "launcher/bench/programs/trl_program.py",
+    },
+    "dspy": {
+        "launcher/client/dspy/", "launcher/client/arbor/", "examples/",
+        "launcher/bench/programs/ours_program.py",
+    },
 }  # fmt: skip
 
 # The floors of both halves, from the ground up: a file imports only its own folder's and those named before.
@@ -35,13 +40,13 @@ FLOORS = {
         "launcher/base", "launcher/screen", "launcher/values", "launcher/ledger", "launcher/models",
         "launcher/results", "launcher/machines/over_ssh", "launcher/machines/skypilot", "launcher/machines",
         "launcher/safety", "launcher/asking", "launcher/page", "launcher/door", "launcher/run",
-        "launcher/cli",
+        "launcher/bench", "launcher/cli",
     ),
     # A program imports these; of the rest they know the errors only.
     "client": (
         "launcher/base", "launcher/client", "launcher/client/tracing", "launcher/client/trajectories",
         "launcher/client/ruler", "launcher/client/autorl", "launcher/client/dspy", "launcher/client/arbor",
-        "launcher/client/art",
+        "launcher/client/art", "launcher/bench/programs",
     ),
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",

@@ -29,10 +29,11 @@ class StoppableTraining(Training):
             self.journal.note(f"shut down after {self.place.step} of {self.plan.steps} steps")
             # Nothing more was meant to be trained, so it is not in vain that nothing was.
             self.plan = replace(self.plan, steps=self.place.step)
-            self._validate(self.place.step)
+            self.validations.now(self.place)
             self._restore_best()
 
     def _roll_out(self, step: int) -> Rolled:
         if self.job is not None and self.job.is_cancelled.is_set():
+            self.validations.wait(self.place)  # it may have found the best
             raise _NoMoreSteps
         return super()._roll_out(step)

@@ -54,6 +54,7 @@ class _Sent:
     body: bytes
     headers: dict[str, str]
     call: Call | None
+    model: str
 
 
 class _Dialect:
@@ -74,6 +75,8 @@ class _Dialect:
             with self._lock:
                 self.astray += 1
         sampling, purpose = _how(call, self.session)
+        if call is not None and call.rollout.model is not None and request.model == self.session.model:
+            request = replace(request, model=call.rollout.model)
         body = json.loads(self._chat.build_request(_shaped(request, sampling), stream=False).body)
         if request.config.top_k is not None and not sampling:
             body["top_k"] = request.config.top_k  # the dialect drops it; vLLM takes it
@@ -83,7 +86,7 @@ class _Dialect:
         headers = {"content-type": "application/json", REQUEST_HEADER: new_request_id(), **purpose}
         if call is not None:
             headers |= call.headers
-        return _Sent(json.dumps(body | extra).encode(), headers, call)
+        return _Sent(json.dumps(body | extra).encode(), headers, call, request.model)
 
     def receive(self, request: lm15.Request, sent: _Sent, response: httpx.Response) -> lm15.Response:
         if response.is_error:
@@ -97,10 +100,10 @@ class _Dialect:
             _note_lost(sent.call, f"unreadable answer: {error}")
             raise lm15.ServerError(f"the endpoint's answer is not a chat completion: {error}") from error
         version = response.headers.get(VERSION_HEADER, "")
-        named = version_in(request.model)
+        named = version_in(sent.model)
         if named and version.isdecimal() and version != named:
-            _note_lost(sent.call, f"asked for {request.model}, but version {version} answered")
-            raise lm15.ServerError(f"asked for {request.model}, but version {version} of the policy answered")
+            _note_lost(sent.call, f"asked for {sent.model}, but version {version} answered")
+            raise lm15.ServerError(f"asked for {sent.model}, but version {version} of the policy answered")
         if sent.call is not None:
             sent.call.rollout.note_answer(sent.call, _answered(answer, version))
         return answer

@@ -44,6 +44,7 @@ from launcher.client.dspy.starting import Start, begin, made
 from launcher.client.dspy.training import OnAlarm, Plan, Training
 from launcher.client.dspy.training_place import Work
 from launcher.client.session import Session, connect
+from launcher.client.staleness import check_staleness
 from launcher.client.train_kwargs import Meant, ask
 
 _LEAST_METRIC_PATIENCE = 16
@@ -62,15 +63,18 @@ class GRPO(Teleprompter):
 
     Every `num_steps_for_val` steps, before the first and after the last the student is scored greedily on the
     `valset` (`use_train_as_val` takes the trainset). `checkpoint`: "single-best" and "improvements" pin each
-    improvement (`Session.pin`) and serve the best at the end; "none" neither. `staleness=1` rolls out the
-    next step while one trains. `dynamic_sampling`: where all rewards of an example are equal another one is
-    rolled out, with at most three times the step's rollouts more (True), so many more (a number) or none
-    (False); None is True where the loss is dapo, else False.
+    improvement (`Session.pin`) and serve the best at the end; "none" neither. `dynamic_sampling`: where all
+    rewards of an example are equal another one is rolled out, with at most three times the step's rollouts
+    more (True), so many more (a number) or none (False); None is True where the loss is dapo, else False.
+
+    `staleness` N rolls out up to N steps ahead of the one that trains: a step leaves with the first examples
+    that are done. One that is not goes into a later step, or is left out, counted and replaced where it would
+    be older than N steps. Validations go on beside them.
 
     A run that takes longer than `rollout_seconds`, the metric's time included, is left behind and excluded;
     one that asks the policy more than `rollout_calls` times is stopped and gets the failure score. A run that
     another model or a judge failed is excluded, and counted by that model. `num_threads` runs are under way
-    at once; None is all of a step, up to 64.
+    at once; None is as many as the engines have places for, up to 256 or a step's.
 
     `train_kwargs` are those of Arbor and TRL, for these steps alone: learning rate, schedule, loss, clips
     and so on change each step; what was decided when the run started (LoRA, GPUs) is compared, and refused
@@ -164,8 +168,7 @@ class GRPO(Teleprompter):
         check_values(self)
         check_train_kwargs(self.train_kwargs)
         self._thresholds = Thresholds.of(alarms)
-        # What the train_kwargs of the compile under way are on its run.
-        self._meant = Meant()
+        self._meant = Meant()  # what the train_kwargs of the compile under way are on its run
 
     def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as dspy.GRPO's is
         self,
@@ -219,6 +222,8 @@ class GRPO(Teleprompter):
         trainset: list[dspy.Example],
         valset: list[dspy.Example],
     ) -> Training:
+        status = session.status()
+        check_staleness(self.staleness, status.max_staleness)
         journal = Journal(session.run_dir, self.num_train_steps)
         held_out = trainset if self.use_train_as_val else valset
         start = Start(self._work(trained, len(trainset)), held_out, self.num_train_steps, self.resume)
@@ -230,18 +235,16 @@ class GRPO(Teleprompter):
             f"{self.num_train_steps} steps of {self.num_dspy_examples_per_grpo_step} examples × "
             f"{self.num_rollouts_per_grpo_step} rollouts"
         )
-        plan = self._plan({**session.status().settings, **self._meant.recorded})
-        temperature = self._temperature
-        odd = oddities(trainset, valset, self.num_dspy_examples_per_grpo_step)
+        plan = self._plan({**status.settings, **self._meant.recorded}, status.places)
         for note in (
             *trained.notes,
             *self._meant.notes,
             *([changed] if changed else []),
             *older_names(self.num_samples_per_input),
             *self._without_demos(student),
-            *sampling_notes(trained.policies, temperature),
-            *odd,
-            *described(plan.sampling, self.dynamic_sampling),
+            *sampling_notes(trained.policies, self._temperature),
+            *oddities(trainset, valset, self.num_dspy_examples_per_grpo_step),
+            *described(plan.sampling, self.dynamic_sampling, self.num_dspy_examples_per_grpo_step),
         ):
             journal.note(note)
         patience = max(_LEAST_METRIC_PATIENCE, 2 * self.num_rollouts_per_grpo_step)
@@ -287,7 +290,7 @@ class GRPO(Teleprompter):
             rollouts=self.num_rollouts_per_grpo_step,
         )
 
-    def _sampling(self, learning: Mapping[str, Any]) -> Sampling:
+    def _sampling(self, learning: Mapping[str, Any], places: int | None) -> Sampling:
         """How a step is rolled out, where the run learns like this."""
         rollouts = self.num_rollouts_per_grpo_step
         of_a_step = rollouts * self.num_dspy_examples_per_grpo_step
@@ -295,7 +298,7 @@ class GRPO(Teleprompter):
             rollouts=rollouts,
             temperature=self._temperature,
             seed=self.seed,
-            limits=Limits(self.num_threads, self.rollout_seconds, self.rollout_calls),
+            limits=Limits(self.num_threads, self.rollout_seconds, self.rollout_calls, places),
             rules=Rules(
                 self.failure_score, self.format_failure_score, self.variably_invoked_predictor_grouping_mode
             ),
@@ -303,10 +306,10 @@ class GRPO(Teleprompter):
             leaves_out_cut_off=learning.get("overlong", "mask") == "mask",
         )
 
-    def _plan(self, learning: Mapping[str, Any]) -> Plan:
+    def _plan(self, learning: Mapping[str, Any], places: int | None) -> Plan:
         return Plan(
             steps=self.num_train_steps,
-            sampling=self._sampling(learning),
+            sampling=self._sampling(learning, places),
             steps_for_validation=self.num_steps_for_val,
             keep=self.checkpoint,
             staleness=self.staleness,

@@ -29,28 +29,45 @@ _GONE = "not_found"
 _TOLD = ("standard_error", "parse_rate", "cut_off_rate")
 
 
+@dataclass(frozen=True)
+class Found:
+    """One validation, before it is compared. `train_score`: of the trainset, where that was asked for."""
+
+    evaluation: Evaluation
+    train_score: float | None
+    seconds: float
+
+
 @dataclass
 class HeldOut:
     """`train` is scored as well where that was asked for; `evaluate` runs the program greedily."""
 
     examples: Sequence[dspy.Example]
     train: Sequence[dspy.Example]
-    evaluate: Callable[[Sequence[dspy.Example]], Evaluation]
+    evaluate: Callable[[Sequence[dspy.Example], str | None], Evaluation]
     session: Session
     journal: Journal
     keep: Keep
     # The last validation made here and now: what is served at the end is compared with it.
     last: tuple[Validated, Scores] | None = None
 
-    def validate(self, place: Place, step: int) -> dict[str, Any] | None:
-        """Score the policy after `step` steps, once: its entry of the history. Raises TrainingFailed."""
-        if not self.examples or place.validated(step):
-            return None
+    def is_wanted(self, place: Place, step: int) -> bool:
+        """Whether the policy after `step` steps is still to be scored."""
+        return bool(self.examples) and place.validated(step) is None
+
+    def score(self, model: str | None = None) -> Found:
+        """Of the newest version, or the one of this name. Raises TrainingFailed where nothing has a score."""
         began = time.monotonic()
-        evaluation = self._scored()
+        evaluation = self._scored(model)
+        train_score = self.evaluate(self.train, model).score if self.train else None
+        return Found(evaluation, train_score, time.monotonic() - began)
+
+    def note(self, place: Place, step: int, found: Found) -> dict[str, Any]:
+        """What was found of the policy after `step` steps: its entry of the history."""
+        evaluation = found.evaluation
         figures = evaluation.to_dict()
-        if self.train:
-            figures["train_score"] = self.evaluate(self.train).score
+        if found.train_score is not None:
+            figures["train_score"] = found.train_score
         checkpoint = self._checkpoint_of(evaluation.version)
         validated = Validated(step, evaluation.score, evaluation.parse_rate, checkpoint)
         scores = kept(evaluation.scores)
@@ -59,7 +76,7 @@ class HeldOut:
         if best and checkpoint is not None and self.keep != "none":
             self._pin(checkpoint, place.id)
         self._tell(place.id, step, evaluation, figures)
-        self.journal.validation(validated, figures, best, time.monotonic() - began)
+        self.journal.validation(validated, figures, best, found.seconds)
         if not comparable(scores):
             judged = sum(it is not None for it in scores)
             self.journal.note(
@@ -138,8 +155,8 @@ class HeldOut:
                 raise
             self.journal.note(f"{checkpoint}, the best so far, is not kept: {refused.why or refused.message}")
 
-    def _scored(self) -> Evaluation:
-        evaluation = self.evaluate(self.examples)
+    def _scored(self, model: str | None) -> Evaluation:
+        evaluation = self.evaluate(self.examples, model)
         if math.isnan(evaluation.score):
             raise TrainingFailed(
                 f"The metric scored none of the {len(self.examples)} validation examples",

@@ -5,13 +5,16 @@ Neighbours: `training.py` asks after each step, `alarms.py` judges. Knows nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from launcher.client.bodies import StepStatus
-from launcher.client.dspy.alarms import Observed
+from launcher.client.dspy.alarms import AtLag, Observed
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.rollouts import Finished
+
+_LAG = re.compile(r"lag(\d+)/trained_tokens")
 
 
 def observe(
@@ -34,7 +37,20 @@ def observe(
         masked=_share(metrics.get("masked_tokens"), metrics.get("trained_tokens")),
         masked_answers=_share(metrics.get("masked_sequences"), counts.trained),
         ratio_max=metrics.get("ratio_max"),
+        lags=by_lag(metrics),
     )
+
+
+def by_lag(metrics: Mapping[str, float]) -> dict[int, AtLag]:
+    """What was measured by how many steps old it was; a runtime from before says nothing of that."""
+    found: dict[int, AtLag] = {}
+    for lag in (int(it[1]) for it in map(_LAG.fullmatch, metrics) if it):
+        names = ("trained_tokens", "clip_fraction", "masked_tokens", "kl_behaviour")
+        values = [metrics.get(f"lag{lag}/{name}") for name in names]
+        if None not in values:
+            tokens, clipped, masked, kl = (it for it in values if it is not None)
+            found[lag] = AtLag(tokens, clipped * tokens + masked, kl * tokens)
+    return found
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

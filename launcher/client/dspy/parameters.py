@@ -26,6 +26,7 @@ _COUNTS = {
     "num_dspy_examples_per_grpo_step": 1,
     "num_rollouts_per_grpo_step": 2,
     "num_steps_for_val": 1,
+    "staleness": 0,
     "rollout_calls": 1,
 }
 _NUMBERS = ("failure_score", "format_failure_score", "rollout_seconds")
@@ -33,7 +34,6 @@ _SWITCHES = ("exclude_demos", "multitask", "use_train_as_val", "report_train_sco
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "checkpoint": get_args(Keep),
     "on_alarm": get_args(OnAlarm),
-    "staleness": (0, 1),
     "resume": (None, True, False),
     "variably_invoked_predictor_grouping_mode": get_args(Grouping),
 }

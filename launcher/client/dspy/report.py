@@ -46,6 +46,11 @@ class Report:
     # Dynamic sampling: made besides a step's own, for examples without variance.
     groups_again: int = 0
     rollouts_again: int = 0
+    # Left out, as they had become older than `staleness` allows.
+    groups_stale: int = 0
+    rollouts_stale: int = 0
+    # Begun and in no step: the training ended before, or the machine was lost.
+    rollouts_unused: int = 0
     # Steps that had all their rollouts more, and still examples without variance.
     short_steps: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -102,6 +107,8 @@ class StepLine:
     train_seconds: float
     # Groups rolled out besides the step's own, as those had no variance.
     groups_again: int = 0
+    # Of its answers, how many were sampled by a version so many steps old.
+    lags: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -113,6 +120,7 @@ class StepLine:
         status: StepStatus,
         seconds: tuple[float, float],
         groups_again: int,
+        lags: Mapping[int, int],
     ) -> StepLine:
         everything = [reward for rewards in grouped.rewards.values() for reward in rewards]
         return cls(
@@ -130,6 +138,7 @@ class StepLine:
             rollout_seconds=round(seconds[0], 3),
             train_seconds=round(seconds[1], 3),
             groups_again=groups_again,
+            lags={str(lag): count for lag, count in lags.items()},
         )
 
 
@@ -170,6 +179,7 @@ class Journal:
             + (f" (cut off {line.cut_off_rate:.0%})" if line.cut_off_rate else ""),
             f"trained {line.counts['trained']} of {line.counts['samples']}{_masked(line.metrics)}",
             *([f"re-rolled {counted(line.groups_again, 'group')}"] if line.groups_again else []),
+            *_older(line.lags),
             f"v{line.version}" if line.version is not None else "not published",
             f"{line.rollout_seconds + line.train_seconds:.1f} s"
             f" (rollouts {line.rollout_seconds:.1f}, training {line.train_seconds:.1f})",
@@ -214,6 +224,13 @@ def _masked(metrics: Mapping[str, float]) -> str:
     tokens = int(metrics.get("masked_tokens", 0))
     answers = counted(int(metrics.get("masked_sequences", 0)), "answer")
     return f" (masked {counted(tokens, 'token')} in {answers})" if tokens else ""
+
+
+def _older(lags: Mapping[str, int]) -> list[str]:
+    """How many answers an older version has sampled, where one has."""
+    older = sum(count for lag, count in lags.items() if lag != "0")
+    oldest = max((int(lag) for lag in lags), default=0)
+    return [f"{older} of {sum(lags.values())} up to {counted(oldest, 'step')} old"] if older else []
 
 
 def _left_out(outcomes: dict[str, int]) -> list[str]:

@@ -1,32 +1,50 @@
 """One step's rollouts: its examples' runs, and with dynamic sampling others' where nothing is to learn.
 
-Neighbours: `training.py` asks for each step and sends what comes; `rollouts.py` runs, `grouping.py` makes the
-groups, `sampler.py` says which examples. A group whose rewards are all equal teaches nothing (DAPO, arXiv
-2503.14476): other examples are rolled out besides, up to a bound. Every group is sent, those without variance
-too: the trainer leaves them out, and counts them by that reason. Knows nothing of training or of the wire.
+Neighbours: `training.py` asks for each step and sends what comes; `pool.py` has the runs under way, those of
+later steps too; `grouping.py` makes the groups, `sampler.py` says which examples. A group whose rewards are
+all equal teaches nothing (DAPO, arXiv 2503.14476): other examples are rolled out besides, up to a bound.
+Every group is sent, those without variance too: the trainer leaves them out, and counts them by that reason.
+Knows nothing of training or of the wire.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from typing import TypeVar
 
 import dspy
 
 from launcher.client.bodies import Group
 from launcher.client.dspy.grouping import Grouped, Rules, build_groups
 from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.outstanding import Key, Outstanding
+from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.report import Journal, Report, counted
-from launcher.client.dspy.rollouts import Finished, Limits, Run, run_all
+from launcher.client.dspy.rollouts import (
+    MOST_AT_ONCE,
+    MOST_WITH_PLACES,
+    Finished,
+    Limits,
+    Run,
+    Runner,
+    quiet_dspy,
+)
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served import Served
 from launcher.client.dspy.tagging import Predictors, Rollout
+from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.vain import Vain
 from launcher.client.dspy.validation import check_answered
+from launcher.client.dspy.workers import Beside, Job, Workers
 
+_Result = TypeVar("_Result")
 # Of a step's own rollouts, where nobody says how many more there may be.
 _MOST_EXTRA = 3
 # The loss that dynamic sampling was published with.
@@ -48,16 +66,26 @@ class Sampling:
     most_extra: int = 0
     leaves_out_cut_off: bool = True
 
+    def at_once(self, of_a_step: int) -> int:
+        """Runs under way at a time, those of later steps among them, where a step has so many."""
+        return self.limits.at_once(max(of_a_step, MOST_WITH_PLACES), of_a_step)
+
 
 @dataclass(frozen=True)
 class Rolled:
-    """One step's rollouts, before they are trained. `again`: groups that were rolled out for flat ones."""
+    """One step's rollouts, before they are trained. `again`: groups that were rolled out for flat ones.
+
+    `seconds`: how long the step waited for them. `lags`: of its answers, how many were sampled by a version
+    so many steps older than the one that is served. `outstanding`: see `Taken`.
+    """
 
     step: int
     finished: Sequence[Finished]
     grouped: Grouped
     seconds: float
     again: int = 0
+    lags: Mapping[int, int] = field(default_factory=dict)
+    outstanding: Outstanding | None = None
 
     @property
     def parse_rate(self) -> float:
@@ -84,20 +112,30 @@ def most_extra(asked: bool | int | None, loss: str | None, rollouts: int) -> int
     return (_MOST_EXTRA * rollouts if asked else 0) if isinstance(asked, bool) else asked
 
 
-def described(sampling: Sampling, asked: bool | int | None) -> list[str]:
-    """What is said of it once; nothing where it is off."""
+def described(sampling: Sampling, asked: bool | int | None, examples: int) -> list[str]:
+    """What is said once of steps of so many examples: more runs at once than usual, and dynamic sampling."""
+    at_once, notes = sampling.at_once(examples * sampling.rollouts), list[str]()
+    if at_once > MOST_AT_ONCE and not sampling.limits.threads:
+        notes.append(
+            f"up to {at_once} rollouts at once, as the engines have places for so many: a metric that asks a "
+            "judge asks as often (num_threads=N allows N)"
+        )
     if not sampling.most_extra:
-        return []
+        return notes
     why = "" if asked is not None else f" (the loss is {_ITS_LOSS}; dynamic_sampling=False turns it off)"
     return [
+        *notes,
         f"dynamic sampling{why}: where all rewards of an example are equal another one is rolled out, "
-        f"up to {counted(sampling.most_extra, 'rollout')} more in a step"
+        f"up to {counted(sampling.most_extra, 'rollout')} more in a step",
     ]
 
 
 @dataclass
 class Rolling:
-    """Rolls out one step after the other. `report` and `journal` are told what came."""
+    """Rolls out one step after the other. `report` and `journal` are told what came.
+
+    Between `begin` and `end` runs are under way.
+    """
 
     program: dspy.Module
     policies: Sequence[PolicyLM]
@@ -106,6 +144,8 @@ class Rolling:
     adapter: dspy.Adapter
     sampler: EpochSampler
     sampling: Sampling
+    steps: int
+    staleness: int
     lm: PolicyLM | None
     predictors: Predictors
     report: Report
@@ -113,63 +153,111 @@ class Rolling:
     served: Served
     vain: Vain
     # Part of every rollout's id.
-    _token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    _token: str = ""
+    _pool: Pool | None = None
+    _quiet: ExitStack = field(default_factory=ExitStack)
+    _astray_before: int = 0
+    runner: Runner = field(init=False)
 
-    def begin_anew(self) -> None:
-        """New ids: a rollout that began on a lost machine must not be mixed with one made on this one."""
+    def __post_init__(self) -> None:
+        limits = self.sampling.limits
+        self.runner = Runner(self.program, self.metric, self.adapter, limits, self.lm)
+        # What a frozen part asks, or a model of somebody else's, is not trained.
+        self._trained = self.predictors.names - self.predictors.frozen
+
+    @property
+    def workers(self) -> Workers[Finished] | None:
+        """Who does the runs, while any may be under way."""
+        return None if self._pool is None else self._pool.workers
+
+    def begin(self, done: int, outstanding: Outstanding | None) -> None:
+        """From here on; nothing is asked before `go_on` or `step`.
+
+        With new ids: a rollout that began on a lost machine must not be mixed with one made on this one.
+        """
         self._token = uuid.uuid4().hex[:12]
+        self._astray_before = self._astray()
+        own = self.sampler.per_step * self.sampling.rollouts
+        workers = self.runner.workers(self.sampling.at_once(own))
+        extra = self.sampling.most_extra // self.sampling.rollouts
+        bounds = Bounds(self.steps, self.sampler.per_step, extra, self.staleness)
+        self._quiet.enter_context(quiet_dspy())
+        self._pool = Pool(bounds, workers, self._ticket, done, outstanding)
+
+    def end(self) -> None:
+        """No run is under way any more; those in no step are counted."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self.report.rollouts_unused += sum(it.begun for it in pool.end())
+        self._quiet.close()
+
+    def go_on(self, done: int) -> None:
+        """Begin what may be begun once `done` steps are done; at staleness 0 only `step` does."""
+        if self.staleness:
+            self._live.go_on(done)
+
+    def beside(self, function: Callable[[], _Result]) -> Beside[_Result]:
+        """What the function returns, while runs go on."""
+        return Beside(self._live.workers, function)
 
     def step(self, step: int) -> Rolled:
         """All rollouts of step `step` (0 is the first). Raises what `check_answered` does, and Rewound."""
         began = time.monotonic()
-        rolled = self._round(step, 0, self.sampler.at(step))
-        missing = self._missing(rolled)
-        while missing and (more := self._more(step, rolled, missing)):
-            extra = self._round(step, rolled.examples, more)
-            rolled = rolled.with_more(extra)
-            missing = self._missing(rolled)
-        if missing and self.sampling.most_extra:
-            self.report.short_steps += 1
-            self.journal.once(
-                "short of variance",
-                f"step {step + 1} has {self.sampler.per_step - missing} of {self.sampler.per_step} examples "
-                f"with something to learn, after {counted(self.sampling.most_extra, 'rollout')} more "
-                "(dynamic_sampling=N allows N)",
-            )
-        self.vain.crashed(rolled.finished)
-        again = rolled.grouped.groups[rolled.own_groups :]
-        self.report.groups_again += len(again)
-        self.report.rollouts_again += len(rolled.finished) - self.sampler.per_step * self.sampling.rollouts
-        return Rolled(step, rolled.finished, rolled.grouped, time.monotonic() - began, len(again))
+        if not self.staleness:
+            self._astray_before = self._astray()  # what a validation asked was not to be trained
+        taken = self._live.take(step, self.served.version, self.served.check_still)
+        ended = [it.ended for it in taken.tickets if it.ended is not None]
+        finished = [run for it in ended for run in it.finished]
+        grouped = reduce(Grouped.with_more, (it.grouped for it in ended))
+        self._count(step, taken, grouped)
+        check_answered(finished, "step")
+        self._note_astray()
+        self.served.check(finished, self.predictors)
+        self.vain.crashed(finished)
+        again = [it.ended for it in taken.tickets if it.ended and it.key[1] >= self.sampler.per_step]
+        self.report.groups_again += (groups := sum(len(it.grouped.groups) for it in again))
+        self.report.rollouts_again += sum(len(it.finished) for it in again)
+        seconds = time.monotonic() - began
+        return Rolled(step, finished, grouped, seconds, groups, self._lags(finished), taken.outstanding)
 
-    def _more(self, step: int, rolled: _Rounds, missing: int) -> list[int]:
-        """The examples to roll out next: others than so far, as many as are missing and may be."""
-        had = rolled.examples - self.sampler.per_step
-        left = self.sampling.most_extra // self.sampling.rollouts - had
-        return self.sampler.others(step, had + min(missing, left))[had:] if left > 0 else []
-
-    def _missing(self, rolled: _Rounds) -> int:
-        return len(rolled.flat) - (rolled.examples - self.sampler.per_step)
-
-    def _round(self, step: int, first: int, examples: Sequence[int]) -> _Rounds:
-        """These examples' runs, counted from example `first` of the step."""
-        astray = self._astray()
-        runs, limits = self._runs(step, first, examples), self.sampling.limits
-        finished = run_all(self.program, runs, self.metric, self.adapter, limits, self.lm)
-        grouped = build_groups(finished, self.sampling.rules, f"{self._token}/s{step}")
+    def _count(self, step: int, taken: Taken, grouped: Grouped) -> None:
         self.report.add_rollouts(grouped)
         for kind, text in grouped.notes.items():
             self.journal.once(kind, text)
-        check_answered(finished, "step")
-        self._note_astray(self._astray() - astray)
-        self.served.check(finished, self.predictors)
-        flat = flat_examples(finished, grouped.groups, self.sampling.leaves_out_cut_off)
-        return _Rounds(finished, grouped, flat, len(examples), len(grouped.groups))
+        if taken.stale:
+            self.report.groups_stale += len(taken.stale)
+            self.report.rollouts_stale += sum(it.begun for it in taken.stale)
+            self.journal.once(
+                "stale",
+                f"{counted(len(taken.stale), 'example')} left out as stale before step {step + 1}: too old "
+                f"for staleness={self.staleness}; others are rolled out instead",
+            )
+        short = sum(it.ended is not None and it.ended.flat and not it.replaced for it in taken.tickets)
+        if short and self.sampling.most_extra:
+            self.report.short_steps += 1
+            self.journal.once(
+                "short of variance",
+                f"step {step + 1} has {self.sampler.per_step - short} of {self.sampler.per_step} examples "
+                f"with something to learn, after {counted(self.sampling.most_extra, 'rollout')} more "
+                "(dynamic_sampling=N allows N)",
+            )
 
-    def _runs(self, step: int, first: int, examples: Sequence[int]) -> list[Run]:
-        """E × K runs, each a rollout of its own: no answer from a cache, no two with one seed (C44)."""
+    @property
+    def _live(self) -> Pool:
+        if self._pool is None:
+            raise RuntimeError("begin() comes first")
+        return self._pool
+
+    # ------------------------------------------------------------- tickets
+
+    def _ticket(self, key: Key) -> Ticket:
+        """K runs of one example, each a rollout of its own: no cached answer, no two with one seed (C44)."""
+        step, index = key
+        own = self.sampler.per_step
+        others = self.sampler.others(step, index - own + 1) if index >= own else []
+        example = others[-1] if others else self.sampler.at(step)[index]
         sampling = {"temperature": self.sampling.temperature}
-        return [
+        runs = [
             Run(
                 self.trainset[example],
                 index,
@@ -180,11 +268,30 @@ class Rolling:
                     seed=f"{self.sampling.seed}/{step}/{index}/{member}",
                 ),
             )
-            for index, example in enumerate(examples, first)
             for member in range(self.sampling.rollouts)
         ]
+        jobs = [self.runner.job(run, (*key, member)) for member, run in enumerate(runs)]
+        prefix = f"{self._token}/s{step}"
+        return Ticket(key, runs, jobs, partial(self._judged, runs, jobs, prefix), self._trained)
 
-    def _note_astray(self, astray: int) -> None:
+    def _judged(self, runs: Sequence[Run], jobs: Sequence[Job[Finished]], prefix: str) -> Ended:
+        finished = [self.runner.finished(run, job) for run, job in zip(runs, jobs, strict=True)]
+        grouped = build_groups(finished, self.sampling.rules, prefix)
+        flat = flat_examples(finished, grouped.groups, self.sampling.leaves_out_cut_off)
+        versions = [it for run in runs for it in run.rollout.versions_of(self._trained)]
+        return Ended(finished, grouped, bool(flat), min(versions, default=None))
+
+    def _lags(self, finished: Sequence[Finished]) -> dict[int, int]:
+        """Of the answers, how many were sampled so many steps ago."""
+        versions = Counter[int]()
+        for it in finished:
+            versions += it.run.rollout.answered_by(self._trained)
+        newest = max(self.served.version or 0, *versions, 0)
+        return {newest - version: count for version, count in sorted(versions.items(), reverse=True)}
+
+    def _note_astray(self) -> None:
+        now = self._astray()
+        astray, self._astray_before = now - self._astray_before, now
         if astray:
             self.journal.once(
                 "astray",
@@ -196,29 +303,6 @@ class Rolling:
     def _astray(self) -> int:
         engines = {id(policy.policy): policy.policy for policy in self.policies}
         return sum(engine.astray for engine in engines.values())
-
-
-@dataclass(frozen=True)
-class _Rounds:
-    """What has been rolled out of a step so far: of so many examples, these without variance.
-
-    `own_groups`: the groups of its own examples, which come first.
-    """
-
-    finished: list[Finished]
-    grouped: Grouped
-    flat: frozenset[int]
-    examples: int
-    own_groups: int
-
-    def with_more(self, more: _Rounds) -> _Rounds:
-        return replace(
-            self,
-            finished=self.finished + more.finished,
-            grouped=self.grouped.with_more(more.grouped),
-            flat=self.flat | more.flat,
-            examples=self.examples + more.examples,
-        )
 
 
 def flat_examples(

@@ -12,10 +12,12 @@ import asyncio
 import copy
 import inspect
 import logging
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -27,15 +29,19 @@ from launcher.client.dspy.outside import OUTSIDE, judging
 from launcher.client.dspy.parsing import WATCH
 from launcher.client.dspy.scoring import Metric, Score, Unscored
 from launcher.client.dspy.tagging import Rollout, RolloutOver, in_rollout
-from launcher.client.dspy.workers import Late, work_off
+from launcher.client.dspy.workers import Job, Late, Workers
 
 Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "outside", "overdue"]
 """How a run ended: with a score; without one; with an answer that did not parse; with the program's own
 exception; without an answer from the endpoint; failed by another model or a judge; not within its time."""
 
 DEFAULT_CALLS = 256
-# Runs at once where nobody says: as many as an engine takes by default, and no more than judges often allow.
+# Runs at once where nobody says: as many as an engine takes by default, and no more than judges often allow;
+# where the engines are known to have places for more, so many, or a step's. Each has a thread.
 MOST_AT_ONCE = 64
+MOST_WITH_PLACES = 256
+# Before whatever a pool rolls out.
+_FIRST = -1
 
 
 @dataclass(frozen=True)
@@ -70,60 +76,75 @@ class Finished:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many runs at once; how long one may take before the batch goes on without it; how much it asks.
+    """How many runs at once; how long one may take before the others go on without it; how much it asks.
 
-    `threads` None: all of a batch, up to `MOST_AT_ONCE`.
+    `threads` None: all there are, up to the engines' `places` and `MOST_WITH_PLACES`, or `MOST_AT_ONCE` where
+    the places are unknown.
     """
 
     threads: int | None = None
     run_seconds: float = 1200.0
     run_calls: int = DEFAULT_CALLS
+    places: int | None = None
 
-    def at_once(self, runs: int) -> int:
-        """How many of so many runs are under way at a time."""
-        return self.threads or min(runs, MOST_AT_ONCE)
+    def at_once(self, runs: int, of_a_step: int = 0) -> int:
+        """How many of so many runs are under way at a time; a step's own may all be."""
+        return self.threads or min(runs, self.places or MOST_AT_ONCE, max(of_a_step, MOST_WITH_PLACES))
 
 
-def run_all(
-    program: dspy.Module,
-    runs: Sequence[Run],
-    metric: Metric,
-    adapter: dspy.Adapter,
-    limits: Limits,
-    lm: PolicyLM | None = None,
-) -> list[Finished]:
-    """All runs, in their order. Raises TrainingFailed when the metric never scores.
+@dataclass
+class Runner:
+    """Makes jobs of runs, and of what came of a job a finished run.
 
     `lm` is put in force for what the program asks without an LM of its own. A run that takes too long is
-    "overdue", and once the endpoint is known to be gone the runs not begun are "lost". When this returns, or
-    raises, no run is under way any more: a program that goes on asks in vain (RolloutOver).
+    "overdue", and once the endpoint is known to be gone the runs not begun are "lost".
     """
-    settings: dict[str, Any] = {"adapter": adapter} | ({} if lm is None else {"lm": lm})
-    for run in runs:
-        run.rollout.most_calls = limits.run_calls
+
+    program: dspy.Module
+    metric: Metric
+    adapter: dspy.Adapter
+    limits: Limits
+    lm: PolicyLM | None = None
+    # One for which the endpoint stayed away.
+    _gone: Finished | None = None
+
+    def workers(self, at_once: int) -> Workers[Finished]:
+        """For runs alone: so many at a time."""
+        return Workers(at_once, self.limits.run_seconds, self._is_hopeless)
+
+    def job(self, run: Run, order: tuple[int, ...]) -> Job[Finished]:
+        run.rollout.most_calls = self.limits.run_calls
+        settings: dict[str, Any] = {"adapter": self.adapter} | ({} if self.lm is None else {"lm": self.lm})
+        return Job(partial(_run, self.program, run, self.metric, settings), order, run.rollout.end)
+
+    def finished(self, run: Run, job: Job[Finished]) -> Finished:
+        """The run as its job has it, which has ended."""
+        result = job.result or "not begun"
+        return result if isinstance(result, Finished) else _unfinished(run, result, self._gone, self.limits)
+
+    def _is_hopeless(self, finished: Finished) -> bool:
+        is_gone = finished.outcome == "lost" and finished.run.rollout.gone
+        if finished.run.rollout.gone:
+            self._gone = finished
+        return is_gone
+
+
+def run_all(runner: Runner, runs: Sequence[Run], workers: Workers[Finished] | None = None) -> list[Finished]:
+    """All runs, in their order. Raises TrainingFailed when the metric never scores.
+
+    `workers`: those of a pool, where these come first; else it has its own. When this returns, or raises,
+    none of these runs is under way any more: a program that goes on asks in vain (RolloutOver).
+    """
+    at_work = workers or runner.workers(runner.limits.at_once(len(runs)))
+    jobs = [runner.job(run, (_FIRST, index)) for index, run in enumerate(runs)]
     try:
-        with _quiet_dspy():
-            found = work_off(
-                [_job(program, run, metric, settings) for run in runs],
-                limits.at_once(len(runs)),
-                limits.run_seconds,
-                hopeless=lambda finished: finished.outcome == "lost" and finished.run.rollout.gone,
-                left_behind=lambda index: runs[index].rollout.end(),
-            )
+        with quiet_dspy():
+            at_work.all_of(jobs)
     finally:
+        at_work.let_go(jobs)
         for run in runs:
             run.rollout.end()
-    gone = next((it for it in found if isinstance(it, Finished) and it.run.rollout.gone), None)
-    return [
-        it if isinstance(it, Finished) else _unfinished(run, it, gone, limits)
-        for run, it in zip(runs, found, strict=True)
-    ]
-
-
-def _job(
-    program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, Any]
-) -> Callable[[], Finished]:
-    return lambda: _run(program, run, metric, settings)
+    return [runner.finished(run, job) for run, job in zip(runs, jobs, strict=True)]
 
 
 def _unfinished(run: Run, late: Late, gone: Finished | None, limits: Limits) -> Finished:
@@ -234,15 +255,24 @@ class _Once(logging.Filter):
 
 
 _ONCE = _Once()
+_LOGGERS = tuple(logging.getLogger(name) for name in ("dspy.clients.lm", "dspy.predict.predict"))
+_quiet_lock = threading.Lock()
+# One may be within another: a validation beside a pool.
+_quiet: list[object] = []
 
 
 @contextmanager
-def _quiet_dspy() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("dspy.clients.lm", "dspy.predict.predict")]
-    for logger in loggers:
-        logger.addFilter(_ONCE)
+def quiet_dspy() -> Iterator[None]:
+    """DSPy says each of its warnings once, until the last of these ends."""
+    mine = object()
+    with _quiet_lock:
+        _quiet.append(mine)
+        for logger in _LOGGERS:
+            logger.addFilter(_ONCE)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeFilter(_ONCE)
+        with _quiet_lock:
+            _quiet.remove(mine)
+            for logger in _LOGGERS if not _quiet else ():
+                logger.removeFilter(_ONCE)

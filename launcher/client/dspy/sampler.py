@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class EpochSampler:
     def at(self, step: int) -> list[int]:
         """The examples of step `step` (0 is the first); an epoch's end may fall inside a step."""
         places = range(step * self.per_step, (step + 1) * self.per_step)
-        return [self._order(place // self.size)[place % self.size] for place in places]
+        return [_order(self.size, self.seed, place // self.size)[place % self.size] for place in places]
 
     def others(self, step: int, count: int) -> list[int]:
         """Examples to roll out besides those of step `step`, in an order of its own; these come again last.
@@ -46,7 +47,9 @@ class EpochSampler:
         """The epoch that step `step` begins in."""
         return step * self.per_step // self.size
 
-    def _order(self, epoch: int) -> list[int]:
-        order = list(range(self.size))
-        random.Random(f"{self.seed}/{epoch}").shuffle(order)
-        return order
+
+@lru_cache(maxsize=4)
+def _order(size: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(size))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order

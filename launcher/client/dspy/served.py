@@ -44,6 +44,11 @@ class Served:
             self._raise_if_lost(self._seen)
         self._seen = max(self._seen, *versions, 0)
 
+    def check_still(self) -> None:
+        """Raise Rewound where what was served is not served any more, whoever answers."""
+        if self._seen:
+            self._raise_if_lost(self._seen)
+
     def keep(self) -> tuple[int, str]:
         """Have what is served at the end kept (see `Session.pin`): its version, and its name (C55).
 

@@ -61,6 +61,8 @@ class Rollout:
     seed: str | None = None
     # The model before training is evaluated in the policy's place.
     of_base: bool = False
+    # Asked in the place of the newest version: what is scored beside training is one version.
+    model: str | None = None
     # Requests after which a program is taken to ask for ever.
     most_calls: int | None = None
     calls: Counter[str] = field(default_factory=Counter)
@@ -126,8 +128,12 @@ class Rollout:
 
     def versions_of(self, predictors: Collection[str]) -> set[int]:
         """The policy versions that answered these predictors."""
-        found = {it.version for (predictor, _), it in self._answered() if predictor in predictors}
-        return {version for version in found if version is not None}
+        return set(self.answered_by(predictors))
+
+    def answered_by(self, predictors: Collection[str]) -> Counter[int]:
+        """How many answers these predictors had of each policy version."""
+        found = (it.version for (predictor, _), it in self._answered() if predictor in predictors)
+        return Counter(version for version in found if version is not None)
 
     @property
     def cut_off(self) -> set[tuple[str, int]]:

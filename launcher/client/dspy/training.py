@@ -1,7 +1,7 @@
 """The loop of one `GRPO.compile`: roll out, send the groups, train, validate, keep the best.
 
 Neighbours: `grpo.py` checks what it was asked and builds it; `rolling.py` makes a step's
-groups; `session.py` trains them; `held_out.py` validates; `training_place.py` is where it stands,
+groups; `session.py` trains them; `validating.py` validates; `training_place.py` is where it stands,
 `report.py` what it says, `vain.py` when it gives up.
 Advantages and losses are the runtime's; here are only rollouts and their rewards.
 """
@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import dspy
 
-from launcher.client.bodies import StepCounts
+from launcher.client.bodies import StepCounts, StepStatus
 from launcher.client.dspy.alarms import Alarm, Alarms, Thresholds
+from launcher.client.dspy.examples import checked
 from launcher.client.dspy.held_out import HeldOut, Keep
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.observing import observe
@@ -28,7 +29,8 @@ from launcher.client.dspy.served import Served
 from launcher.client.dspy.tagging import Predictors
 from launcher.client.dspy.training_place import Place
 from launcher.client.dspy.vain import Vain, unparsed
-from launcher.client.dspy.validation import Evaluation, evaluate
+from launcher.client.dspy.validating import Validations
+from launcher.client.dspy.validation import Evaluation, scored
 from launcher.client.failures import Refused, Rewound, TrainingFailed
 from launcher.client.session import Session
 from launcher.client.train_kwargs import Meant
@@ -80,6 +82,7 @@ class Training:
     _rewinds_in_a_row: int = 0
     alarms: Alarms = field(init=False)
     held_out: HeldOut = field(init=False)
+    validations: Validations = field(init=False)
     served: Served = field(init=False)
     # What is served at the end, and the name that means it whatever is trained later.
     kept: tuple[int, str] | None = None
@@ -97,6 +100,8 @@ class Training:
             self.adapter,
             self.sampler,
             self.plan.sampling,
+            self.plan.steps,
+            self.plan.staleness,
             self.lm,
             self._predictors,
             self.report,
@@ -107,6 +112,16 @@ class Training:
         train = self.trainset if self.plan.report_train_scores else ()
         keep, session = self.plan.keep, self.session
         self.held_out = HeldOut(self.valset, train, self._evaluate, session, self.journal, keep)
+        self.validations = Validations(
+            self.plan.steps,
+            self.plan.steps_for_validation,
+            self.plan.staleness,
+            self.held_out,
+            self.served,
+            self.journal,
+            self.rolling.beside,
+            self._validated,
+        )
 
     def run(self) -> None:
         """All steps from the place on. Raises what the session raises, and TrainingFailed.
@@ -124,20 +139,22 @@ class Training:
         self._vain.ended(self.plan.steps, self.place.trained)
 
     def _run_on(self) -> None:
-        self._validate_if_due(self.place.step)
-        under_way: tuple[Rolled, int, float] | None = None
-        for step in range(self.place.step, self.plan.steps):
-            rolled = self._roll_out(step)
-            if under_way is not None:
-                self._finish(*under_way)
-            under_way = self._send(rolled)
-            if under_way is not None and (self.plan.staleness == 0 or self._due(step + 1)):
-                self._finish(*under_way)
-                under_way = None
-            if under_way is None:
-                self._validate_if_due(step + 1)
-            if self.alarms.raised and self.plan.on_alarm == "stop":
-                self._stop(under_way)
+        self.rolling.begin(self.place.step, self.place.outstanding)
+        try:
+            self.rolling.go_on(self.place.step)
+            self.validations.again(self.place)
+            self.validations.after(self.place)
+            while self.place.step < self.plan.steps:
+                rolled = self._roll_out(self.place.step)
+                self.validations.keep_up(self.place)
+                self._train(rolled)
+                self.rolling.go_on(self.place.step)
+                self.validations.after(self.place)
+                if self.alarms.raised and self.plan.on_alarm == "stop":
+                    self._stop()
+        finally:
+            self.rolling.end()
+            self.validations.end()
         self._restore_best()
 
     def _roll_out(self, step: int) -> Rolled:
@@ -149,11 +166,11 @@ class Training:
         if restored is not None:
             self.served.note(restored)
 
-    def _stop(self, under_way: tuple[Rolled, int, float] | None) -> None:
+    def _stop(self) -> None:
         """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
-        if under_way is not None:
-            self._finish(*under_way)
-        self._validate(self.place.step)
+        self.validations.wait(self.place)
+        self.rolling.end()
+        self.validations.now(self.place)
         self._restore_best()
         raise TrainingFailed(
             f"Training stopped after {self.place.step} of {self.plan.steps} steps on an alarm",
@@ -176,7 +193,6 @@ class Training:
         now = self.session.settle()
         self.place = self.place.rewound(now.client_state, now.last_metrics)
         self.held_out.last = None
-        self.rolling.begin_anew()
         self.served.forget()
         self.history.append({"kind": "rewind", "from": was, "to": self.place.step})
         self.journal.note(
@@ -188,9 +204,17 @@ class Training:
     def _say_unparsed(self, cut_off_rate: float) -> None:
         self.journal.once("unparsed", f"no run had answers that could be parsed; {unparsed(cut_off_rate)}")
 
-    def _send(self, rolled: Rolled) -> tuple[Rolled, int, float] | None:
-        """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
+    def _train(self, rolled: Rolled) -> None:
+        """Train the step, while later ones are rolled out."""
         began = time.monotonic()
+        self.place.outstanding = rolled.outstanding
+        sent = self._send(rolled)
+        if sent is not None:
+            status = self.rolling.beside(lambda: self.session.wait(sent)).result()
+            self._finish(rolled, status, time.monotonic() - began)
+
+    def _send(self, rolled: Rolled) -> int | None:
+        """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
         why = "no rollout called the policy"
         if astray := self.report.calls_outside_rollouts:
             why += f" ({astray} calls came from threads the program started itself)"
@@ -209,7 +233,7 @@ class Training:
                 why = refused.why or refused.message
                 self.report.add_dropped(StepCounts.model_validate(refused.error.get("counts") or {}))
             else:
-                return rolled, status.id, began
+                return status.id
         self._note_empty(rolled, why)
         return None
 
@@ -220,18 +244,19 @@ class Training:
         self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
         self._vain.empty(why, outcomes)
 
-    def _finish(self, rolled: Rolled, step_id: int, began: float) -> None:
-        status = self.session.wait(step_id)
+    def _finish(self, rolled: Rolled, status: StepStatus, train_seconds: float) -> None:
         self.served.note(status)
         self.place.step = rolled.step + 1
         self.place.trained |= status.counts.trained > 0
         self.place.restored = None  # this step was trained after it
         self._rewinds_in_a_row = 0
         self.report.add_step(status.counts)
-        seconds = (rolled.seconds, time.monotonic() - began)
+        seconds = (rolled.seconds, train_seconds)
         epoch = self.sampler.epoch(rolled.step)
         rates = (rolled.parse_rate, rolled.cut_off_rate)
-        line = StepLine.of(rolled.step + 1, epoch, rolled.grouped, rates, status, seconds, rolled.again)
+        line = StepLine.of(
+            rolled.step + 1, epoch, rolled.grouped, rates, status, seconds, rolled.again, rolled.lags
+        )
         self.journal.step(line)
         if not status.counts.trained:
             self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
@@ -250,35 +275,26 @@ class Training:
 
     # ------------------------------------------------------------- validation
 
-    def _due(self, step: int) -> bool:
-        """Whether there is a validation after `step` steps."""
-        return step in (0, self.plan.steps) or step % self.plan.steps_for_validation == 0
-
-    def _validate_if_due(self, step: int) -> None:
-        if self._due(step):
-            self._validate(step)
-
-    def _validate(self, step: int) -> None:
-        entry = self.held_out.validate(self.place, step)
-        if entry is None:
-            return
+    def _validated(self, entry: dict[str, Any], step: int) -> None:
         self.history.append(entry)
         if not entry["parse_rate"]:
             self._say_unparsed(entry["cut_off_rate"])
         score = entry["score"] if self.held_out.comparable() else float("nan")
         self._ring(self.alarms.validated(step, score))
 
-    def _evaluate(self, examples: Sequence[dspy.Example]) -> Evaluation:
-        evaluation = evaluate(
-            self.program,
-            examples,
-            self.metric,
-            session=self.session,
-            adapter=self.adapter,
-            num_threads=self.plan.sampling.limits.threads,
-            rollout_seconds=self.plan.sampling.limits.run_seconds,
-            rollout_calls=self.plan.sampling.limits.run_calls,
-            failure_score=self.plan.sampling.rules.failure_score,
+    def _evaluate(self, examples: Sequence[dspy.Example], model: str | None) -> Evaluation:
+        """`model` None: here and now; a version by its name: beside the rollouts, by their workers."""
+        workers = self.rolling.workers
+        if workers is None and model is not None:
+            raise RuntimeError("nothing is rolled out any more that this could go on beside")
+        evaluation = scored(
+            self.rolling.runner,
+            checked("examples", examples),
+            self._predictors,
+            self.plan.sampling.rules.failure_score,
+            workers,
+            model,
         )
-        self.served.check(evaluation.finished, self._predictors)
+        if model is None:
+            self.served.check(evaluation.finished, self._predictors)
         return evaluation

@@ -18,11 +18,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeGuard
 
 from launcher.client.dspy.comparing import Scores, comparable, gain
+from launcher.client.dspy.outstanding import Outstanding
 
 PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
-"""What `launch` puts in the environment of the program it starts: the run, and the step it was resumed after
-(`slip-0a1b2c3d@12`; 0 in its first life). A state was committed after the life that wrote it began, so two
-lives that wrote one never have the same number."""
+"""What `launch` puts in the environment of the program it starts: the run, the step it was resumed after, and
+a word drawn for this life (`slip-0a1b2c3d@12.9f8e7d6c`; 0 in its first life). The step alone does not tell
+lives apart: one that is killed while its first step trains leaves that step to be committed in the next."""
 
 _SCHEMA = 2
 _BY = "slipway.GRPO"
@@ -74,6 +75,15 @@ class Validated:
     checkpoint: str | None = None
 
 
+@dataclass(frozen=True)
+class Validating:
+    """A validation under way: of the policy after so many steps, by its version and its weights' hash."""
+
+    step: int
+    version: int
+    weights: str | None
+
+
 @dataclass
 class Place:
     """`step` is how many steps are done; `compile` counts a program's optimizers from 0.
@@ -83,7 +93,8 @@ class Place:
     none. `held_out` is the digest of the validation set. `trained`: whether a step of it has taught anything,
     in earlier lives too. `superseded`: a later optimizer of the same program has trained since, so
     this one had finished; `made` is the version that it had made, by its name, as far as that is known.
-    `settings`: what its steps do otherwise than the run.
+    `settings`: what its steps do otherwise than the run. `outstanding`: what is to be rolled out first, where
+    the examples so far were not those of the steps so far. `validating`: the validation under way, if any.
     """
 
     work: Work
@@ -102,6 +113,8 @@ class Place:
     superseded: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     made: str | None = None
+    outstanding: Outstanding | None = None
+    validating: Validating | None = None
 
     # ------------------------------------------------------------- validations
 
@@ -133,6 +146,10 @@ class Place:
     def client_state(self, step: int) -> dict[str, Any]:
         """The place once `step` steps are done, as JSON."""
         scores = self.best_scores or []
+        # A place without them is as it was before there were any.
+        ahead: dict[str, Any] = {} if self.outstanding is None else {"pool": self.outstanding.to_dict()}
+        if self.validating is not None:
+            ahead["validating"] = asdict(self.validating)
         return {
             "schema": _SCHEMA,
             "by": _BY,
@@ -153,6 +170,7 @@ class Place:
             "best_examples": len(scores),
             # A step trained after it makes it a thing of the past.
             "restored": self.restored if step == self.step else None,
+            **ahead,
         }
 
     def restarted(self, state: dict[str, Any] | None, metrics: Metrics) -> Place | None:
@@ -184,7 +202,8 @@ class Place:
         """This place taken back to where `state` says, to its beginning when that is nothing of its own."""
         if _is_a_place(state) and state["id"] == self.id:
             return replace(self._at(state, metrics), settings=self.settings)
-        return replace(self, step=0, trained=False, scores=[], best=None, best_scores=None, restored=None)
+        at_first = replace(self, step=0, trained=False, outstanding=None, validating=None, restored=None)
+        return replace(at_first, scores=[], best=None, best_scores=None)
 
     def goes_on_with(self, settings: dict[str, Any]) -> str | None:
         """Its steps have these settings from here on; in words, where its earlier ones had others."""
@@ -219,9 +238,12 @@ class Place:
         # What is served again, as a best is, says of no tokens: it was trained before.
         trained = state["trained"] or metrics.get("trained_tokens") != 0
         at = replace(self, id=state["id"], step=state["step"], trained=trained, restored=state["restored"])
-        at = replace(at, settings=state.get("settings", {}))
+        outstanding = Outstanding.of(state["pool"]) if "pool" in state else None
+        at = replace(at, settings=state.get("settings", {}), outstanding=outstanding, validating=None)
         if state["held_out"] != self.held_out:  # other examples: nothing of theirs compares with these
             return replace(at, scores=[], best=None, best_scores=None)
+        if "validating" in state:
+            at = replace(at, validating=Validating(**state["validating"]))
         unknown = [None] * (state["best_examples"] - len(state["best_scores"]))
         return replace(
             at,

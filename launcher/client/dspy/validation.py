@@ -19,9 +19,10 @@ import dspy
 
 from launcher.client.dspy.examples import checked
 from launcher.client.dspy.programs import attach, strict_adapter
-from launcher.client.dspy.rollouts import Finished, Limits, Run, run_all
+from launcher.client.dspy.rollouts import Finished, Limits, Run, Runner, run_all
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.tagging import Predictors, Rollout
+from launcher.client.dspy.workers import Workers
 from launcher.client.failures import EndpointLost, TrainingFailed
 from launcher.client.session import Session, connect
 
@@ -98,21 +99,35 @@ def evaluate(
     examples = checked("examples", examples)
     if not examples:
         raise ValueError("there are no examples to evaluate on")
-    trained = attach(program, session or connect(), may_be_base=True)
-    predictors = Predictors(program)
-    batch = uuid.uuid4().hex[:12]
-    runs = [
-        Run(
-            example,
-            index,
-            Rollout(f"eval-{batch}-{index}", predictors, "eval", GREEDY, of_base=trained.of_base),
-        )
-        for index, example in enumerate(examples)
-    ]
     if not isinstance(metric, Metric):
         metric = Metric(metric, _METRIC_PATIENCE)
     limits = Limits(num_threads, rollout_seconds, rollout_calls)
-    finished = run_all(program, runs, metric, strict_adapter(adapter), limits, trained.lm)
+    trained = attach(program, session or connect(), may_be_base=True)
+    runner = Runner(program, metric, strict_adapter(adapter), limits, trained.lm)
+    return scored(runner, examples, Predictors(program), failure_score, of_base=trained.of_base)
+
+
+def scored(
+    runner: Runner,
+    examples: Sequence[dspy.Example],
+    predictors: Predictors,
+    failure_score: float = 0.0,
+    workers: Workers[Finished] | None = None,
+    model: str | None = None,
+    of_base: bool = False,
+) -> Evaluation:
+    """The same of what is checked, within a training by its `workers`: see `evaluate` for what it raises.
+
+    `model`: the version that is asked in the place of the newest. It looks at nothing of the program itself:
+    rollouts may be under way that write into it.
+    """
+    batch = uuid.uuid4().hex[:12]
+
+    def rollout(index: int) -> Rollout:
+        return Rollout(f"eval-{batch}-{index}", predictors, "eval", GREEDY, of_base=of_base, model=model)
+
+    runs = [Run(example, index, rollout(index)) for index, example in enumerate(examples)]
+    finished = run_all(runner, runs, workers)
     check_answered(finished, "evaluation")
     return _evaluation(finished, failure_score)
 

@@ -1,17 +1,21 @@
 """Jobs side by side in threads, each with a bound of its own: one that hangs holds nobody up.
 
-Neighbour: `rollouts.py` has it run programs. Threads are daemons in a copy of the caller's context: DSPy's
-settings come along, and a job that hangs holds neither the batch nor the end of the process.
-Knows nothing of programs, examples or the policy.
+Neighbours: `rollouts.py` has it run programs, `pool.py` keeps it busy over many steps. Threads are daemons in
+a copy of the context they were asked for in: DSPy's settings come along, and a job that hangs holds neither
+the others nor the end of the process. Knows nothing of programs, examples or the policy.
 """
 
 from __future__ import annotations
 
 import contextvars
+import heapq
+import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Generic, Literal, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar, cast
 
 Late = Literal["overdue", "not begun"]
 """Why a job has no result: it took longer than it may, or its turn never came."""
@@ -20,132 +24,216 @@ _LOOK_SECONDS = 1.0
 # Jobs left behind, none having ended, that make it sure even with a single thread.
 _SURE = 3
 
+_JOIN_SECONDS = 5.0
+
 Result = TypeVar("Result")
+_Returned = TypeVar("_Returned")
 
 
-def work_off(
-    jobs: Sequence[Callable[[], Result]],
-    threads: int,
-    seconds: float,
-    hopeless: Callable[[Result], bool] = lambda result: False,
-    left_behind: Callable[[int], None] = lambda index: None,
-) -> list[Result | Late]:
-    """The jobs' results in their order. Raises what a job raises, at once.
+@dataclass(eq=False)
+class Job(Generic[Result]):
+    """One thing to do. `order`: the lowest comes first. `result` counts once `has_ended`.
 
-    A job that takes longer than `seconds` is left behind (`left_behind` is told its index) and another thread
-    takes its place; when as many are left behind as there are threads (and some) and not one job has come to
-    an end, the rest is not begun. Neither is it when as many results in a row as there are threads are
+    `left_behind` is told that nobody waits for it any more, `ended` that it has its result; both while
+    nothing else of the workers changes.
+    """
+
+    do: Callable[[], Result]
+    order: tuple[int, ...] = ()
+    left_behind: Callable[[], None] = lambda: None
+    ended: Callable[[], None] = lambda: None
+    began: float | None = None
+    result: Result | Late | None = None
+    has_ended: bool = False
+
+
+class Workers(Generic[Result]):
+    """At most `threads` jobs at a time, and a thread for each only while there is something to do.
+
+    A job that takes longer than `seconds` is left behind and another thread takes its place; when as many
+    are left behind as there are threads (and some) and not one has come to an end since there was nothing to
+    do, what has not begun is not begun. Neither is it when as many results in a row as there are threads are
     `hopeless`.
     """
-    batch = _Batch(jobs, max(1, min(threads, len(jobs))), seconds, hopeless, left_behind)
-    try:
-        return batch.wait()
-    finally:
-        batch.stop()
-
-
-class _Batch(Generic[Result]):
-    """What the threads of one batch share."""
 
     def __init__(
-        self,
-        jobs: Sequence[Callable[[], Result]],
-        threads: int,
-        seconds: float,
-        hopeless: Callable[[Result], bool],
-        left_behind: Callable[[int], None],
+        self, threads: int, seconds: float, hopeless: Callable[[Result], bool] = lambda result: False
     ) -> None:
-        self._jobs = jobs
-        self._threads = threads
+        self.changed = threading.Condition()
+        self._threads = max(1, threads)
         self._seconds = seconds
         self._hopeless = hopeless
-        self._tell_left_behind = left_behind
-        self._results: list[Result | Late] = ["not begun"] * len(jobs)
-        self._next = 0
-        self._began: dict[int, float] = {}
-        self._ended = 0
-        self._left_behind = 0
-        self._hopeless_in_a_row = 0
+        self._context = contextvars.copy_context()
+        self._count = itertools.count()
+        self._waiting: list[tuple[tuple[int, ...], int, Job[Result]]] = []
+        self._under_way: set[Job[Result]] = set()
+        self._at_work = 0
+        self._ended = self._left_behind = self._hopeless_in_a_row = 0
         self._stopped = False
         self._error: BaseException | None = None
-        self._changed = threading.Condition()
 
-    def wait(self) -> list[Result | Late]:
-        with self._changed:
-            for _ in range(self._threads):
-                self._start_thread()
-            while self._error is None and (self._began or not self._over):
-                self._changed.wait(self._until_next_look())
+    def add(self, jobs: Sequence[Job[Result]]) -> None:
+        """Do these as well."""
+        with self.changed:
+            if not self._under_way and not self._waiting:
+                self._ended = self._left_behind = self._hopeless_in_a_row = 0
+            for job in jobs:
+                heapq.heappush(self._waiting, (job.order, next(self._count), job))
+            self._start_threads()
+
+    def until(self, is_done: Callable[[], bool]) -> None:
+        """Wait, and leave behind what is overdue. Raises what a job raises, at once.
+
+        `is_done` is asked whenever something has changed, and while nothing does.
+        """
+        with self.changed:
+            while not self._stopped and not is_done():
+                self.changed.wait(self._until_next_look())
                 self._leave_behind()
             if self._error is not None:
                 raise self._error
-            return list(self._results)
+            if not is_done():
+                raise RuntimeError("the jobs were stopped, and are waited for")
+
+    def all_of(self, jobs: Sequence[Job[Result]]) -> list[Result | Late]:
+        """The results of these, in their order, once there are all. Raises what a job raises."""
+        left = set(jobs)
+        for job in jobs:
+            job.ended = partial(left.discard, job)
+        self.add(jobs)
+        self.until(lambda: not left)
+        return [cast("Result | Late", job.result) for job in jobs]
+
+    def let_go(self, jobs: Collection[Job[Result]]) -> None:
+        """Nobody waits for these any more: they get no result, and those under way give up their place."""
+        with self.changed:
+            dropped = set(jobs)
+            self._waiting = [it for it in self._waiting if it[2] not in dropped]
+            heapq.heapify(self._waiting)
+            for job in dropped & self._under_way:
+                self._put_aside(job)
+            self._start_threads()
 
     def stop(self) -> None:
-        """No thread begins another job."""
-        with self._changed:
+        """No thread begins another job, and nobody waits in vain for one."""
+        with self.changed:
             self._stopped = True
+            self._waiting.clear()
+            self.changed.notify_all()
 
-    @property
-    def _over(self) -> bool:
-        return self._stopped or self._next == len(self._jobs)
+    # ------------------------------------------------------------- the threads
 
-    def _start_thread(self) -> None:
-        threading.Thread(target=contextvars.copy_context().run, args=(self._work,), daemon=True).start()
+    def _start_threads(self) -> None:
+        while not self._stopped and self._at_work < min(
+            self._threads, len(self._under_way) + len(self._waiting)
+        ):
+            self._at_work += 1
+            run = self._context.copy().run
+            threading.Thread(target=run, args=(self._work,), daemon=True).start()
 
     def _work(self) -> None:
-        while (index := self._take()) is not None:
-            try:
-                result = self._jobs[index]()
-            except BaseException as error:  # noqa: BLE001 - carried to the thread that waits for the batch
-                self._fail(error)
-                return
-            if not self._finish(index, result):
-                return
+        try:
+            while (job := self._take()) is not None:
+                if not self._finish(job, job.do()):
+                    return
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+            self._fail(error)
 
-    def _take(self) -> int | None:
-        with self._changed:
-            if self._over:
-                self._changed.notify_all()
+    def _take(self) -> Job[Result] | None:
+        with self.changed:
+            if self._stopped or not self._waiting:
+                self._at_work -= 1
                 return None
-            index = self._next
-            self._next += 1
-            self._began[index] = time.monotonic()
-            return index
+            _, _, job = heapq.heappop(self._waiting)
+            self._under_way.add(job)
+            job.began = time.monotonic()
+            return job
 
-    def _finish(self, index: int, result: Result) -> bool:
+    def _finish(self, job: Job[Result], result: Result) -> bool:
         """Whether this thread still has a place: another has it when the job had been left behind."""
-        with self._changed:
-            if self._began.pop(index, None) is None:
+        with self.changed:
+            if job not in self._under_way:
                 return False
-            self._results[index] = result
+            self._under_way.remove(job)
             self._ended += 1
             self._hopeless_in_a_row = self._hopeless_in_a_row + 1 if self._hopeless(result) else 0
-            self._stopped = self._stopped or self._hopeless_in_a_row >= self._threads
-            self._changed.notify_all()
+            self._settle(job, result)
+            if self._hopeless_in_a_row >= self._threads:
+                self._give_up()
+            self.changed.notify_all()
             return True
 
     def _fail(self, error: BaseException) -> None:
-        with self._changed:
+        with self.changed:
             self._error = self._error or error
-            self._stopped = True
-            self._changed.notify_all()
+            self.stop()
+
+    # ------------------------------------------------------------- what comes to nothing
 
     def _until_next_look(self) -> float:
         """Seconds until a job may be overdue; the bound lets a Ctrl-C through on every system."""
-        if not self._began:
+        began = [job.began for job in self._under_way if job.began is not None]
+        if not began:
             return _LOOK_SECONDS
-        first = min(self._began.values()) + self._seconds
-        return min(_LOOK_SECONDS, max(0.01, first - time.monotonic()))
+        return min(_LOOK_SECONDS, max(0.01, min(began) + self._seconds - time.monotonic()))
 
     def _leave_behind(self) -> None:
         now = time.monotonic()
-        for index in [it for it, began in self._began.items() if now - began > self._seconds]:
-            del self._began[index]
-            self._results[index] = "overdue"
+        for job in [it for it in self._under_way if it.began is not None and now - it.began > self._seconds]:
+            self._put_aside(job)
             self._left_behind += 1
-            self._tell_left_behind(index)
+            self._settle(job, "overdue")
             if self._left_behind >= max(self._threads, _SURE) and not self._ended:
-                self._stopped = True
-            if not self._over:
-                self._start_thread()
+                self._give_up()
+            self._start_threads()
+
+    def _put_aside(self, job: Job[Result]) -> None:
+        self._under_way.remove(job)
+        self._at_work -= 1
+        job.left_behind()
+
+    def _give_up(self) -> None:
+        """What has not begun is not begun."""
+        waiting, self._waiting = sorted(self._waiting), []
+        for _, _, job in waiting:
+            self._settle(job, "not begun")
+
+    def _settle(self, job: Job[Result], result: Result | Late) -> None:
+        job.result, job.has_ended = result, True
+        job.ended()
+
+
+class Beside(Generic[_Returned]):
+    """What a function returns, called in a thread of its own while the jobs of `workers` go on."""
+
+    def __init__(self, workers: Workers[Any], function: Callable[[], _Returned]) -> None:
+        self._workers = workers
+        self._function = function
+        self._returned: list[_Returned] = []
+        self._raised: list[BaseException] = []
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._call,), daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._returned or self._raised)
+
+    def result(self) -> _Returned:
+        """Once it is over. Raises what the function raises, or what a job raises, at once."""
+        self._workers.until(lambda: self.is_over)
+        if self._raised:
+            raise self._raised[0]
+        return self._returned[0]
+
+    def join(self) -> None:
+        """For what the function does at its end, when the workers have stopped."""
+        self._thread.join(_JOIN_SECONDS)
+
+    def _call(self) -> None:
+        try:
+            self._returned.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            self._raised.append(error)
+        with self._workers.changed:
+            self._workers.changed.notify_all()

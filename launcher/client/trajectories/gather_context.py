@@ -7,6 +7,7 @@ a trajectory. Knows nothing of groups.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -61,11 +62,18 @@ class GatherContext:
         parts += [f"exceptions={self.exceptions}"] if self.exceptions else []
         return f"{self.shown_as}: {self.done}/{self.total} {' '.join(parts)}".rstrip()
 
+    def end_line(self) -> None:
+        """What comes from here on has a line of its own, with its own averages."""
+        self.close()
+        self.sums.clear()
+        self.counts.clear()
+
     def close(self) -> None:
         """End the line."""
         if self._is_shown:
             sys.stderr.write("\n")
             sys.stderr.flush()
+        self._is_shown = False
 
     def _show(self) -> None:
         if self.shown_as is None or not _is_watched():
@@ -73,6 +81,31 @@ class GatherContext:
         self._is_shown = True
         sys.stderr.write(f"\r{self.line()[:_WIDTH]:<{_WIDTH}}")
         sys.stderr.flush()
+
+
+@dataclass
+class PartContext(GatherContext):
+    """One group's part of a gathering, that may leave it: counted by itself, and in the `whole`."""
+
+    whole: GatherContext = field(default_factory=GatherContext)
+
+    def __post_init__(self) -> None:
+        self.whole.total += self.total
+
+    def add(self, trajectory: Any) -> None:
+        self.whole.add(trajectory)
+        self.done += 1
+
+    def failed(self) -> bool:
+        self.exceptions += 1
+        return self.whole.failed()
+
+    def leave(self) -> None:
+        """The whole has nothing of it any more, neither what came nor what still comes."""
+        self.whole.total -= self.total
+        self.whole.done -= self.done
+        self.whole.exceptions -= self.exceptions
+        self.whole = GatherContext(math.inf)
 
 
 def _is_watched() -> bool:

@@ -36,10 +36,9 @@ async def gather_trajectory_groups(
     metrics.
     """
     pending = list(groups)
-    total = sum(len(one) if isinstance(one, PendingGroup | TrajectoryGroup) else 1 for one in pending)
-    context = GatherContext(max_exceptions, total, pbar_desc, max_metrics)
+    context = GatherContext(max_exceptions, sum(map(size_of, pending)), pbar_desc, max_metrics)
     with gathering_in(context):
-        found = await all_of(_group(one, after_each) for one in pending)
+        found = await all_of(gathered(one, after_each) for one in pending)
     return [group for groups_of_one in found for group in groups_of_one]
 
 
@@ -57,9 +56,15 @@ async def gather_trajectories(
         return await all_of(map(_trajectories, pending))
 
 
-async def _group(
+def size_of(pending: Awaitable[TrajectoryGroup] | TrajectoryGroup) -> int:
+    """How many trajectories are to come of it, as far as is known."""
+    return len(pending) if isinstance(pending, PendingGroup | TrajectoryGroup) else 1
+
+
+async def gathered(
     pending: Awaitable[TrajectoryGroup] | TrajectoryGroup, after_each: AfterEach | None
 ) -> list[TrajectoryGroup]:
+    """A group once it is there, with what `after_each` makes of it; in the gathering around."""
     group = pending if isinstance(pending, TrajectoryGroup) else await _awaited(pending)
     if after_each is None:
         return [group]

@@ -53,6 +53,7 @@ def train(
             status = _step(session, key, made, kept, asked, timeout_seconds)
     except Rewound:
         session.unsaved_state = session.known_place = None  # of lost rollouts: the program goes back too
+        session.rewinds += 1
         raise
     except Refused as error:
         if error.code != _NOTHING:

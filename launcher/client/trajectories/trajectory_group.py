@@ -105,6 +105,11 @@ class PendingGroup:
     def __len__(self) -> int:
         return len(self._awaited)
 
+    def close(self) -> None:
+        """Nobody awaits what has not begun of it any more."""
+        for awaited in self._awaited:
+            close(awaited)
+
     def __await__(self) -> Generator[Any, None, TrajectoryGroup]:
         return self._gathered().__await__()
 
@@ -125,6 +130,13 @@ class PendingGroup:
             return error
         context.add(trajectory)
         return trajectory
+
+
+def close(awaited: Any) -> None:
+    """End what nobody awaits any more, so that Python does not say so; what is under way goes on."""
+    is_new = inspect.iscoroutine(awaited) and inspect.getcoroutinestate(awaited) == inspect.CORO_CREATED
+    if is_new or isinstance(awaited, PendingGroup):
+        awaited.close()
 
 
 async def all_of(awaited: Iterable[Awaitable[_Result]]) -> list[_Result]:

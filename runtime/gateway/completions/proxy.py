@@ -20,8 +20,10 @@ from runtime.gateway.completions.admission import Asked, Kind
 from runtime.gateway.completions.answers import Choice, Streamed, Whole, question, samples
 from runtime.gateway.completions.continuing import Continuing, Turn
 from runtime.gateway.completions.flights import GRACE_SECONDS, Flight, Flights, Headers
+from runtime.gateway.completions.origin import origin_of
 from runtime.gateway.completions.untrainable import Untrainable
-from runtime.gateway.engines.fleet import Engine, Fleet
+from runtime.gateway.engines.engine import Engine
+from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.http import openai_errors
 from runtime.gateway.http.openai_errors import ApiError, not_ready
 from runtime.gateway.http.warnings import Warnings
@@ -147,8 +149,9 @@ class Completions:
     async def _answer(self, asked: Asked, served: Served, flight: Flight) -> None:
         body = asked.for_engine(served.engine_model, self._check)
         deaths = failures = 0
+        failed: Engine | None = None
         while True:
-            engine = await self._fleet.pick(served.version)
+            engine = await self._fleet.pick(served.version, origin_of(asked), failed)
             engine.in_flight += 1
             try:
                 turn = await self._continuing.turn(asked, body, engine.client)
@@ -160,7 +163,7 @@ class Completions:
                 if flight.begun or deaths >= MOST_DEATHS:
                     raise not_ready(f"the engine died while answering: {error}") from error
             except EngineFailedError as error:
-                failures += 1
+                failed, failures = engine, failures + 1
                 if flight.begun or failures >= MOST_FAILURES or distribution.grammar(asked.body):
                     raise _at_fault(asked, error) from error
             finally:

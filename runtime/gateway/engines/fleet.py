@@ -1,7 +1,8 @@
-"""The engines as the gateway sees them: which are up, which has the least to do, what a restarted one lacks.
+"""The engines as the gateway sees them: which are up, which a request is given, what a restarted one lacks.
 
-Neighbours: engine_client.py talks to one engine; version_proof.py stages adapters; the supervisor restarts
-engines, this only notices. An engine is used when it is healthy and has the versions that are in use.
+Neighbours: engine_client.py talks to one engine; placement.py chooses between those that are ready;
+version_proof.py stages adapters; the supervisor restarts engines, this only notices. An engine is used when
+it is healthy and has the versions that are in use.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
+from runtime.gateway.engines.engine import Engine
 from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.placement import Origin, Placement
 from runtime.gateway.engines.version_proof import NotProvenError
 from runtime.gateway.http.openai_errors import ApiError, not_ready
 from runtime.shared.child_status import Machine
@@ -23,17 +25,6 @@ LOOK_SECONDS = 0.5
 _RESTAGE_PAUSE_SECONDS = 5.0
 # How long a request waits for an engine that died to come back: longer than a restart takes.
 WAIT_SECONDS = 120.0
-
-
-@dataclass(eq=False)
-class Engine:
-    """One engine. `process` is its pid by the supervisor's word: another pid is another, empty engine."""
-
-    name: str
-    client: EngineClient
-    ready: bool = False
-    process: int | None = None
-    in_flight: int = 0
 
 
 # Has a version on these engines, and says whether that took any time (recall.py).
@@ -55,6 +46,7 @@ class Fleet:
         self._restage = restage
         self._recall = recall
         self._changed = asyncio.Event()
+        self.placement = Placement()
         self.was_ready = False
 
     @property
@@ -65,8 +57,9 @@ class Fleet:
         """Look after every engine, for ever."""
         await asyncio.gather(*(self._watch(engine) for engine in self.engines))
 
-    async def pick(self, version: int = 0) -> Engine:
-        """The ready engine with the least in flight, once the engines have the version.
+    async def pick(self, version: int = 0, origin: Origin | None = None, but: Engine | None = None) -> Engine:
+        """A ready engine, once the engines have the version: the one that has cached what `origin` goes on
+        from (placement.py), without it the least busy. Not `but`, which has just failed, if there is another.
 
         Waits, bounded, when all are away. Raises ApiError.
         """
@@ -74,7 +67,10 @@ class Fleet:
         while True:
             ready = [engine for engine in self.engines if engine.ready]
             if ready and not await self._fetch(version, ready):
-                return min(ready, key=lambda engine: engine.in_flight)
+                others = [engine for engine in ready if engine is not but] or ready
+                if origin is None or len(self.engines) == 1:
+                    return min(others, key=lambda engine: engine.in_flight)
+                return self.placement.choose(others, version, origin)
             if time.monotonic() > end:
                 raise not_ready(f"no engine was ready again within {WAIT_SECONDS:.0f} s")
             if not ready:
@@ -147,6 +143,8 @@ class Fleet:
             await asyncio.sleep(_RESTAGE_PAUSE_SECONDS)
             return
         log.info("%s: ready", engine.name)
+        if engine.process != process:
+            self.placement.forget_engine(engine)
         engine.process = process
         engine.ready = self.was_ready = True
         self._changed.set()

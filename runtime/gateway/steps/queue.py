@@ -85,6 +85,7 @@ class StepQueue:
         self._claims = Claims(samples, self._folder, max_lag)
         self._steps = KnownSteps(self._folder, self._claims)
         self.has = self._claims.has
+        self.taken: Callable[[list[Group]], None] = lambda groups: None  # told of each step: they have ended
         self.warnings = self._claims.warnings
         self._handover = Handover(
             self._folder, self._claims, samples, checkpoints, trainer_failure, said, learn
@@ -310,6 +311,7 @@ class StepQueue:
 
     def _take_in(self, step: Step) -> StepStatus:
         self._steps.take_in(step)
+        self.taken(step.groups)
         self._wake.set()
         return step.status
 

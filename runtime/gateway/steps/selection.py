@@ -47,6 +47,8 @@ class Selection:
     sequences: list[tuple[list[SampleRef], int]] = field(default_factory=list)
     counts: StepCounts = field(default_factory=StepCounts)
     named: list[Named] = field(default_factory=list)
+    # By the version that sampled it, how many steps old what is trained is.
+    lags: dict[int, int] = field(default_factory=dict)
 
     @property
     def samples(self) -> list[tuple[SampleRef, int]]:
@@ -181,6 +183,7 @@ class _Sorting:
     def counted(self) -> Selection:
         """The selection, with its counts."""
         trained = self.result.samples
+        self.result.lags = {version: self.lag(version) for version in {ref.version for ref, _ in trained}}
         self.result.counts = StepCounts(
             groups=len(self.result.groups),
             members=self.members,

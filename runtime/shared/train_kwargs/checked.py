@@ -95,7 +95,7 @@ def _ahead(reading: Reading, name: str, value: Any) -> None:
     if asked > own:
         why = f"a sample older than {own} steps is not trained in this run"
         raise UnfitError(why, set_option(reading.run.config, "max_staleness", asked))
-    reading.note(name, "GRPO(staleness=1) rolls out the next step while one trains, and 0 does not")
+    reading.note(name, "GRPO(staleness=N) rolls out up to N steps ahead of the one that trains, and 0 waits")
 
 
 def equal(

@@ -1,0 +1,158 @@
+"""`launch bench` without another trainer: those lines of our targets that a computer without a GPU can show.
+
+One run of the quickstart's task shows nearly all of them: its start, steps, publications and end, and beside
+it what a request costs on its way. Neighbours: `cli/bench_verb.py` calls, `our_side.py` runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from launcher.base.home import Home
+from launcher.bench import our_side, this_computer
+from launcher.bench.ready import our_environment, refuse_what_cannot_run
+from launcher.bench.remarks import no_record_because, remarks, staleness
+from launcher.bench.runs import looked_after, most_seconds, new_folder
+from launcher.bench.shape import STEPS, Shape
+from launcher.bench.side_run import SideRun
+from launcher.models import model_folder
+from launcher.screen.output import Output, columns
+
+_HELP_RUNS = 5
+_LETTERS = 26
+# How often what a request costs is asked for, beside a whole run and beside a short one.
+_REQUESTS = {"rounds": 3, "concurrent": 64, "each_round": 256, "single": 24}
+_FEW_REQUESTS = {"rounds": 1, "concurrent": 64, "each_round": 64, "single": 8}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure, and what is hoped for: at least, or at most, `target`; None where nothing is."""
+
+    what: str
+    seen: float
+    unit: str
+    target: float | None = None
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it is as hoped for."""
+        if self.target is None:
+            return None
+        return self.seen >= self.target if self.at_least else self.seen <= self.target
+
+    def to_dict(self, judged: bool) -> dict[str, Any]:
+        """As the result has it."""
+        return {
+            "what": self.what,
+            "seen": round(self.seen, 4),
+            "unit": self.unit,
+            "target": self.target,
+            "at_least": self.at_least,
+            "met": self.met if judged else None,
+        }
+
+    def cells(self, judged: bool) -> list[str]:
+        """As the table has it."""
+        seen = f"{self.seen:.3g} {self.unit}"
+        if self.target is None:
+            return [self.what, seen, "", ""]
+        hoped = f"{'≥' if self.at_least else '≤'} {self.target:g} {self.unit}"
+        return [self.what, seen, hoped, ("met" if self.met else "missed") if judged else ""]
+
+
+@dataclass
+class Alone:
+    """What was measured of us."""
+
+    shape: Shape
+    computer: dict[str, Any]
+    folder: str
+    help_seconds: float
+    runs: list[SideRun] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[Line]:
+        """Medians over the runs; of what is promised of each run, the worst."""
+        runs, whole = self.runs, self.shape.steps >= STEPS
+        publications = [it for run in runs for it in run.measured["publication_seconds"]]
+        requests = [run.measured["requests"] for run in runs]
+        rise = min(run.scores[-1] - run.scores[0] for run in runs) / _LETTERS
+        added = [it["p50_ms"]["gateway"] - it["p50_ms"]["direct"] for it in requests]
+        first, last = self.shape.first_step, self.shape.steps
+        step = statistics.median(run.median_seconds(first) for run in runs)
+        rate = statistics.median(it["gateway_to_direct"] for it in requests)
+        return [
+            # What is measured beside the task is no part of it.
+            Line("from Enter to verified down", max(map(_of_task, runs)), "s", 300.0 if whole else None),
+            Line("its start", statistics.median(run.start_seconds for run in runs), "s"),
+            Line(f"a step, of {first} to {last}", step, "s"),
+            Line("its end", statistics.median(run.end_seconds for run in runs), "s"),
+            Line("held-out rise, of the range", rise, "", 0.25 if whole else None, at_least=True),
+            Line("committed → served and proven, p50", 1000 * statistics.median(publications), "ms", 250.0),
+            Line("gateway's rate by direct, 64 in flight", rate, "×", 0.95, at_least=True),
+            Line("gateway's own latency, p50", statistics.median(added), "ms", 3.0),
+            Line("launch --help", self.help_seconds, "s", 0.4),
+        ]
+
+    @property
+    def no_record_because(self) -> list[str]:
+        """Why this should not be quoted."""
+        return no_record_because(self.shape, self.runs, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "bench": "alone",
+            "lines": [line.to_dict(not self.no_record_because) for line in self.lines],
+            "staleness": staleness(self.runs),
+            "no_record_because": self.no_record_because,
+            "shape": self.shape.to_dict(),
+            "computer": self.computer,
+            "runs": [run.to_dict() for run in self.runs],
+            "folder": self.folder,
+        }
+
+    def text(self) -> str:
+        """A table, and what to know of it."""
+        rows = [
+            ["", "seen", "hoped for", ""],
+            *(line.cells(not self.no_record_because) for line in self.lines),
+        ]
+        below = remarks(self.shape, self.runs, self.computer, self.no_record_because, self.folder)
+        return "\n".join([columns(rows), "", *below])
+
+
+def alone(shape: Shape, output: Output, home: Home) -> Alone:
+    """All runs of our side. Raises PreflightError and JobFailed."""
+    refuse_what_cannot_run(home)
+    our_environment(home, output)
+    folder, model = new_folder(home), model_folder.tiny_folder()
+    found = Alone(shape, this_computer.described(), str(folder), _help_seconds())
+    for number in range(shape.seeds):
+        requests = _REQUESTS if shape.steps >= STEPS else _FEW_REQUESTS
+        task = {**shape.task(number, model), "requests": requests}
+        run = partial(our_side.run, task, home, most_seconds(shape))
+        found.runs.append(looked_after(our_side.NAME, number, shape, run, folder, output))
+    return found
+
+
+def _of_task(run: SideRun) -> float:
+    return run.start_seconds + run.evaluation_seconds + run.training_seconds + run.end_seconds
+
+
+def _help_seconds() -> float:
+    """How long `launch --help` takes, the median of a few."""
+    took = []
+    for _ in range(_HELP_RUNS):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "launcher.cli.main", "--help"], capture_output=True, check=True)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)

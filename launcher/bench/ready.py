@@ -1,0 +1,51 @@
+"""Whether this computer can run our side of a bench, and its environment, built before anything is timed.
+
+Neighbours: `against.py` and `alone.py` ask. Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from launcher.asking import preflight
+from launcher.base import disk
+from launcher.base.errors import PreflightError
+from launcher.base.home import Home
+from launcher.screen.output import Output
+from runtime import bootstrap
+
+# A run's checkpoints, samples and logs are some 30 MB.
+_RUN_BYTES = 10**9
+
+
+def refuse_what_cannot_run(home: Home) -> None:
+    """Raises PreflightError, before anything is built or started."""
+    preflight.check_platform()
+    if importlib.util.find_spec("dspy") is None:
+        raise PreflightError(
+            "a bench needs DSPy",
+            "the program that it trains is one of DSPy's",
+            "pip install 'slipway-rl[dspy]'",
+        )
+    preflight.check_environment(home)
+    if trouble := disk.unwritable(home.data):
+        raise PreflightError(f"cannot write {home.data}", trouble, f"ls -ld {home.data}")
+    if (free := disk.free_bytes(home.data)) < _RUN_BYTES:
+        raise PreflightError(
+            f"a bench needs {disk.in_units(_RUN_BYTES)} of disk for its runs",
+            f"{disk.in_units(free)} are free at {home.data}",
+            f"df -h {home.data}",
+        )
+
+
+def our_environment(home: Home, output: Output) -> None:
+    """Build the runtime's environment where it is missing: that is no part of a start that is timed."""
+    try:
+        with output.busy("building the runtime's environment", "once") as progress:
+            bootstrap.ensure_environment(home.environments, "cpu", progress=progress)
+    except bootstrap.BootstrapError as error:
+        raise PreflightError(
+            "the runtime's environment could not be built",
+            str(error),
+            "check the network and the disk, then run the same command again",
+        ) from error

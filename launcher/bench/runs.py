@@ -1,0 +1,69 @@
+"""One run of a bench, looked after: its folder, how long it may take, what the computer was like meanwhile.
+
+Neighbours: `against.py` and `alone.py` say what is run, `this_computer.py` looks. Knows nothing of sides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.base import atomic
+from launcher.base.home import Home
+from launcher.bench import this_computer
+from launcher.bench.shape import Shape
+from launcher.bench.side_run import SideRun
+from launcher.screen.output import Output
+
+# A run that takes so long gets nowhere: its start, then each of its steps.
+_MOST_START_SECONDS, _MOST_STEP_SECONDS = 1800.0, 60.0
+
+Side = Callable[[Path, Callable[[str], None]], SideRun]
+
+
+def most_seconds(shape: Shape) -> float:
+    """How long a run of so many steps may take."""
+    return _MOST_START_SECONDS + _MOST_STEP_SECONDS * shape.steps
+
+
+def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, output: Output) -> SideRun:
+    """One run in a folder of its own, and what the computer was like before, meanwhile and after. It stays
+    there as `run.json`: where a later run fails, or is stopped by Ctrl-C, this one was not in vain."""
+    place = folder / f"{name}-{number}"
+    place.mkdir()
+    others, before = this_computer.busy_share(), this_computer.load()
+    busy, began = this_computer.busy_seconds(), time.monotonic()
+    if others > this_computer.BUSY_SHARE:
+        output.warn(f"others use {others:.0%} of this computer now: what is measured is worth less")
+    with output.busy(f"{name}, run {number + 1} of {shape.seeds}, {shape.steps} steps") as progress:
+        try:
+            seen = run(place, progress)
+        except KeyboardInterrupt:
+            output.note(f"stopped; what was run so far is kept in {folder}")
+            raise
+    elapsed = time.monotonic() - began
+    computer = {
+        "busy_before": others,
+        "busy_meanwhile": this_computer.share(seen.others_seconds, seen.training_seconds),
+        "load_before": before,
+        "load_after": this_computer.load(),
+        "cores_used": round((this_computer.busy_seconds() - busy) / elapsed, 2),
+    }
+    output.note(
+        f"{name}, run {number + 1} of {shape.seeds}: {seen.median_seconds(shape.first_step):.2f} s a step, "
+        f"{seen.training_seconds:.0f} s of training, {seen.seconds:.0f} s in all"
+    )
+    found = dataclasses.replace(seen, computer=computer)
+    atomic.write(place / "run.json", json.dumps(found.to_dict(), indent=1) + "\n")
+    return found
+
+
+def new_folder(home: Home) -> Path:
+    """Where a bench leaves what it ran: logs, and our runs' own homes."""
+    place = home.data / "bench"
+    place.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place))

@@ -1,0 +1,70 @@
+"""What is run on both sides of a comparison: how large, how often, with which settings; what is hoped for.
+
+Neighbours: the sides are told it in a task's file, `side_by_side.py` judges by it. Knows nothing
+of processes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TASK = Path(__file__).with_name("task.json")
+
+# A step's: so many inputs, so many answers to each, and the most tokens of an answer.
+EXAMPLES, ROLLOUTS, ANSWER_TOKENS = 8, 8, 64
+LEARNING_RATE, RANK, ALPHA = 2e-3, 16, 16
+# What a record needs, and the first step whose time counts: those before it warm up.
+STEPS, SEEDS, FIRST_STEP = 40, 3, 6
+# A reward is a mean over so many steps.
+WINDOW = 5
+# Of the lower final reward of both sides so much is the reward that both must reach.
+SHARE_OF_FINAL = 0.9
+# Ours by theirs, at most.
+STEP_TARGET, REWARD_TARGET, REWARD_GOAL = 0.6, 0.7, 0.5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One comparison as it was asked for. `staleness` None: what our optimizer does where nobody says."""
+
+    steps: int = STEPS
+    seeds: int = SEEDS
+    staleness: int | None = None
+
+    def task(self, seed: int, model: Path) -> dict[str, Any]:
+        """What both sides' programs are told."""
+        return {
+            **json.loads(_TASK.read_text(encoding="utf-8")),
+            "model": str(model),
+            "seed": seed,
+            "steps": self.steps,
+            "examples": EXAMPLES,
+            "rollouts": ROLLOUTS,
+            "answer_tokens": ANSWER_TOKENS,
+            "learning_rate": LEARNING_RATE,
+            "rank": RANK,
+            "alpha": ALPHA,
+            "staleness": self.staleness,
+            "requests": None,
+        }
+
+    @property
+    def first_step(self) -> int:
+        """The first one whose time counts; a short run warms up for less."""
+        return min(FIRST_STEP, self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the result has it."""
+        return {
+            "steps": self.steps,
+            "seeds": self.seeds,
+            "rollouts_a_step": EXAMPLES * ROLLOUTS,
+            "answer_tokens": ANSWER_TOKENS,
+            "learning_rate": LEARNING_RATE,
+            "lora": {"rank": RANK, "alpha": ALPHA},
+            "model": "tiny",
+            "reward": "different letters of the answer; cut off or without its field: -1",
+        }

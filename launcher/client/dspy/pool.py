@@ -1,0 +1,196 @@
+"""The rollouts under way, over the bounds of steps: always as many as may be, none older than it may be.
+
+A ticket is begun when no more than `staleness` steps are ahead of it, as AReaL admits rollouts (arXiv
+2505.24298): with `staleness` 0 exactly one step's are under way, which is a barrier. A step leaves with the
+oldest tickets that are done; one that is not goes into a later step, or is left out as "stale" where it
+would be older than `staleness` steps. Neighbours: `rolling.py` says what a ticket is, `workers.py` do the
+runs, `training.py` takes steps out. Knows nothing of examples, rewards or the wire.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from launcher.client.dspy.outstanding import Key, Outstanding
+from launcher.client.dspy.rollouts import Finished
+from launcher.client.dspy.tickets import Ticket
+from launcher.client.dspy.workers import Job, Workers
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of a training: its steps, the examples of each, how many besides where these are flat, and how old."""
+
+    steps: int
+    per_step: int
+    most_extra: int
+    staleness: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The tickets of one step, the oldest first, and those that were left out since the step before.
+
+    `outstanding`: what is to be rolled out otherwise than the steps to come say; None: nothing is.
+    """
+
+    tickets: list[Ticket]
+    stale: list[Ticket]
+    outstanding: Outstanding | None
+
+
+class Pool:
+    """`make` makes a ticket by its key. `done`: the steps that are done. Its user is one thread."""
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        workers: Workers[Finished],
+        make: Callable[[Key], Ticket],
+        done: int,
+        begin: Outstanding | None = None,
+    ) -> None:
+        self.workers = workers
+        self._bounds = bounds
+        self._make = make
+        begin = begin or Outstanding(done * bounds.per_step)
+        self._again = list(begin.tickets)
+        self._next = self._after_taken = begin.next
+        self._extras = Counter(dict(begin.extras))
+        self._open: dict[Key, Ticket] = {}
+        self._stale: list[Ticket] = []
+        # Places of the steps so far that are filled or being filled, and how many there may be.
+        self._places = done * bounds.per_step
+        self._most_places = 0
+
+    def go_on(self, done: int) -> None:
+        """Begin what may be begun once `done` steps are done."""
+        with self.workers.changed:
+            ahead = min(done + 1 + self._bounds.staleness, self._bounds.steps)
+            self._most_places = ahead * self._bounds.per_step
+            self._fill()
+
+    def take(self, done: int, newest: int | None, left_out: Callable[[], None] = lambda: None) -> Taken:
+        """The tickets of the next step, once there are enough. Raises what a run raises, and `left_out`.
+
+        `newest`: the version that is served; None where nothing was trained that could make one older.
+        `left_out` is called when tickets were left out and there are too few of others: where the newest
+        version is not served any more, all that is begun would be left out, for ever.
+        """
+        self.go_on(done)
+        told = 0
+        while True:
+            with self.workers.changed:
+                self._leave_out(list(self._open.values()), newest)
+                self.workers.until(partial(self._is_enough_or_stale, newest, told))
+                if self._is_enough(newest):
+                    return self._taken(done)
+                told = len(self._stale)
+            left_out()
+
+    def _taken(self, done: int) -> Taken:
+        filling = [it for it in self._ended() if not it.replaced][: self._bounds.per_step]
+        tickets = sorted([*filling, *(it for it in self._ended() if it.replaced)], key=lambda it: it.key)
+        self._close(tickets)
+        stale, self._stale = self._stale, []
+        return Taken(tickets, stale, self._outstanding(done + 1))
+
+    def end(self) -> list[Ticket]:
+        """No run is under way from here on: the tickets that were begun, and are in no step."""
+        with self.workers.changed:
+            self.workers.stop()
+            left = [*self._open.values(), *self._stale]
+            self._let_go(left)
+            return left
+
+    # ------------------------------------------------------------- beginning
+
+    def _fill(self) -> None:
+        while self._places < self._most_places:
+            self._places += 1
+            self._begin(self._again.pop(0) if self._again else self._own())
+
+    def _own(self) -> Key:
+        number, self._next = self._next, self._next + 1
+        return divmod(number, self._bounds.per_step)
+
+    def _begin(self, key: Key) -> None:
+        ticket = self._open[key] = self._make(key)
+        left = set(ticket.jobs)
+        for job in ticket.jobs:
+            job.ended = partial(self._one_ended, ticket, left, job)
+        self.workers.add(ticket.jobs)
+
+    def _one_ended(self, ticket: Ticket, left: set[Job[Finished]], job: Job[Finished]) -> None:
+        """Told by the workers while nothing else changes. A flat ticket makes room for another example."""
+        left.discard(job)
+        if left or ticket.key not in self._open:
+            return
+        ticket.ended = ticket.judge()
+        step = ticket.key[0]
+        if ticket.ended.flat and self._extras[step] < self._bounds.most_extra:
+            ticket.replaced = True
+            self._extras[step] += 1
+            self._begin((step, self._bounds.per_step + self._extras[step] - 1))
+
+    # ------------------------------------------------------------- taking out
+
+    def _is_enough(self, newest: int | None) -> bool:
+        self._leave_out(self._ended(), newest)
+        return sum(not it.replaced for it in self._ended()) >= self._bounds.per_step
+
+    def _is_enough_or_stale(self, newest: int | None, told: int) -> bool:
+        return self._is_enough(newest) or len(self._stale) > told
+
+    def _ended(self) -> list[Ticket]:
+        """Those that are done, the oldest first."""
+        return [self._open[key] for key in sorted(self._open) if self._open[key].ended is not None]
+
+    def _leave_out(self, tickets: Iterable[Ticket], newest: int | None) -> None:
+        """Those that would be too old in the next step, done or not: they only become older."""
+        stale = [it for it in tickets if self._is_stale(it, newest)]
+        if not stale:
+            return
+        self._let_go(stale)
+        self._close(stale)
+        self._stale += stale
+        self._places -= sum(not it.replaced for it in stale)
+        self._fill()
+
+    def _is_stale(self, ticket: Ticket, newest: int | None) -> bool:
+        # At 0 nothing is trained while a rollout is under way.
+        if newest is None or not self._bounds.staleness:
+            return False
+        oldest = ticket.oldest()
+        return oldest is not None and newest - oldest > self._bounds.staleness
+
+    def _let_go(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.end()
+        self.workers.let_go([job for ticket in tickets for job in ticket.jobs])
+
+    def _close(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            del self._open[ticket.key]
+            if ticket.key[1] < self._bounds.per_step:
+                self._after_taken = max(self._after_taken, self._number(ticket.key) + 1)
+
+    def _number(self, key: Key) -> int:
+        return key[0] * self._bounds.per_step + key[1]
+
+    def _outstanding(self, done: int) -> Outstanding | None:
+        """Of what was begun only what comes before the last that was taken: the rest comes by itself."""
+        per_step = self._bounds.per_step
+        keys = sorted({*self._open, *self._again})
+        before = tuple(it for it in keys if it[1] >= per_step or self._number(it) < self._after_taken)
+        live = {step for step, _ in before}
+        extras = {
+            step: count
+            for step, count in sorted(self._extras.items())
+            if step in live or step >= self._after_taken // per_step
+        }
+        found = Outstanding(self._after_taken, before, extras)
+        return None if found == Outstanding(done * per_step) else found

@@ -1,0 +1,61 @@
+"""A ticket: one example to roll out, its group's runs, and what came of them.
+
+Neighbours: `pool.py` begins tickets and takes them out, `rolling.py` makes and judges them, `outstanding.py`
+has their names. Knows nothing of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from launcher.client.dspy.grouping import Grouped
+from launcher.client.dspy.outstanding import Key
+from launcher.client.dspy.rollouts import Finished, Run
+from launcher.client.dspy.workers import Job
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of a ticket. `flat`: all its rewards are known and equal, so that it teaches nothing.
+
+    `oldest`: the oldest policy version that has answered in it, None where none has.
+    """
+
+    finished: Sequence[Finished]
+    grouped: Grouped
+    flat: bool
+    oldest: int | None
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One example's runs. `judge` is asked once they have all ended.
+
+    `replaced`: it is flat, and another example is rolled out in its place.
+    """
+
+    key: Key
+    runs: Sequence[Run]
+    jobs: Sequence[Job[Finished]]
+    judge: Callable[[], Ended]
+    # Whose answers count for its age.
+    predictors: frozenset[str]
+    ended: Ended | None = None
+    replaced: bool = False
+
+    def oldest(self) -> int | None:
+        """The oldest policy version that has answered in it so far."""
+        if self.ended is not None:
+            return self.ended.oldest
+        return min((it for run in self.runs for it in run.rollout.versions_of(self.predictors)), default=None)
+
+    @property
+    def begun(self) -> int:
+        """How many of its runs have begun."""
+        return sum(job.began is not None for job in self.jobs)
+
+    def end(self) -> None:
+        """Its programs ask in vain from here on."""
+        for run in self.runs:
+            run.rollout.end()

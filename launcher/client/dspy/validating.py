@@ -1,0 +1,112 @@
+"""When a training validates, and beside what: with staleness the next steps go on meanwhile.
+
+A validation beside training scores one version by its name, and may be as many steps behind as the rollouts
+are ahead: so long the run keeps what it scores. Neighbours: `training.py` asks after each step; `held_out.py`
+scores and compares; `training_place.py` keeps what is under way, so that a restart makes it again.
+Knows nothing of rollouts or groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from launcher.client.dspy.held_out import Found, HeldOut
+from launcher.client.dspy.naming import named
+from launcher.client.dspy.report import Journal
+from launcher.client.dspy.served import Served
+from launcher.client.dspy.training_place import Place, Validating
+from launcher.client.dspy.workers import Beside
+from launcher.client.failures import ClientError
+
+Start = Callable[[Callable[[], Found]], Beside[Found]]
+"""Has a function called beside the rollouts."""
+
+
+@dataclass
+class Validations:
+    """Of a training of `steps` steps, every `every` of them. `noted` is told the entry of each."""
+
+    steps: int
+    every: int
+    staleness: int
+    held_out: HeldOut
+    served: Served
+    journal: Journal
+    start: Start
+    noted: Callable[[dict[str, Any], int], None]
+    _under_way: Beside[Found] | None = field(default=None)
+
+    def after(self, place: Place) -> None:
+        """Validate where it is due after the steps that are done."""
+        step = place.step
+        if not (step in (0, self.steps) or step % self.every == 0):
+            return
+        self.wait(place)
+        served = self.served
+        if not self.held_out.is_wanted(place, step):
+            return
+        if self.staleness and 0 < step < self.steps and served.version is not None:
+            self._begin(place, Validating(step, served.version, served.weights))
+        else:
+            self.now(place)
+
+    def now(self, place: Place) -> None:
+        """Validate what is served, whether it is due or not."""
+        if self.held_out.is_wanted(place, place.step):
+            self._note(place, place.step, self.held_out.score())
+
+    def again(self, place: Place) -> None:
+        """The one that was under way at this place, if any."""
+        left = place.validating
+        if left is None:
+            return
+        kept = {it.version: it.weights for it in self.held_out.session.checkpoints()}
+        if left.version not in kept or (left.weights and kept[left.version] != left.weights):
+            self.journal.note(f"no validation after {left.step} steps: its weights are not kept any more")
+            place.validating = None
+            return
+        self._begin(place, left)
+        if not self.staleness:
+            self.wait(place)
+
+    def keep_up(self, place: Place) -> None:
+        """Before a step is sent: note the one under way where it is over, wait where it would fall behind."""
+        if self._under_way is None or place.validating is None:
+            return
+        if self._under_way.is_over or place.step - place.validating.step >= self.staleness:
+            self.wait(place)
+
+    def wait(self, place: Place) -> None:
+        """Note the one under way, once it is over. Raises what it raises, and Rewound.
+
+        A lost machine has taken the version along: that its name is not answered any more is no failure.
+        """
+        under_way, left = self._under_way, place.validating
+        if under_way is None or left is None:
+            return
+        try:
+            found = under_way.result()
+        except ClientError:
+            self.served.check_still()
+            raise
+        self.served.check_still()
+        self._under_way = None
+        place.validating = None
+        self._note(place, left.step, found)
+
+    def end(self) -> None:
+        """No run of one is under way any more, once its workers were stopped."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.join()
+
+    def _begin(self, place: Place, what: Validating) -> None:
+        place.validating = what
+        model = named(self.held_out.session, what.version, what.weights)
+        self._under_way = self.start(partial(self.held_out.score, model))
+
+    def _note(self, place: Place, step: int, found: Found) -> None:
+        self.noted(self.held_out.note(place, step, found), step)

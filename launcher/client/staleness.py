@@ -1,0 +1,18 @@
+"""How many steps old an answer may be when it is trained: a program's bound, held against its run's.
+
+Neighbours: whoever rolls out ahead of the training asks. Knows nothing of how that is done.
+"""
+
+from __future__ import annotations
+
+from launcher.client.failures import TrainingFailed
+
+
+def check_staleness(asked: int, most: int | None) -> None:
+    """Raise TrainingFailed where the run leaves out what is so old; `most`: None where it does not say."""
+    if most is not None and asked > most:
+        raise TrainingFailed(
+            f"This run cannot train with staleness={asked}",
+            why=f"it leaves out what was sampled more than {most} steps ago",
+            hint=f"a run that fits starts with `launch --set max_staleness={asked} -- python PROGRAM`",
+        )

@@ -1,0 +1,35 @@
+"""Where a program is among its groups: how many steps it has taken, and which groups are in none.
+
+Neighbours: `ahead.py` begins from it and says it with each step; a program keeps it in the step's `state`.
+Knows nothing of what a group is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """After `steps` steps all groups up to number `next` are taken or left out, but for those of `again`."""
+
+    steps: int = 0
+    next: int = 0
+    again: frozenset[int] = frozenset()
+
+    def has(self, number: int) -> bool:
+        """Whether this group is still to be rolled out."""
+        return number >= self.next or number in self.again
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; merged into a state it leaves nothing of an earlier one."""
+        return {"steps": self.steps, "next": self.next, "again": sorted(self.again)}
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any] | None) -> Place:
+        """What `to_dict` gave; the beginning for None. Raises ValueError for anything else."""
+        if said and not {"steps", "next", "again"} <= set(said):
+            raise ValueError(f"a place is the `groups.place` of a step, and this has {sorted(said)}")
+        return cls(said["steps"], said["next"], frozenset(said["again"])) if said else cls()

@@ -1,0 +1,88 @@
+"""A group that is rolled out ahead of the training: its task, how old its answers are, whether it teaches.
+
+Neighbours: `ahead.py` begins it and takes it out, `gathering.py` awaits it. Knows nothing of other groups or
+of steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+
+from launcher.client.trajectories.gather_context import GatherContext, PartContext, gathering_in
+from launcher.client.trajectories.gathering import AfterEach, gathered, size_of
+from launcher.client.trajectories.members import choices_of, number_of, version_of
+from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close
+
+
+@dataclass(eq=False)
+class BegunGroup:
+    """`number`: its place among those that were given. `since`: the version served when it began, if known.
+
+    `has_ended`: its task has, and nothing was raised. `replaced`: nothing is learnt from it, and another one
+    is rolled out in its place.
+    """
+
+    number: int
+    since: int | None
+    pending: Awaitable[TrajectoryGroup] | TrajectoryGroup
+    after_each: AfterEach | None
+    whole: GatherContext
+    has_ended: bool = False
+    replaced: bool = False
+    task: asyncio.Task[list[TrajectoryGroup]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._part = PartContext(total=size_of(self.pending), whole=self.whole)
+        self.task = asyncio.create_task(self._gathered())
+        # One that is cancelled before it began has begun none of its coroutines.
+        self.task.add_done_callback(lambda _: close(self.pending))
+
+    async def _gathered(self) -> list[TrajectoryGroup]:
+        with gathering_in(self._part):
+            return await gathered(self.pending, self.after_each)
+
+    def leave(self) -> None:
+        """Its gathering counts it no more; what it raises is of no interest."""
+        self._part.leave()
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    @property
+    def came(self) -> int:
+        """How many trajectories of it have come."""
+        return self._part.done
+
+    @property
+    def size(self) -> int:
+        return self._part.total
+
+    @property
+    def groups(self) -> list[TrajectoryGroup]:
+        """What came of it. Raises what a rollout raised that is one too many."""
+        return self.task.result()
+
+    def versions(self) -> Counter[int]:
+        """How many of its answers are of which version. Older ones than `since` were asked for by name."""
+        choices = (it for group in self.groups for one in group for it in choices_of(one))
+        versions = (version_of(it) for it in choices)
+        return Counter(it for it in versions if it is not None and it >= (self.since or 0))
+
+    def oldest(self) -> int | None:
+        """No answer in it is older than this version, as far as is known: under way, it may be as old."""
+        answered = self.versions() if self.has_ended else ()
+        return min(answered, default=self.since)
+
+    def is_flat(self) -> bool:
+        """Whether it teaches nothing: its rewards are all equal, or `after_each` left it out.
+
+        Of one that has no rewards at all (a judge was away) that cannot be said.
+        """
+        return all(map(_is_flat, self.groups))
+
+
+def _is_flat(group: TrajectoryGroup) -> bool:
+    rewards = (number_of(one.reward) for one in group)
+    return len({it for it in rewards if it is not None and math.isfinite(it)}) == 1

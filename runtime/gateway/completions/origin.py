@@ -1,0 +1,37 @@
+"""What a request goes on from, as far as it says: its rollout, and the questions it may be known by.
+
+Neighbours: proxy.py asks once per attempt; engines/placement.py sends a request where that is cached.
+continuing.py finds the very answer that a turn goes on from, in ids; this only says where to look first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from runtime.gateway.completions.admission import Asked
+from runtime.gateway.engines.placement import Origin
+from runtime.gateway.samples.conversations import is_answer
+
+_DIGEST_BYTES = 16
+
+
+def origin_of(asked: Asked) -> Origin:
+    """Digests are made only where they are asked for: a long conversation takes a while to read."""
+    return Origin(asked.tags.rollout, lambda: _questions(asked))
+
+
+def _questions(asked: Asked) -> tuple[bytes, ...]:
+    """The whole question, and the one before its last answer, as that was asked."""
+    if asked.kind == "completion":
+        return (_digest(asked.body["prompt"]),)
+    messages, tools = asked.body["messages"], asked.body.get("tools")
+    whole = _digest([tools, messages])
+    answers = [place for place, message in enumerate(messages) if is_answer(message)]
+    return (whole, _digest([tools, messages[: answers[-1]]])) if answers else (whole,)
+
+
+def _digest(question: Any) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(question), digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,21 @@
+"""One engine as the gateway keeps it: who talks to it, whether it may be used, how much it has to do.
+
+Neighbours: fleet.py has all of them, placement.py chooses between them. Knows nothing of versions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.gateway.engines.engine_client import EngineClient
+
+
+@dataclass(eq=False)
+class Engine:
+    """One engine. `process` is its pid by the supervisor's word: another pid is another, empty engine."""
+
+    name: str
+    client: EngineClient
+    ready: bool = False
+    process: int | None = None
+    in_flight: int = 0

@@ -1,0 +1,113 @@
+"""Which of the engines that may be used a request goes to: one that has its prefix cached, or the least busy.
+
+An engine keeps in its cache what it was asked before. So the turns of one rollout go to one engine, its home,
+and the rollouts of one group begin at one engine, where the first of them has left their prompt. This is a
+preference among engines that are ready at this moment, and nothing waits for it: a home that is away, or has
+more in flight than the least busy engine by more than a margin, is passed over, and the request's new home is
+where it goes instead. A rollout that begins has but its group's prompt to gain, so it keeps to the even share
+of all that is in flight, and a quarter: in a small step no engine is idle while others answer several groups.
+
+A request says which rollout it is of, if anything; none says its group. Rollouts of one group are asked the
+same at first, so the whole question stands for the group. Its first so many characters, by which routers for
+vLLM go, would not: in a program of DSPy's every prompt begins with the same instructions and examples, so all
+groups of a step would be one. What has no rollout goes where the question before its last answer went.
+A home is one for one version only: an engine caches each adapter's prefixes apart.
+
+Neighbours: fleet.py asks, with the engines that are ready; completions/origin.py says what a request goes on
+from; homes.py remembers. Knows questions by their digests alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from runtime.gateway.engines.engine import Engine
+from runtime.gateway.engines.homes import Homes
+
+# How much more than the least busy engine another may have in flight and still be preferred: a group of the
+# usual size, and a quarter of what the least busy one has: with many in flight chance alone makes that much.
+MARGIN = 8
+MARGIN_SHARE = 4
+# Of rollouts, and as many of questions: several times what can be in flight.
+MOST_HOMES = 1 << 14
+# Who asks nothing for so long has ended, or has lost its place in the engine's cache.
+QUIET_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a request goes on from: its rollout, and `questions`, by digest: its own, then an earlier one.
+
+    They are asked for only where the rollout has no home.
+    """
+
+    rollout: str | None
+    questions: Callable[[], tuple[bytes, ...]]
+
+
+def most_allowed(least: int) -> int:
+    """How much an engine may have in flight and be preferred, where the least busy one has `least`."""
+    return least + MARGIN + least // MARGIN_SHARE
+
+
+def most_to_begin_at(in_flight: Sequence[int]) -> int:
+    """How much an engine may have in flight, with this one, and be preferred for a question."""
+    share = -(-(sum(in_flight) + 1) // len(in_flight))
+    return share + share // MARGIN_SHARE
+
+
+class Placement:
+    """Chooses engines, and remembers where it sent what. The gateway's event loop is its only user."""
+
+    def __init__(self, most: int = MOST_HOMES, clock: Callable[[], float] = time.monotonic) -> None:
+        """`most`: homes of rollouts, and of questions; with 0 it is always the least busy engine."""
+        self._rollouts: Homes[str] = Homes(most, QUIET_SECONDS, clock)
+        self._questions: Homes[bytes] = Homes(most, QUIET_SECONDS, clock)
+        # The number of the last request that each engine was given for being the least busy.
+        self._given: dict[Engine, int] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._rollouts) + len(self._questions)
+
+    def choose(self, ready: Sequence[Engine], version: int, origin: Origin) -> Engine:
+        """One of `ready`, which is not empty; from now on it counts as having the request cached."""
+        most = most_allowed(min(engine.in_flight for engine in ready))
+        fitting = [engine for engine in ready if engine.in_flight <= most]
+        chosen = None if origin.rollout is None else self._rollouts.get(origin.rollout, version)
+        if chosen is None or chosen not in fitting:
+            chosen = self._by_questions(ready, fitting, version, origin.questions())
+        if origin.rollout is not None:
+            self._rollouts.put(origin.rollout, version, chosen)
+        return chosen
+
+    def forget(self, rollouts: Iterable[str]) -> None:
+        """They have ended."""
+        for rollout in rollouts:
+            self._rollouts.forget(rollout)
+
+    def forget_engine(self, engine: Engine) -> None:
+        """It is another process now, which has nothing cached."""
+        self._rollouts.forget_engine(engine)
+        self._questions.forget_engine(engine)
+
+    def _by_questions(
+        self, ready: Sequence[Engine], fitting: Sequence[Engine], version: int, questions: Sequence[bytes]
+    ) -> Engine:
+        """The first home of these questions that fits, else the least busy: from now on that of the first."""
+        most = most_to_begin_at([engine.in_flight for engine in ready])
+        homes = (self._questions.get(question, version) for question in questions)
+        chosen = next((home for home in homes if home and home in fitting and home.in_flight < most), None)
+        chosen = chosen or self._least_busy(ready)
+        for question in questions[:1]:
+            self._questions.put(question, version, chosen)
+        return chosen
+
+    def _least_busy(self, ready: Sequence[Engine]) -> Engine:
+        """Of several, the one whose turn it is: rollouts that come one by one are not all at home in one."""
+        chosen = min(ready, key=lambda engine: (engine.in_flight, self._given.get(engine, 0)))
+        self._count += 1
+        self._given[chosen] = self._count
+        return chosen

@@ -1,0 +1,71 @@
+"""What a step measured of its tokens by their lag: how many steps were committed since they were sampled.
+
+Neighbours: `losses.py` adds up over a pack's tokens of each lag, `update.py` over packs and ranks, and the
+batch knows the lags. The whole step's figures are made of the lags' and of nothing else. Knows no loss.
+
+Names carry dimensions: G lags of a step, F figures, N tokens of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from runtime.shared.batch import Batch
+
+# Sums, and what is shown as a mean over the tokens, in the order in which `update.py` adds them up.
+COUNTED = ("masked_tokens", "masked_sequences", "mismatch_truncated")
+AVERAGED = ("ratio_mean", "clip_fraction", "kl_behaviour")
+FIGURES = len(COUNTED + AVERAGED)
+
+
+@dataclass(frozen=True)
+class Lags:
+    """The lags of what a step trains, youngest first, with how many tokens and answers have each [G].
+
+    `place_N`: which of them each token of the step's sequences has. Turns joined in one sequence have each
+    its own.
+    """
+
+    values: list[int]
+    tokens_G: Tensor
+    answers_G: Tensor
+    place_N: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, chosen: list[int]) -> Self:
+        """Of the chosen sequences."""
+        lag_N, answer_N = torch.from_numpy(batch.lags), torch.from_numpy(batch.answers)
+        trained_N = torch.zeros(len(lag_N), dtype=torch.bool)
+        for sequence in chosen:
+            trained_N[batch.span(sequence)] = True
+        trained_N &= answer_N >= 0
+        values = lag_N[trained_N].unique()
+        place_N = torch.searchsorted(values, lag_N)
+        count = len(values)
+        pairs = (answer_N * count + place_N)[trained_N].unique()
+        tokens_G = place_N[trained_N].bincount(minlength=count)
+        return cls(values.tolist(), tokens_G, (pairs % count).bincount(minlength=count), place_N)
+
+    def figures(self, sums_FG: Tensor, largest_G: Tensor) -> dict[str, float]:
+        """The step's, and each lag's as `lag2/clip_fraction`, unless nothing is older than the policy.
+
+        `sums_FG`: in the order of COUNTED and AVERAGED; `largest_G`: the largest ratio.
+        """
+        found = _figures(sums_FG.sum(1), largest_G.max(), int(self.tokens_G.sum()))
+        if self.values == [0]:
+            return found
+        for place, lag in enumerate(self.values):
+            tokens, answers = int(self.tokens_G[place]), int(self.answers_G[place])
+            own = {"trained_tokens": float(tokens), "trained_sequences": float(answers)}
+            own |= _figures(sums_FG[:, place], largest_G[place], tokens)
+            found |= {f"lag{lag}/{name}": value for name, value in own.items()}
+        return found
+
+
+def _figures(sums_F: Tensor, largest: Tensor, tokens: int) -> dict[str, float]:
+    counted, means = sums_F[: len(COUNTED)].tolist(), (sums_F[len(COUNTED) :] / tokens).tolist()
+    return dict(zip(COUNTED + AVERAGED, counted + means, strict=True)) | {"ratio_max": float(largest)}
