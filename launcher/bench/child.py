@@ -73,7 +73,7 @@ def run(
         )
         try:
             code = _wait(process, errors, began + most_seconds, progress, cpu)
-        except BaseException:
+        except BaseException:  # a Ctrl-C above all: what was started must not go on
             progress("it is being ended, which may take two minutes")
             _end(process)
             raise

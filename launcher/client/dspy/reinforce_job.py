@@ -124,7 +124,7 @@ class SlipwayReinforceJob(ReinforceJob):
         """DSPy's loop does not end a job that raises."""
         try:
             yield
-        except BaseException:
+        except BaseException:  # a Ctrl-C too: the job's hooks and its status must not stay as they were
             self._end(TrainingStatus.failed)
             raise
 
