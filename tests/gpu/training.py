@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +15,8 @@ from runtime.trainer.packing import pack
 from runtime.trainer.policy import Lora, Policy
 from tests.runtime.trainer_fixtures import make_batch, random_samples
 
+# A word of Qwen3's vocabulary, all of them alike.
+_OF_NO_TRAINING = -math.log(151936)
 LORA = Lora(rank=16, alpha=32.0)
 
 
@@ -31,8 +35,10 @@ def policy_on_gpu(model: Path, *, recompute: bool = False) -> Policy:
 def long_batch(
     seed: int, *, groups: int = 2, members: int = 8, prompt: int = 512, answer: int = 384
 ) -> Batch:
-    """Groups whose members share a prompt; one turn each."""
-    return make_batch(random_samples(seed, groups=groups, members=members, prompt=prompt, completion=answer))
+    """Groups whose members share a prompt; one turn each, and as likely as a model without training has them:
+    else who sampled and who trains differ so much that nothing of a sample counts."""
+    samples = random_samples(seed, groups=groups, members=members, prompt=prompt, completion=answer)
+    return make_batch([replace(sample, logprob=_OF_NO_TRAINING) for sample in samples])
 
 
 def places(batch: Batch, pack_tokens: int) -> int:
