@@ -28,10 +28,11 @@ _GRACE_SECONDS = 120.0
 _SHOWN_LINES = 8
 _TAIL_BYTES = 8192
 # Neither side gets these of this user's: with them it would be they that say how many threads compute and in
-# which precision, to each side something else, as our engine has its own and another trainer has none.
+# which precision, to each side something else, as our engine has its own and another trainer has none. And a
+# side that writes no byte code compiles all its imports at each start, unless someone wrote it there before.
 _NOT_FOR_SIDES = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "TORCH", "PYTORCH_", "ACCELERATE_", "VLLM_",
-    "SLIPWAY_", "PYTHONSAFEPATH",
+    "SLIPWAY_", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
 
 

@@ -56,14 +56,14 @@ class LossDefaults:
     clip_high: float
 
 
-# By `train.loss`. DeepSeekMath's own grpo (arXiv 2402.03300) is normaliser=sequence, scale_rewards=true,
-# clip_high=0.2; here it starts from what became of it. Then Dr. GRPO (2503.20783), DAPO (2503.14476),
-# CISPO of MiniMax-M1 (2506.13585; no lower bound, ratios up to 5) and GSPO (2507.18071). Common to all are
-# `dual_clip`, 3 as in Ye et al. (1912.09729, equation 5), and `mismatch_cap`, 2 as in truncated importance
-# sampling between engine and trainer (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
-# Off-Policy RL Training").
+# By `train.loss`. DeepSeekMath's own grpo (arXiv 2402.03300) is normaliser=sequence, clip_high=0.2; here it
+# starts from what became of it, with rewards over their group's deviation as there. Then Dr. GRPO
+# (2503.20783), DAPO (2503.14476), CISPO of MiniMax-M1 (2506.13585; no lower bound, ratios up to 5) and GSPO
+# (2507.18071). Common to all are `dual_clip`, 3 as in Ye et al. (1912.09729, equation 5), and
+# `mismatch_cap`, 2 as in truncated importance sampling between engine and trainer (Yao et al. 2025, "Your
+# Efficient RL Framework Secretly Brings You Off-Policy RL Training").
 LOSSES = {
-    "grpo": LossDefaults("token", scale_rewards=False, clip_low=0.2, clip_high=0.28),
+    "grpo": LossDefaults("token", scale_rewards=True, clip_low=0.2, clip_high=0.28),
     "dr_grpo": LossDefaults("constant", scale_rewards=False, clip_low=0.2, clip_high=0.2),
     "dapo": LossDefaults("token", scale_rewards=True, clip_low=0.2, clip_high=0.28),
     "cispo": LossDefaults("token", scale_rewards=True, clip_low=1.0, clip_high=4.0),

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-_EPSILON = 1e-6
+# Added to a deviation, as in TRL: rewards are fp32, and what their rounding makes must stay small.
+_EPSILON = 1e-4
 # Far beyond any clip; past e^88 a ratio would be infinite and its gradient NaN even where it is clipped.
 _MOST_LOG_RATIO = 20.0
 

@@ -51,7 +51,7 @@ def advantages(found, rule):
             continue
         advantage = score(one, rule) - np.mean(scores)
         if rule.scale_rewards and max(scores) > min(scores):
-            advantage = advantage / (np.std(scores) + 1e-6)
+            advantage = advantage / (np.std(scores) + 1e-4)
         trained.append((one, advantage))
     return trained
 

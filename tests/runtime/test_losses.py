@@ -74,8 +74,9 @@ def test_c04_only_sampled_tokens_carry_loss_the_first_one_and_the_eos_included(
     tokens = int(batch.sampled.sum())
     assert tokens == 10 and set(lengths) == {11}
     expected = torch.zeros(64, VOCABULARY)
+    one = 0.5 / (0.5 + 1e-4)  # rewards 0 and 1 over their deviation
     for position in range(10):
-        for sample, advantage in ((0, -0.5), (1, 0.5)):
+        for sample, advantage in ((0, -one), (1, one)):
             at = int(batch.offsets[sample]) + position + 1
             if batch.sampled[at]:
                 one_hot = torch.zeros(VOCABULARY)
@@ -230,6 +231,7 @@ def test_each_loss_has_its_own_values_and_any_can_be_said() -> None:
     assert (own["dr_grpo"].normaliser, own["dr_grpo"].constant_tokens) == ("constant", 1024)
     assert (own["gspo"].normaliser, own["gspo"].clip_high) == ("sequence", 4e-4)
     assert own["grpo"].constant_tokens is None
+    assert [loss for loss in LOSSES if not own[loss].scale_rewards] == ["dr_grpo"]
     assert {own[loss].dual_clip for loss in LOSSES} == {3.0}
     said = settings_of("dapo", normaliser="sequence", scale_rewards=False, clip_high=0.3)
     assert (said.normaliser, said.scale_rewards, said.clip_low, said.clip_high) == (
@@ -255,7 +257,16 @@ def test_c17_a_group_without_variance_has_advantage_exactly_zero() -> None:
     assert found.flat_M.tolist() == [True, True, True, False, False, True]
     assert found.flat_groups == 2
     scaled = losses.advantages(reward, torch.tensor([0, 0, 0, 1, 1, 2]), scale=True)
-    torch.testing.assert_close(scaled.value_M, torch.tensor([0, 0, 0, -1.0, 1.0, 0]))
+    one = 0.5 / (0.5 + 1e-4)
+    torch.testing.assert_close(scaled.value_M, torch.tensor([0, 0, 0, -one, one, 0]))
+    assert scaled.value_M[scaled.flat_M].tolist() == [0, 0, 0, 0]
+
+
+def test_c17_rounding_in_rewards_is_not_made_large_by_the_deviation() -> None:
+    reward = torch.tensor([0.3, 0.3, 0.3, 0.3], dtype=torch.float32)
+    reward[1] = torch.nextafter(reward[1], torch.tensor(1.0))
+    found = losses.advantages(reward, torch.zeros(4, dtype=torch.long), scale=True)
+    assert not found.flat_M.any() and 0 < found.value_M.abs().max() < 1e-3
 
 
 def test_c17_a_reward_that_is_no_number_leaves_the_mean_and_is_never_trained() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -70,3 +71,35 @@ def test_the_command_is_torchtunes_and_loads_no_data_set_library() -> None:
     )
     assert "The '--config' argument is required" in done.stderr, done.stderr
     assert done.stdout.splitlines()[-2:] == ["2", "['datasets', 'torchtune']"]
+
+
+_RECIPE = """
+import atexit, json, os, sys
+
+class Torn:
+    def __del__(self, write=os.write):
+        write(1, b"taken apart\\n")
+
+json.torn = Torn()
+atexit.register(os.write, 1, b"told\\n")
+sys.exit(%r)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ends", "code", "says"), [(None, 0, ["told"]), (3, 3, ["told", "taken apart"])])
+def test_a_recipe_that_ended_well_leaves_at_once_and_tells_who_asked(
+    tmp_path: Path, ends: int | None, code: int, says: list[str]
+) -> None:
+    (tmp_path / "ending_recipe.py").write_text(_RECIPE % ends)
+    (tmp_path / "own.yaml").write_text("device: cpu\n")
+    environ = runtime_environ()
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.recipes.tune", "run", "ending_recipe.py", "--config", "own.yaml"],
+        cwd=tmp_path,
+        env=environ | {"PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines() == says, done.stderr

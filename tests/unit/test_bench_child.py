@@ -83,6 +83,7 @@ def test_a_side_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> No
 
 
 def test_how_many_threads_compute_is_each_sides_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ACCELERATE_MIXED_PRECISION", "SLIPWAY_FAILPOINT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("A_VARIABLE", "1")
@@ -90,6 +91,7 @@ def test_how_many_threads_compute_is_each_sides_own(tmp_path: Path, monkeypatch:
     given = (tmp_path / "stdout.log").read_text().split()
     assert "A_VARIABLE" in given and not any("THREADS" in it or it.startswith("SLIPWAY_") for it in given)
     assert "ACCELERATE_MIXED_PRECISION" not in given
+    assert "PYTHONDONTWRITEBYTECODE" not in given, "no side compiles its imports at each start"
 
 
 def test_who_computes_is_seen_by_name_and_time(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import sys
 
 from runtime.recipes import tune
 
-SLOW = {"torchtune", "datasets", "pandas", "pyarrow", "kagglehub", "transformers"}
+SLOW = {"torchtune", "datasets", "pandas", "pyarrow", "kagglehub", "torchao", "transformers"}
 
 if __name__ == "__main__":
     try:
         tune.main()
     except SystemExit as ended:
         print(ended.code)
-    print(sorted(SLOW & set(sys.modules)))
+    print(sorted(name for name in SLOW if sys.modules.get(name)))
