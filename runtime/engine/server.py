@@ -137,6 +137,8 @@ async def _serve_until_stopped(args: Namespace) -> bool:
     from vllm.entrypoints.launchers.launcher import setup_server
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from runtime.engine import http_costs
+
     class Engine(AsyncLLM):
         stopping = False
 
@@ -148,6 +150,7 @@ async def _serve_until_stopped(args: Namespace) -> bool:
     os.chmod(args.uds, 0o600)
     kind = _passing_instants(Engine) if failpoints.armed() else Engine
     engine = kind.from_vllm_config(_configure(args), disable_log_stats=args.disable_log_stats)
+    http_costs.lower()
     try:
         ended = await build_and_serve(engine, address, sock, args, timeout_graceful_shutdown=_ENDING_SECONDS)
         asked = engine.stopping

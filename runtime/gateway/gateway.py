@@ -291,6 +291,7 @@ def main(arguments: list[str]) -> int:
             app,
             log_config=None,
             access_log=False,
+            proxy_headers=False,  # nobody stands in between that could say who asks, and nobody here asks it
             server_header=False,
             date_header=False,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
