@@ -65,6 +65,8 @@ from runtime.shared.train_kwargs import Trainer
 log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 3
+# How long an idle connection is left open: ten times as long as the relay keeps one (launcher/door/relay.py).
+KEEP_ALIVE_SECONDS = 200
 
 
 @dataclass(frozen=True)
@@ -294,6 +296,7 @@ def main(arguments: list[str]) -> int:
             proxy_headers=False,  # nobody stands in between that could say who asks, and nobody here asks it
             server_header=False,
             date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
     )
