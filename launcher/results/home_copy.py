@@ -88,7 +88,7 @@ def secure(state_dir: Path, into: Path) -> Standing:
 
 
 class Securing:
-    """`secure`, asked many times a second: what nobody has touched since it was found durable is not read again.
+    """`secure`, many times a second: what nobody has touched since it was found durable is not read again.
 
     A checkpoint, and the names of those that are kept, come and go by a rename in one of two folders, which
     changes that folder's time. One that was changed only just now may change again within the same tick of
@@ -113,7 +113,7 @@ class Securing:
 
 
 def _times(state_dir: Path, into: Path) -> _Times | None:
-    """When the folder of what is committed, and of what is durable, were changed last; None: one is not there."""
+    """When what is committed and what is durable, as folders, were changed last; None: one is not there."""
     try:
         there, home = (folder.lstat() for folder in (state_dir / "checkpoints", into / durable.FOLDER))
     except OSError:

@@ -80,7 +80,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
         words += ["--reasoning-parser", parsers.reasoning]
     if config.device == "cpu":
         words += ["--enforce-eager", "--kv-cache-memory-bytes", str(_kv_cache_bytes(config))]
-        words += ["--ir-op-priority", json.dumps(dict.fromkeys(_NORMS, [NORMS_PROVIDER]))]
+        words += ["--ir-op-priority", json.dumps({norm: [NORMS_PROVIDER] for norm in _NORMS})]
         # Of the memory node, and checked at start even where the cache's size is given.
         words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.1)]
     else:

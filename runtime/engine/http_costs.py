@@ -1,8 +1,7 @@
-"""What vLLM's HTTP server need not do for its only client, the gateway: a third of what an answer costs there.
+"""What vLLM's HTTP server need not do for its only client, the gateway: an eighth of what an answer costs it.
 
-Each part is vLLM's own way to do the same, or is left out where nobody asks for it. What is answered stays as
-it was: the same JSON, in numbers the same to the last bit.
-Neighbours: server.py has it in place before it serves.
+What is answered stays as it was: the same JSON, its numbers the same to the last bit.
+Neighbours: server.py has it in place before it serves. Knows nothing of what is asked.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from vllm import envs
 
 def lower() -> None:
     """Once in this process, when nothing will change its environment any more."""
-    # The engine core does so itself; the server looked some sixty settings up for each request.
+    # As the engine core does: without it each look at a setting of vLLM's reads the environment anew.
     envs.enable_envs_cache()
     JSONResponse.render = _rendered
     # How HTTP requests went, by route: the engine's own counters, which health.py reads, are not among these.
@@ -28,7 +27,7 @@ _render = JSONResponse.render
 
 
 def _rendered(self: JSONResponse, content: Any) -> bytes:
-    """The encoder that vLLM speaks to its core with. A number that is none is null, which no sample has (C10)."""
+    """By the encoder that vLLM speaks to its core with. A number that is none is null: no sample's (C10)."""
     try:
         return msgspec.json.encode(content)
     except (TypeError, ValueError, msgspec.MsgspecError):

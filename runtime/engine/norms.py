@@ -1,6 +1,6 @@
 """Norms by vLLM's own CPU kernels: one call in place of some eight of torch's.
 
-vLLM leaves them out on a CPU, where it means its compiler to join the eight; but with LoRA it compiles nothing.
+vLLM leaves them out on a CPU, where its compiler is to join the eight; but with LoRA it compiles nothing.
 Only in fp32, where both ways agree to a last bit or two: in bf16 the kernel rounds once where a model's own
 norm rounds twice, and the trainer is the model's own.
 Neighbours: worker.py imports this in every process of the engine, command.py names `PROVIDER` to vLLM.

@@ -2,7 +2,7 @@
 
 Serves vLLM's OpenAI API on the Unix socket `socket_dir/engine-0.sock`; the supervisor starts it, the gateway
 is its only client (engine_client.py), command.py says what vLLM is told, worker.py is what we add inside it.
-With worker.py and last_turn.py the only importer of vLLM. Knows nothing of versions or training.
+With worker.py, norms.py, http_costs.py and last_turn.py the only importer of vLLM. Knows nothing of versions.
 
 Start-up is imports. So they happen once: the engine core is forked from this process instead of spawned, runs
 the model in its own process instead of a third one, and the model's class is inspected here instead of in a
