@@ -58,6 +58,7 @@ from runtime.gateway.versions.versions import Versions, kept_versions, weights_o
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, newest_step
 from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
+from runtime.shared.headers import KEEP_ALIVE_SECONDS
 from runtime.shared.model_names import ModelNames
 from runtime.shared.schema import RuntimeConfig
 from runtime.shared.train_kwargs import Trainer
@@ -65,8 +66,6 @@ from runtime.shared.train_kwargs import Trainer
 log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 3
-# How long an idle connection is left open: ten times as long as the relay keeps one (launcher/door/relay.py).
-KEEP_ALIVE_SECONDS = 200
 
 
 @dataclass(frozen=True)
