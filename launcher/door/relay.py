@@ -46,9 +46,6 @@ from launcher.ledger.endpoint import DEFAULT_PORT, another_port
 HOST = "127.0.0.1"
 # How many ports after the default are tried before the system chooses one.
 _PORTS = 64
-# An idle connection to the gateway is let go long before that closes it, so that it is not lost in use; and
-# kept for longer than a training step, after which a whole step's requests come at once.
-IDLE_SECONDS = 20.0
 _PROBE_PERIOD_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 _PROBES_KEPT = 15
@@ -138,9 +135,10 @@ class Relay:
 
     async def _open(self) -> int:
         self._loop.set_exception_handler(_log_failure)
-        # No cookies, no decompression, no limit, no total time: what passes is the gateway's business.
+        # No cookies, no decompression, no limit, no total time: what passes is the gateway's business. An
+        # idle connection is let go before uvicorn closes it (5 s), so that it is not lost in use.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=IDLE_SECONDS),
+            connector=aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=2.0),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
             auto_decompress=False,

@@ -1,4 +1,4 @@
-"""What vLLM's HTTP server need not do for its only client, the gateway: an eighth of what an answer costs it.
+"""What vLLM's HTTP server need not do for its only client, the gateway: a tenth of what an answer costs it.
 
 What is answered stays as it was: the same JSON, its numbers the same to the last bit.
 Neighbours: server.py has it in place before it serves. Knows nothing of what is asked.

@@ -59,7 +59,6 @@ from runtime.gateway.versions.versions import Versions, kept_versions, weights_o
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, newest_step
 from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
-from runtime.shared.headers import KEEP_ALIVE_SECONDS
 from runtime.shared.model_names import ModelNames
 from runtime.shared.schema import RuntimeConfig
 from runtime.shared.train_kwargs import Trainer
@@ -298,12 +297,10 @@ def main(arguments: list[str]) -> int:
             proxy_headers=False,  # nobody stands in between that could say who asks, and nobody here asks it
             server_header=False,
             date_header=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
     )
-    # What is there now stays: looking through it again and again was a tenth of what a request cost here.
-    gc.collect()
+    # What is there now stays, and need not be looked through again and again.
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

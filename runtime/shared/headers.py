@@ -13,6 +13,3 @@ OFF = "off"
 # On an answer: why none of its samples can be trained. On a request "refuse": then it is not answered at all.
 UNTRAINABLE_HEADER = "x-slipway-untrainable"
 REFUSE = "refuse"
-
-# How long the gateway leaves an idle connection open: ten times as long as the relay keeps one.
-KEEP_ALIVE_SECONDS = 200

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import aiohttp
 import httpx
 import pytest
 from aiohttp import web
@@ -18,7 +17,6 @@ from launcher.door import relay
 from launcher.door.relay import Relay
 from launcher.door.relay_connection import DoorServer
 from launcher.door.relay_forward import LostError, Waiting
-from runtime.shared.headers import KEEP_ALIVE_SECONDS
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until
 
@@ -167,15 +165,3 @@ def test_g23_a_gateway_that_asks_to_be_asked_again_each_time_is_not_asked_for_ho
     assert waiting.left == 58.0
     waiting.lost(244.0, 364.0, asks)
     assert waiting.left < 0.0
-
-
-def test_g17_an_idle_connection_is_closed_by_the_relay_and_never_by_the_gateway(upstream: Upstream) -> None:
-    """A request on a connection that the gateway is just closing is asked twice."""
-    door = Relay(upstream.socket, 0)
-    door.start()
-    try:
-        connector = door._session.connector
-        assert isinstance(connector, aiohttp.UnixConnector)
-        assert 0 < connector._keepalive_timeout <= KEEP_ALIVE_SECONDS / 10
-    finally:
-        door.stop()
