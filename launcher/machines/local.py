@@ -76,6 +76,7 @@ class LocalMachine:
         self._needs = needs
         self._keep = keep
         self._secrets = secrets or {}
+        self._securing = home_copy.Securing(self._folder)
         self._keeper: ProcessId | None = None
         self._python: Path | None = None
 
@@ -196,7 +197,7 @@ class LocalMachine:
 
     def secure(self, into: Path, stopped: Stopped = never) -> Standing:
         """See machine.py. Linked where the disk can: the same bytes under a second name."""
-        return home_copy.secure(self._folder, into)
+        return self._securing.look(into)
 
     def seed(self, results: Path) -> int:
         """See machine.py."""

@@ -30,8 +30,11 @@ _PLACES_FOR_PROBES = 4
 KEEP_ALIVE_SECONDS = 600
 WORKER_PARTS = "runtime.engine.worker"
 WORKER_EXTENSION = f"{WORKER_PARTS}.WorkerExtension"
+# The name of norms.py's kernels among vLLM's.
+NORMS_PROVIDER = "slipway"
 
 _EXECUTOR = f"{WORKER_PARTS}.Executor"
+_NORMS = ("rms_norm", "fused_add_rms_norm")
 # vLLM starts only where its cache holds one sequence of full length: a model's own 128k would not fit here.
 _LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
 _SMALL_WEIGHTS_BYTES = 100 * 2**20
@@ -77,6 +80,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
         words += ["--reasoning-parser", parsers.reasoning]
     if config.device == "cpu":
         words += ["--enforce-eager", "--kv-cache-memory-bytes", str(_kv_cache_bytes(config))]
+        words += ["--ir-op-priority", json.dumps({norm: [NORMS_PROVIDER] for norm in _NORMS})]
         # Of the memory node, and checked at start even where the cache's size is given.
         words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.1)]
     else:

@@ -2,7 +2,7 @@
 
 Serves vLLM's OpenAI API on the Unix socket `socket_dir/engine-0.sock`; the supervisor starts it, the gateway
 is its only client (engine_client.py), command.py says what vLLM is told, worker.py is what we add inside it.
-With worker.py and last_turn.py the only importer of vLLM. Knows nothing of versions or training.
+With worker.py, norms.py, http_costs.py and last_turn.py the only importer of vLLM. Knows nothing of versions.
 
 Start-up is imports. So they happen once: the engine core is forked from this process instead of spawned, runs
 the model in its own process instead of a third one, and the model's class is inspected here instead of in a
@@ -152,6 +152,8 @@ async def _serve_until_stopped(args: Namespace) -> bool:
     from vllm.entrypoints.launchers.launcher import setup_server
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from runtime.engine import http_costs
+
     class Engine(AsyncLLM):
         stopping = False
 
@@ -163,6 +165,7 @@ async def _serve_until_stopped(args: Namespace) -> bool:
     os.chmod(args.uds, 0o600)
     kind = _passing_instants(Engine) if failpoints.armed() else Engine
     engine = kind.from_vllm_config(_configure(args), disable_log_stats=args.disable_log_stats)
+    http_costs.lower()
     try:
         ended = await build_and_serve(engine, address, sock, args, timeout_graceful_shutdown=_ENDING_SECONDS)
         asked = engine.stopping

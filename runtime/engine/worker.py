@@ -26,6 +26,7 @@ from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from runtime.engine import norms as norms  # registered by being imported
 from runtime.engine.adapter_check import WEIGHTS, Pair, compare
 from runtime.shared import failpoints
 

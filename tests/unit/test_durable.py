@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -269,8 +270,75 @@ def test_nothing_durable_is_an_error_and_nothing_is_removed(state_dir: Path, res
 # ----------------------------------------------------------------- while the run lives
 
 
+class _Reads:
+    """How often what is committed was read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        really = durable.is_current
+        monkeypatch.setattr(durable, "is_current", lambda *folders: self.noted() and really(*folders))
+
+    def noted(self) -> bool:
+        self.count += 1
+        return True
+
+
+def _long_ago(*folders: Path) -> None:
+    """Nothing has changed in these for an hour."""
+    at = time.time_ns() - 3600 * 10**9
+    for folder in folders:
+        os.utime(folder, ns=(at, at))
+
+
+def test_what_is_durable_is_not_read_again_until_a_folder_is_touched(
+    state_dir: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home_copy, "_READ_EVERY_SECONDS", 3600.0)
+    reads, securing = _Reads(monkeypatch), home_copy.Securing(state_dir)
+    commit(state_dir, 1)
+    assert securing.look(results) == Standing(1, 1)
+    _long_ago(state_dir / "checkpoints", results / "durable")
+    seen = [securing.look(results) for _ in range(5)]
+    assert (seen, reads.count) == ([Standing(1, 1)] * 5, 2)
+
+    commit(state_dir, 2)
+    assert securing.look(results) == Standing(2, 2)
+    _long_ago(state_dir / "checkpoints", results / "durable")
+    securing.look(results)
+    pin(state_dir, 1)
+    securing.look(results)
+    assert _durable(results) == ["pinned.json", "step-000001", "step-000002"]
+    shutil.rmtree(results / "durable")
+    assert securing.look(results) == Standing(2, 2)
+    assert _durable(results) == ["pinned.json", "step-000001", "step-000002"]
+
+
+def test_what_changes_within_a_tick_of_the_disks_clock_is_seen(state_dir: Path, results: Path) -> None:
+    securing, at = home_copy.Securing(state_dir), time.time_ns() + 10**10
+    for step in (1, 2):
+        commit(state_dir, step)
+        os.utime(state_dir / "checkpoints", ns=(at, at))
+        assert [securing.look(results).durable for _ in range(3)] == [step] * 3
+
+
+def test_once_in_a_while_all_is_read_whatever_the_folders_times_say(
+    state_dir: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home_copy, "_READ_EVERY_SECONDS", 0.0)
+    reads, securing = _Reads(monkeypatch), home_copy.Securing(state_dir)
+    commit(state_dir, 1)
+    for _ in range(3):
+        securing.look(results)
+        _long_ago(state_dir / "checkpoints", results / "durable")
+    assert reads.count == 3
+
+
 class _Disk(PretendMachine):
     """A machine with a folder: its `secure` is the real one."""
+
+    @functools.cached_property
+    def securing(self) -> home_copy.Securing:
+        return home_copy.Securing(self.folder)
 
     def committed(self) -> int | None:
         newest = checkpoints.newest_whole(self.folder / "checkpoints")
@@ -278,7 +346,7 @@ class _Disk(PretendMachine):
 
     def secure(self, into: Path, stopped: Stopped = never) -> Standing:
         super().secure(into, stopped)
-        return home_copy.secure(self.folder, into)
+        return self.securing.look(into)
 
 
 def test_each_committed_step_becomes_durable_while_the_run_lives(state_dir: Path, results: Path) -> None:

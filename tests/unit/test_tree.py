@@ -23,7 +23,9 @@ IMPORTERS = {
     "sky": {
         f"launcher/machines/skypilot/sky_{part}.py" for part in ("calls", "prices", "providers", "server")
     },
-    "vllm": {"runtime/engine/server.py", "runtime/engine/last_turn.py", "runtime/engine/worker.py"},
+    "vllm": {
+        f"runtime/engine/{part}.py" for part in ("server", "worker", "norms", "http_costs", "last_turn")
+    },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
     "transformers": {
         "runtime/trainer/network.py", "runtime/tiny/", "launcher/bench/programs/trl_program.py",

@@ -9,6 +9,7 @@ refused, since vLLM ignores it without a word.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -223,9 +224,15 @@ def _held_tools(body: Body) -> Body:
 
 def unheeded(kind: Kind, body: Body, device: str) -> tuple[str, ...]:
     """Fields that would have an effect on another device and have none on this one."""
-    rules = CHAT if kind == "chat" else COMPLETION
-    dropped = {name for name, rule in rules.items() if rule.action == "drop" and rule.device == device}
+    dropped = _dropped_only_on(kind, device)
     return tuple(name for name in body if name in dropped and body[name] is not None)
+
+
+@functools.cache
+def _dropped_only_on(kind: Kind, device: str) -> frozenset[str]:
+    """By the whole table, which is the same for every request."""
+    rules = CHAT if kind == "chat" else COMPLETION
+    return frozenset(name for name, rule in rules.items() if rule.action == "drop" and rule.device == device)
 
 
 def _check_values(body: Body) -> None:
