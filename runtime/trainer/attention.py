@@ -95,7 +95,6 @@ class Masked:
     def __init__(self, mask_BLL: Tensor, positions_BL: Tensor) -> None:
         self._positions_BL = positions_BL
         self._by_window: dict[int | None, Tensor] = {None: mask_BLL}
-        self._added: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def mask_BLL(self, window: int | None) -> Tensor:
         """Whom each place sees; with a window, only so many positions back, its own counted."""
@@ -103,15 +102,6 @@ class Masked:
             back_BLL = self._positions_BL[:, :, None] - self._positions_BL[:, None, :]
             self._by_window[window] = self._by_window[None] & (back_BLL < window)
         return self._by_window[window]
-
-    def added_BLL(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """The same as what is added to scores, 0 or -inf: what torch would make of it anew in every layer."""
-        if (window, dtype) not in self._added:
-            mask_BLL = self.mask_BLL(window)
-            self._added[window, dtype] = torch.zeros_like(mask_BLL, dtype=dtype).masked_fill_(
-                ~mask_BLL, -torch.inf
-            )
-        return self._added[window, dtype]
 
     def attend(
         self,
@@ -125,13 +115,12 @@ class Masked:
         sinks_H: Tensor | None,
     ) -> Tensor:
         """See Seen."""
+        mask_B1LL = self.mask_BLL(window)[:, None]
         key_BHLW, value_BHLW = (_for_each_head(part, query_BHLW.shape[1]) for part in (key_BKLW, value_BKLW))
         if softcap is None and sinks_H is None:
-            added_B1LL = self.added_BLL(window, query_BHLW.dtype)[:, None]
             return functional.scaled_dot_product_attention(
-                query_BHLW, key_BHLW, value_BHLW, attn_mask=added_B1LL, scale=scale
+                query_BHLW, key_BHLW, value_BHLW, attn_mask=mask_B1LL, scale=scale
             )
-        mask_B1LL = self.mask_BLL(window)[:, None]
         score_BHLL = _capped((query_BHLW @ key_BHLW.transpose(2, 3)).float() * scale, softcap)
         score_BHLL = score_BHLL.masked_fill(~mask_B1LL, -torch.inf)
         if sinks_H is not None:  # a place that takes its share of the softmax and gives nothing

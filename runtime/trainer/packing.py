@@ -171,8 +171,8 @@ def _fill(sequences: Sequences, trees: list[_Tree], length: int, alone: bool = F
 def _of_like_length(rows: list[_Row], budget: int) -> list[list[_Row]]:
     """Cut the rows, longest first, into packs within the budget that have the fewest places in all.
 
-    As rows of a pack are as long as its longest. A pack more counts as many places as its forward and backward
-    pass take the time of by themselves.
+    As rows of a pack are as long as its longest. Each pack counts as some places more, for the time that its
+    forward and backward pass take whatever is in it.
     """
     rows = sorted(rows, key=lambda row: -row.length)
     least, begins = [0], [0]  # of so many rows: places, and where the last of their packs begins
