@@ -128,7 +128,7 @@ def _linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear)
 
 
-class _LoRA(LoRALinear):
+class LoRA(LoRALinear):
     """torchtune's own, and of a fp32 layer on a CPU with fewer passes over what comes out.
 
     The scale is 1, so B's product is added where the base's stands: the same sums, and no copy of them.
@@ -147,7 +147,7 @@ class _LoRA(LoRALinear):
 def _with_lora(linear: Any, name: str, rank: int, seed: int) -> nn.Module:
     weight: Tensor = linear.weight
     with torch.device("meta"):  # nothing is drawn: the base's weights are assigned, A and B filled below
-        found = _LoRA(
+        found = LoRA(
             linear.in_features,
             linear.out_features,
             rank,
