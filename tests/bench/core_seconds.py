@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +36,8 @@ _Found = TypeVar("_Found")
 # Where a thread stands that only waits.
 _WAITS = re.compile(
     r"Condition\.wait|Condition\.__enter__|Poller\.poll|\.select \(|^_worker \(concurrent|WorkerThread\.run|"
-    r"SyncStream\.read|ThreadLock\.__enter__|Queue\.get|^Runner\.run|^run \(uvloop|monitor_engine"
+    r"SyncStream\.read|ThreadLock\.__enter__|Queue\.get|^Runner\.run|^run \(uvloop|monitor_engine|"
+    r"Popen\._wait|NextStep\._await"
 )
 # By what a process is called by `launch bench`: its name here, and its kinds of work, each by a frame that is
 # on the stack. The first that fits counts.
@@ -113,6 +115,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--rate", type=int, default=20)
+    parser.add_argument("--raw", type=Path, help="a folder to keep what py-spy wrote in")
     said = parser.parse_args()
     before = set(_logs())
     bench = [sys.executable, "-m", "launcher.cli.main", "bench", "--json"]
@@ -128,6 +131,8 @@ def main() -> None:
             _until_step(said.steps - 1, log, run)
             cpu.look(run.pid)
             ended, spied = time.time(), sum(map(_cpu, spies))
+        if said.raw is not None:
+            shutil.copytree(folder, said.raw, dirs_exist_ok=True)
         seen = {path.stem: _kinds_seen(path) for path in Path(folder).glob("*.txt")}
         print(_table(cpu.between(began, ended), ended - began, spied, seen))
         run.wait()
