@@ -219,15 +219,18 @@ def _table(cpu: dict[str, float], seconds: float, spied: float, seen: dict[str, 
         if not kinds:
             rows.append((called, "all of it", total))
     others = max(0.0, cpu[ALL] - own - spied)
-    rows += [("py-spy", "", spied), ("others, kernel, unseen", "", others)]
-    rows.append(("nobody", "idle", max(0.0, whole - cpu[ALL])))
-    named = sum(it for called, kind, it in rows if not called.startswith("others") and kind != "the rest")
+    left = whole - others  # what others had is said, and no part of the shares
+    rows += [("py-spy", "", spied), ("nobody", "idle", max(0.0, whole - cpu[ALL]))]
+    named = sum(it for _, kind, it in rows if kind != "the rest")
+    cores = psutil.cpu_count()
     lines = [
-        f"{seconds:.1f} s of {psutil.cpu_count()} cores, {whole:.1f} s in all; named {named / whole:.1%}"
+        f"{seconds:.1f} s of {cores} cores, {whole:.1f} s in all; others, the kernel and what ended unseen "
+        f"had {others:.1f}; of the {left:.1f} that were left {named / left:.1%} have a name",
+        "| process | what it does | seconds | of what was left |",
+        "|---|---|---|---|",
     ]
-    lines += ["| process | what it does | seconds | of all |", "|---|---|---|---|"]
     lines += [
-        f"| {called} | {kind} | {it:.1f} | {it / whole:.1%} |" for called, kind, it in rows if it >= 0.05
+        f"| {called} | {kind} | {it:.1f} | {it / left:.1%} |" for called, kind, it in rows if it >= 0.05
     ]
     return "\n".join(lines)
 
