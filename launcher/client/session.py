@@ -219,15 +219,17 @@ class Session(ByTrajectories):
         status = self._post("/slipway/steps", request, StepStatus)
         return self.wait(status.id, timeout_seconds) if wait else status
 
-    def wait(self, step: int, timeout_seconds: float | None = None) -> StepStatus:
+    def wait(self, step: int, timeout_seconds: float | None = None, committed: bool = False) -> StepStatus:
         """The step once it is published; without a time-out an hour is enough, and the endpoint's patience.
 
+        `committed`: it is enough that it is trained and safe, and its version about to be served.
         Raises StepFailed when it failed or took too long, Rewound when it was lost with the machine.
         """
         timeout_seconds = self._bound(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         while True:
-            status = self._get(f"/slipway/steps/{step}?wait={_LONG_POLL_SECONDS}", StepStatus)
+            until = "&until=committed" if committed else ""
+            status = self._get(f"/slipway/steps/{step}?wait={_LONG_POLL_SECONDS}{until}", StepStatus)
             if status.state == "failed":
                 raise StepFailed(
                     f"Step {step} failed",
@@ -235,7 +237,7 @@ class Session(ByTrajectories):
                     why=status.error,
                     hint="the policy before it is still served; see the trainer's log",
                 )
-            if status.state in _SETTLED:
+            if status.state in _SETTLED or (committed and status.state == "committed"):
                 return status
             if time.monotonic() > deadline:
                 raise StepFailed(

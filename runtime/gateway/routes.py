@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query
 
@@ -61,8 +61,12 @@ def slipway_routes(
         return steps.list()
 
     @router.get("/steps/{step}")
-    async def get_step(step: int, wait: Annotated[float, Query(ge=0)] = 0.0) -> StepStatus:
-        return await _answered(steps.wait(step, min(wait, WAIT_SECONDS)))
+    async def get_step(
+        step: int,
+        wait: Annotated[float, Query(ge=0)] = 0.0,
+        until: Literal["ended", "committed"] = "ended",
+    ) -> StepStatus:
+        return await _answered(steps.wait(step, min(wait, WAIT_SECONDS), until == "committed"))
 
     @router.get("/checkpoints")
     async def checkpoints() -> list[CheckpointInfo]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from runtime.shared.fixed_rows import fixed_length, whole_blocks
 
 _ROUND_TO = 64
+_PLACES_OF_A_PACK = 128
 PADDING = -1
 
 
@@ -95,10 +96,10 @@ def pack(
 ) -> list[Pack]:
     """Pack the chosen sequences into micro-batches of at most `budget` places, padding counted.
 
-    Rows are as long as the longest tree that fits needs. A tree that is past the budget, for it is one
-    sequence that is longer, is a pack by itself and makes no other row longer. With `alone` each sequence
-    has a row of its own: for models that pass a state along a row. The order depends on nothing but the
-    arguments. Raises ValueError for a sequence without a prompt.
+    No row is longer than the longest tree that fits needs, and rows that are much shorter are packs of their
+    own. A tree that is past the budget, for it is one sequence that is longer, is a pack by itself and makes
+    no other row longer. With `alone` each sequence has a row of its own: for models that pass a state along a
+    row. The order depends on nothing but the arguments. Raises ValueError for a sequence without a prompt.
     """
     if fixed_rows:
         budget = whole_blocks(budget)
@@ -107,8 +108,11 @@ def pack(
     if fitting := [tree for tree in trees if tree.length <= budget]:
         length = budget if fixed_rows else _rounded(max(tree.length for tree in fitting))
         rows = _fill(sequences, fitting, length, alone)
-        height = max(1, budget // length)
-        packs = [(rows[start : start + height], length) for start in range(0, len(rows), height)]
+        if fixed_rows:
+            height = max(1, budget // length)
+            packs = [(rows[start : start + height], length) for start in range(0, len(rows), height)]
+        else:
+            packs = [(some, some[0].length) for some in _of_like_length(rows, budget)]
     packs += [(_fill(sequences, [tree], tree.length), tree.length) for tree in trees if tree.length > budget]
     if fixed_rows:
         return [_stack(rows, fixed_length(max(row.length for row in rows), budget)) for rows, _ in packs]
@@ -162,6 +166,31 @@ def _fill(sequences: Sequences, trees: list[_Tree], length: int, alone: bool = F
             rows.append(row)
         _plant(sequences, tree, row)
     return rows
+
+
+def _of_like_length(rows: list[_Row], budget: int) -> list[list[_Row]]:
+    """Cut the rows, longest first, into packs within the budget that have the fewest places in all.
+
+    As rows of a pack are as long as its longest. Each pack counts as some places more, for the time that its
+    forward and backward pass take whatever is in it.
+    """
+    rows = sorted(rows, key=lambda row: -row.length)
+    least, begins = [0], [0]  # of so many rows: places, and where the last of their packs begins
+    for end in range(1, len(rows) + 1):
+        found = []
+        for start in reversed(range(end)):
+            places = (end - start) * _rounded(rows[start].length)
+            if found and places > budget:
+                break
+            found.append((least[start] + places + _PLACES_OF_A_PACK, start))
+        places, start = min(found)
+        least.append(places)
+        begins.append(start)
+    packs, end = list[list[_Row]](), len(rows)
+    while end:
+        packs.append(rows[begins[end] : end])
+        end = begins[end]
+    return packs[::-1]
 
 
 def _plant(sequences: Sequences, tree: _Tree, row: _Row) -> None:

@@ -132,6 +132,21 @@ def test_c42_rows_have_few_distinct_lengths() -> None:
     assert len(lengths) <= 3 and all(length % 64 == 0 for length in lengths)
 
 
+def test_rows_of_like_length_are_packs_of_their_own_where_that_saves_places() -> None:
+    long = random_samples(45, groups=4, members=4, prompt=60, completion=48)
+    short = random_samples(46, groups=5, members=4, prompt=60, completion=30)
+    packs = packs_of(make_batch([*long, *short]), 4096)
+    (rows, length), (more_rows, shorter) = (one.tokens_BL.shape for one in packs)
+    assert (rows, more_rows) == (4, 5) and length == 320 and shorter < length
+    # The budget cuts as well, and a pack has what it holds, in whatever order they come.
+    for budget in (320, 640, 1000):
+        some = packs_of(make_batch([*short, *long]), budget)
+        assert all(one.tokens_BL.numel() <= budget for one in some)
+        assert sum(len(one.target_T) for one in some) == sum(len(one.target_T) for one in packs)
+    # Where all are alike a pack more would cost more than it saves.
+    assert len(packs_of(make_batch(long), 4096)) == 1
+
+
 def test_every_sampled_token_is_in_one_pack_exactly_and_the_budget_holds() -> None:
     batch = make_batch(random_samples(44, groups=5, members=4))
     for budget in (64, 128, 1024):

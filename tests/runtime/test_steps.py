@@ -52,6 +52,9 @@ class Run:
         self.checkpoints = CheckpointStore(folder / "checkpoints")
         self.published: list[int] = []
         self.refuse: str | None = None
+        # Cleared: a publication waits for it.
+        self.engines = asyncio.Event()
+        self.engines.set()
         self.trainer_failure: str | None = None
 
     def queue(self, max_lag: int = 2, train: TrainConfig | None = None) -> StepQueue:
@@ -67,6 +70,7 @@ class Run:
         )
 
     async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        await self.engines.wait()
         if self.refuse is not None:
             raise NotPublishedError(self.refuse)
         self.published.append(checkpoint.version)
@@ -183,6 +187,70 @@ def test_c40_a_gateway_that_dies_at_any_point_ends_with_the_committed_version_se
             assert (done.state, done.version) == ("published", 1)
             assert run.published[-1] == 1
             assert (await queue.submit(run.request("k2", "c", "d"))).id == 2
+
+    drive(work, tmp_path)
+
+
+def test_the_trainer_has_the_next_step_while_the_last_one_is_published(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            run.engines.clear()
+            await queue.submit(run.request("k1", "a", "b"))
+            await run.commit(1)
+            committed = await queue.wait(1, SOON_SECONDS, committed=True)
+            assert (committed.state, committed.version, committed.metrics) == ("committed", 1, {"loss": 0.5})
+            # Taken in while the engines are at it, or there already: with the trainer at once, but no other.
+            await queue.submit(run.request("k2", "c", "d"))
+            await queue.submit(run.request("k3", "e", "f"))
+            await run.commit(2)
+            assert (await queue.wait(2, 0.1, committed=True)).state == "training"
+            assert not run.published and not run.batch_folder(3).exists()
+            run.engines.set()
+            await run.commit(3)
+            done = [await queue.wait(number, SOON_SECONDS) for number in (1, 2, 3)]
+            assert [it.state for it in done] == ["published"] * 3 and run.published == [1, 2, 3]
+
+    drive(work, tmp_path)
+
+
+def test_a_step_that_was_given_beside_a_publication_that_fails_is_served_in_its_turn(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            run.engines.clear()
+            await queue.submit(run.request("k1", "a", "b"))
+            await queue.submit(run.request("k2", "c", "d"))
+            await run.commit(1)
+            await run.commit(2)
+            run.refuse = "engine-0: served and trained logprobs differ"
+            run.engines.set()
+            assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
+            run.refuse = None
+            await queue.submit(run.request("k3", "e", "f"))
+            await run.commit(3)
+            assert (await queue.wait(3, SOON_SECONDS)).state == "published" and run.published[-1] == 3
+            assert all(read_batch(run.batch_folder(it)).meta["step"] == it for it in (1, 2, 3))
+
+    drive(work, tmp_path)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["the queue is whole", "its entry is broken"])
+def test_c40_of_two_committed_steps_the_one_under_publication_is_served_first_after_a_restart(
+    tmp_path: Path, lost: bool
+) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as dying:
+            run.engines.clear()
+            await dying.submit(run.request("k1", "a", "b"))
+            await dying.submit(run.request("k2", "c", "d"))
+            await run.commit(1)
+            await run.commit(2)
+        if lost:
+            (tmp_path / "steps" / "queue" / "000001.json").write_text("{")
+        run.engines.set()
+        async with Running(run.queue()) as queue:
+            done = [await queue.wait(number, SOON_SECONDS) for number in (1, 2)]
+            assert [it.state for it in done] == ["published"] * 2 and run.published == [1, 2]
+            assert [it.publication for it in done] == [{"version": 1}, {"version": 2}]
 
     drive(work, tmp_path)
 

@@ -110,10 +110,14 @@ class SmallRun:
     # What the run says of itself: how old a sample may be, and how many its engines take at a time.
     max_staleness: int | None = None
     places: int | None = None
-    # Before it says what became of a step.
+    # Before it says what became of a step: once it is committed, where that is asked for.
     before_wait: Callable[[int], None] = lambda step: None
+    # Before it says that a step's version is served, where that is asked for.
+    before_served: Callable[[int], None] = lambda step: None
     # What it says that train_kwargs mean, in the place of the runtime's table.
     meaning: dict[str, Any] = field(default_factory=dict)
+    # Steps of which somebody has asked whether they are committed.
+    committed: set[int] = field(default_factory=set)
     # Which version it claims to have answered with, whatever was asked; None: the one that was named.
     claims: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -126,6 +130,15 @@ class SmallRun:
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def wait_for(self, number: int, committed: bool) -> None:
+        """Before it says what became of a step."""
+        if committed or number not in self.committed:
+            self.before_wait(number)
+        if committed:
+            self.committed.add(number)
+        else:
+            self.before_served(number)
 
     def session(self) -> Session:
         return connect(self.base_url, TOKEN, PATIENCE)
@@ -394,6 +407,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif trouble == "cut before":
             self.close_connection = True
         else:
+            if content is None and path.startswith("/slipway/steps/"):
+                self.run.wait_for(int(path.rpartition("/")[2]), asked.get("until") == ["committed"])
             status, body, extra = self._answer(path, headers, content)
             if path.endswith("/pin") and "best_of" in asked:
                 self.run.best = (path.split("/")[-2], asked["best_of"][0])
@@ -412,8 +427,6 @@ class _Handler(BaseHTTPRequestHandler):
             return run.complete(Asked(headers, json.loads(content or b"")))
         if path.startswith("/v1/models"):
             return *run.models(path.removeprefix("/v1/models").strip("/")), {}
-        if content is None and path.startswith("/slipway/steps/"):
-            run.before_wait(int(path.rpartition("/")[2]))
         with run.lock:
             return *self._training(path, content), {}
 

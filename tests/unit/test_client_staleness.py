@@ -15,7 +15,7 @@ from typing import Any
 import dspy
 import pytest
 
-from launcher.client import GRPO, PolicyLM, TrainingFailed
+from launcher.client import GRPO, PolicyLM, StepFailed, TrainingFailed
 from launcher.client.dspy import rolling
 from launcher.client.dspy.outstanding import Key
 from launcher.client.dspy.pool import Pool
@@ -182,6 +182,52 @@ def test_c39_no_example_is_begun_more_than_staleness_steps_ahead(
     run.answer, run.before_wait = answer, before_wait
     train(run, staleness=staleness)
     assert max(ahead) == staleness
+
+
+class Proving:
+    """Engines that have a version proven only once the step after it was sent; `what` it saw of each."""
+
+    def __init__(self, run: SmallRun, last: int) -> None:
+        self._run, self._last = run, last
+        self.what: dict[int, tuple[bool, int]] = {}
+
+    def __call__(self, number: int) -> None:
+        sent, patience = threading.Event(), 0 if self.in_vain else PATIENCE
+        for _ in range(patience * 100 if number < self._last else 0):
+            if number + 1 in self._run.requests:
+                break
+            sent.wait(0.01)
+        with self._run.lock:
+            asked = [ticket_of(it.tag("rollout") or "")[0] for it in self._run.asked if of_training(it)]
+            self.what[number] = number + 1 in self._run.requests, max(asked)
+
+    @property
+    def in_vain(self) -> bool:
+        return not all(was_sent for was_sent, _ in self.what.values())
+
+
+def test_c39_the_next_step_is_sent_while_a_version_is_proven_and_nothing_is_begun_for_it(
+    run: SmallRun,
+) -> None:
+    run.before_served = proving = Proving(run, last=5)
+    grpo = train(run, staleness=1, num_train_steps=5, num_steps_for_val=9)
+    # Of the steps, counted from 0: that after a version samples it, and is not begun before it is served.
+    assert proving.what == {number: (True, number) for number in range(1, 5)} | {5: (False, 4)}
+    assert all(max(it) <= 1 for it in lags(run))
+    steps = [it for it in grpo.history if it["kind"] == "step"]
+    assert [{int(lag): count for lag, count in it["lags"].items()} for it in steps] == lags(run)
+    assert [it["version"] for it in steps] == [1, 2, 3, 4, 5]
+
+
+def test_a_version_that_is_not_served_after_all_ends_the_training_that_waits_for_it(run: SmallRun) -> None:
+    def fail(number: int) -> None:
+        if number == 2:
+            run.steps[number] |= {"state": "failed", "error": "committed, but not published: engine-0"}
+
+    run.before_served = fail
+    with pytest.raises(StepFailed, match="Step 2 failed") as failed:
+        train(run, staleness=1, num_train_steps=6, num_steps_for_val=9)
+    assert failed.value.why == "committed, but not published: engine-0"
 
 
 def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(

@@ -34,6 +34,7 @@ class StoppableTraining(Training):
 
     def _roll_out(self, step: int) -> Rolled:
         if self.job is not None and self.job.is_cancelled.is_set():
+            self._until_served()
             self.validations.wait(self.place)  # it may have found the best
             raise _NoMoreSteps
         return super()._roll_out(step)

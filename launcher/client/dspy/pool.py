@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.rollouts import Finished
 from launcher.client.dspy.tickets import Ticket
-from launcher.client.dspy.workers import Job, Workers
+from launcher.client.dspy.workers import Beside, Job, Workers
+
+_Awaited = TypeVar("_Awaited")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,10 @@ class Taken:
 
 
 class Pool:
-    """`make` makes a ticket by its key. `done`: the steps that are done. Its user is one thread."""
+    """`make` makes a ticket by its key. `done`: the steps that are done. Its user is one thread.
+
+    Only `go_on` may be called from others.
+    """
 
     def __init__(
         self,
@@ -73,14 +79,36 @@ class Pool:
             self._most_places = ahead * self._bounds.per_step
             self._fill()
 
-    def take(self, done: int, newest: int | None, left_out: Callable[[], None] = lambda: None) -> Taken:
+    def go_on_after(self, done: int, awaited: Callable[[], _Awaited]) -> Beside[_Awaited]:
+        """The same once `awaited`, called while runs go on, has returned. What it raises ends the runs."""
+
+        def wait() -> _Awaited:
+            try:
+                found = awaited()
+            except BaseException as error:
+                self.workers.fail(error)
+                raise
+            self.go_on(done)
+            return found
+
+        return Beside(self.workers, wait)
+
+    def take(
+        self,
+        done: int,
+        newest: int | None,
+        left_out: Callable[[], None] = lambda: None,
+        is_served: bool = True,
+    ) -> Taken:
         """The tickets of the next step, once there are enough. Raises what a run raises, and `left_out`.
 
-        `newest`: the version that is served; None where nothing was trained that could make one older.
+        `newest`: the version that the step is trained on; None where nothing was trained that could make one
+        older. `is_served`: it answers already, or else what may be begun after it waits for a `go_on`.
         `left_out` is called when tickets were left out and there are too few of others: where the newest
         version is not served any more, all that is begun would be left out, for ever.
         """
-        self.go_on(done)
+        if is_served:
+            self.go_on(done)
         told = 0
         while True:
             with self.workers.changed:

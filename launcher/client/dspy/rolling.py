@@ -196,6 +196,10 @@ class Rolling:
         if self.staleness:
             self._live.go_on(done)
 
+    def go_on_after(self, done: int, awaited: Callable[[], _Result]) -> Beside[_Result]:
+        """The same once `awaited` has returned, which is called beside the runs."""
+        return self._live.go_on_after(done, awaited)
+
     def beside(self, function: Callable[[], _Result]) -> Beside[_Result]:
         """What the function returns, while runs go on."""
         return Beside(self._live.workers, function)
@@ -205,7 +209,8 @@ class Rolling:
         began = time.monotonic()
         if not self.staleness:
             self._astray_before = self._astray()  # what a validation asked was not to be trained
-        taken = self._live.take(step, self.served.version, self.served.check_still)
+        served = self.served
+        taken = self._live.take(step, served.committed, served.check_still, served.is_newest)
         ended = [it.ended for it in taken.tickets if it.ended is not None]
         finished = [run for it in ended for run in it.finished]
         grouped = reduce(Grouped.with_more, (it.grouped for it in ended))
@@ -286,7 +291,7 @@ class Rolling:
         versions = Counter[int]()
         for it in finished:
             versions += it.run.rollout.answered_by(self._trained)
-        newest = max(self.served.version or 0, *versions, 0)
+        newest = max(self.served.committed or 0, *versions, 0)
         return {newest - version: count for version, count in sorted(versions.items(), reverse=True)}
 
     def _note_astray(self) -> None:

@@ -21,20 +21,33 @@ from launcher.client.session import Session
 
 @dataclass
 class Served:
-    """`version`: what is served after the last step that was waited for, and the hash of its weights."""
+    """`version`: what is served after the last step that was waited for, and the hash of its weights.
+
+    `committed`: what the last step made; it is served soon, or is `version`.
+    """
 
     session: Session
     journal: Journal
     version: int | None = None
     weights: str | None = None
+    committed: int | None = None
     # The newest version of which a step or an answer has told.
     _seen: int = 0
 
     def note(self, status: StepStatus) -> None:
         """A step was published."""
-        self.version = status.version
+        self.version = self.committed = status.version
         self.weights = (status.publication or {}).get("sha256")
         self._seen = max(self._seen, status.version or 0)
+
+    def note_committed(self, status: StepStatus) -> None:
+        """A step was trained."""
+        self.committed = status.version
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether what the last step made is served."""
+        return self.version == self.committed
 
     def check(self, finished: Sequence[Finished], predictors: Predictors) -> None:
         """Raise Rewound where an older version answers than was served before."""
@@ -68,7 +81,7 @@ class Served:
 
     def forget(self) -> None:
         """The run went back: what was served is not."""
-        self.version = self.weights = None
+        self.version = self.weights = self.committed = None
         self._seen = 0
 
     def _raise_if_lost(self, known: int) -> None:

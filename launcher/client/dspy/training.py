@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import dspy
@@ -31,6 +32,7 @@ from launcher.client.dspy.training_place import Place
 from launcher.client.dspy.vain import Vain, unparsed
 from launcher.client.dspy.validating import Validations
 from launcher.client.dspy.validation import Evaluation, scored
+from launcher.client.dspy.workers import Beside
 from launcher.client.failures import Refused, Rewound, TrainingFailed
 from launcher.client.session import Session
 from launcher.client.train_kwargs import Meant
@@ -80,6 +82,8 @@ class Training:
     rolling: Rolling = field(init=False)
     _vain: Vain = field(init=False)
     _rewinds_in_a_row: int = 0
+    # The step that is committed, and waits for its version to be served.
+    _serving: Beside[StepStatus] | None = None
     alarms: Alarms = field(init=False)
     held_out: HeldOut = field(init=False)
     validations: Validations = field(init=False)
@@ -140,6 +144,7 @@ class Training:
 
     def _run_on(self) -> None:
         self.rolling.begin(self.place.step, self.place.outstanding)
+        self._serving = None  # of a machine that was lost
         try:
             self.rolling.go_on(self.place.step)
             self.validations.again(self.place)
@@ -148,7 +153,9 @@ class Training:
                 rolled = self._roll_out(self.place.step)
                 self.validations.keep_up(self.place)
                 self._train(rolled)
-                self.rolling.go_on(self.place.step)
+                if not self._may_go_ahead():
+                    self._until_served()
+                    self.rolling.go_on(self.place.step)
                 self.validations.after(self.place)
                 if self.alarms.raised and self.plan.on_alarm == "stop":
                     self._stop()
@@ -168,6 +175,7 @@ class Training:
 
     def _stop(self) -> None:
         """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
+        self._until_served()
         self.validations.wait(self.place)
         self.rolling.end()
         self.validations.now(self.place)
@@ -205,13 +213,37 @@ class Training:
         self.journal.once("unparsed", f"no run had answers that could be parsed; {unparsed(cut_off_rate)}")
 
     def _train(self, rolled: Rolled) -> None:
-        """Train the step, while later ones are rolled out."""
+        """Train the step, while later ones are rolled out.
+
+        With staleness it is enough that it is committed: the next may be sent while its version is proven.
+        What samples that version is begun once it is served.
+        """
         began = time.monotonic()
         self.place.outstanding = rolled.outstanding
         sent = self._send(rolled)
-        if sent is not None:
-            status = self.rolling.beside(lambda: self.session.wait(sent)).result()
-            self._finish(rolled, status, time.monotonic() - began)
+        self._until_served()
+        if sent is None:
+            return
+        ahead = self.plan.staleness > 0
+        status = self.rolling.beside(partial(self.session.wait, sent, committed=ahead)).result()
+        if ahead:
+            self.served.note_committed(status)
+            self._serving = self.rolling.go_on_after(rolled.step + 1, partial(self.session.wait, sent))
+        else:
+            self.served.note(status)
+        self._finish(rolled, status, time.monotonic() - began)
+
+    def _may_go_ahead(self) -> bool:
+        """Whether the next step may be sent before the last one's version is served."""
+        step = self.place.step
+        is_last = step >= self.plan.steps or bool(self.alarms.raised and self.plan.on_alarm == "stop")
+        return self._serving is not None and not is_last and not self.validations.is_due(step)
+
+    def _until_served(self) -> None:
+        """The last step's version is. Raises what its publication does."""
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            self.served.note(serving.result())
 
     def _send(self, rolled: Rolled) -> int | None:
         """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
@@ -245,7 +277,6 @@ class Training:
         self._vain.empty(why, outcomes)
 
     def _finish(self, rolled: Rolled, status: StepStatus, train_seconds: float) -> None:
-        self.served.note(status)
         self.place.step = rolled.step + 1
         self.place.trained |= status.counts.trained > 0
         self.place.restored = None  # this step was trained after it

@@ -39,10 +39,14 @@ class Validations:
     noted: Callable[[dict[str, Any], int], None]
     _under_way: Beside[Found] | None = field(default=None)
 
+    def is_due(self, step: int) -> bool:
+        """Whether it is time for one after so many steps."""
+        return step in (0, self.steps) or step % self.every == 0
+
     def after(self, place: Place) -> None:
         """Validate where it is due after the steps that are done."""
         step = place.step
-        if not (step in (0, self.steps) or step % self.every == 0):
+        if not self.is_due(step):
             return
         self.wait(place)
         served = self.served

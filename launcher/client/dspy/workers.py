@@ -114,6 +114,12 @@ class Workers(Generic[Result]):
                 self._put_aside(job)
             self._start_threads()
 
+    def fail(self, error: BaseException) -> None:
+        """Who waits is told of this error, as of a job's own."""
+        with self.changed:
+            self._error = self._error or error
+            self.stop()
+
     def stop(self) -> None:
         """No thread begins another job, and nobody waits in vain for one."""
         with self.changed:
@@ -137,7 +143,7 @@ class Workers(Generic[Result]):
                 if not self._finish(job, job.do()):
                     return
         except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
-            self._fail(error)
+            self.fail(error)
 
     def _take(self) -> Job[Result] | None:
         with self.changed:
@@ -162,11 +168,6 @@ class Workers(Generic[Result]):
                 self._give_up()
             self.changed.notify_all()
             return True
-
-    def _fail(self, error: BaseException) -> None:
-        with self.changed:
-            self._error = self._error or error
-            self.stop()
 
     # ------------------------------------------------------------- what comes to nothing
 

@@ -9,7 +9,8 @@ what the queue says of the step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from runtime.gateway.http.step_errors import NothingToTrainError
@@ -62,6 +63,29 @@ class Handover:
         await asyncio.to_thread(self._folder.give, step.id, await self._batch(step))
         failpoints.passing("gateway.given")
         step.state = "training"
+
+    async def give_beside(
+        self, work: Coroutine[Any, Any, None], following: Callable[[], Step | None], told: asyncio.Event
+    ) -> None:
+        """Do `work`, the publication of a step, and meanwhile give the one after it, once there is one.
+
+        The trainer need not wait for engines. `told`: something was taken in. Raises what `work` raises; what
+        keeps the step that follows from being given is said when its turn comes.
+        """
+        working = asyncio.ensure_future(work)
+        try:
+            while not working.done():
+                told.clear()
+                if (step := following()) is not None:
+                    with contextlib.suppress(Exception):  # whatever it is, it is raised again in its turn
+                        await self.give(step)
+                    break
+                hearing = asyncio.ensure_future(told.wait())
+                await asyncio.wait((working, hearing), return_when=asyncio.FIRST_COMPLETED)
+                hearing.cancel()
+            await working
+        finally:
+            working.cancel()  # where this was: what has ended is not
 
     async def _batch(self, step: Step) -> Batch:
         meta = {

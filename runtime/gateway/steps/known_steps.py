@@ -67,6 +67,12 @@ class KnownSteps:
         """The oldest that has not ended."""
         return next((step for step in self.in_order() if not step.ended.is_set()), None)
 
+    def following(self, number: int) -> Step | None:
+        """The oldest after that one which has not ended, where it is to be trained and waits for its turn."""
+        later = (step for step in self.in_order() if step.id > number and not step.ended.is_set())
+        step = next(later, None)
+        return step if step is not None and (step.kind, step.state) == ("train", "queued") else None
+
     @property
     def queued(self) -> int:
         """Steps not yet ended."""

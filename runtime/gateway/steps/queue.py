@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runtime.gateway.http.step_errors import (
-    ClientStateTooLargeError,
     NothingToTrainError,
     NotPublishedError,
     SettingsRefusedError,
@@ -32,12 +31,11 @@ from runtime.gateway.steps.known_steps import KnownSteps
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Said
 from runtime.gateway.steps.selection import is_known
-from runtime.gateway.steps.step_records import Step, StepFolder, digest_of, said_in
+from runtime.gateway.steps.step_records import Step, StepFolder, check_size, digest_of, said_in
 from runtime.shared import failpoints
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.metrics import line_of
 from runtime.shared.schema import (
-    CLIENT_STATE_MAX_BYTES,
     CheckpointInfo,
     Group,
     StepCounts,
@@ -111,7 +109,7 @@ class StepQueue:
 
     async def submit(self, request: StepRequest) -> StepStatus:
         """Take a step in, once per key. Raises a StepError."""
-        _check_size(request.client_state)
+        check_size(request.client_state)
         digest = digest_of(said_in(request))
         if known := self._steps.find(request.key, digest):
             return known.status
@@ -146,7 +144,7 @@ class StepQueue:
 
         Raises a StepError.
         """
-        _check_size(client_state)
+        check_size(client_state)
         digest = digest_of({"restore": name, "client_state": client_state})
         if known := self._steps.find(key, digest):
             return known.status
@@ -168,15 +166,19 @@ class StepQueue:
         except CheckpointError as error:  # not whole, or pruned meanwhile
             raise UnknownCheckpointError(str(error)) from error
 
-    async def wait(self, number: int, seconds: float) -> StepStatus:
-        """The step once it has ended, or the wait has. Raises UnknownStepError, RewoundError."""
+    async def wait(self, number: int, seconds: float, committed: bool = False) -> StepStatus:
+        """The step once it has ended (or is `committed`), or the wait has.
+
+        Raises UnknownStepError, RewoundError.
+        """
         step = self._steps.get(number)
         if step is None and self._rewind is not None and number > self._rewind.to_step:
             raise self._rewind.error(f"step {number} is")
         if step is None:
             raise UnknownStepError(f"there is no step {number}")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(step.ended.wait(), seconds)
+            awaited = step.trained if committed and not step.ended.is_set() else step.ended
+            await asyncio.wait_for(awaited.wait(), seconds)
         return step.status
 
     async def run(self) -> None:
@@ -246,7 +248,8 @@ class StepQueue:
         if step.state == "committed":
             checkpoint = await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id))
             failpoints.passing("gateway.committed")
-            await self._publish_step(step, checkpoint)
+            following = partial(self._steps.following, step.id)
+            await self._handover.give_beside(self._publish_step(step, checkpoint), following, self._wake)
         elif step.state in ("published", "failed"):  # its end could not be written
             self._end(step)
 
@@ -256,6 +259,7 @@ class StepQueue:
         self._learn(checkpoint)
         step.metrics = self.last_metrics
         step.counts = StepCounts.model_validate(checkpoint.state["counts"])
+        step.trained.set()
 
     def _learn(self, checkpoint: Checkpoint) -> None:
         self.client_state = checkpoint.state.get("client_state")
@@ -289,6 +293,7 @@ class StepQueue:
         failpoints.passing("gateway.ending")
         self._folder.write_outcome(step)
         step.let_go()
+        step.trained.set()
         step.ended.set()
 
     # ------------------------------------------------------------------ taking in
@@ -341,10 +346,3 @@ class StepQueue:
             self.trouble = f"step {newest.step} is committed, but not published: {error}"
             return
         self.trouble, self.starting = None, False
-
-
-def _check_size(client_state: dict[str, Any] | None) -> None:
-    if (size := len(json.dumps(client_state))) > CLIENT_STATE_MAX_BYTES:
-        raise ClientStateTooLargeError(
-            f"client_state has {size} bytes; the maximum is {CLIENT_STATE_MAX_BYTES}"
-        )

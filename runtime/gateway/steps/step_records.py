@@ -24,9 +24,11 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError
 
+from runtime.gateway.http.step_errors import ClientStateTooLargeError
 from runtime.shared import files
 from runtime.shared.batch import META, Batch, step_folder, write_batch
 from runtime.shared.schema import (
+    CLIENT_STATE_MAX_BYTES,
     Group,
     StepCounts,
     StepRequest,
@@ -62,6 +64,8 @@ class Step:
     error: str | None = None
     # Also true of a failed step whose publication was what failed.
     committed: bool = False
+    # It is committed, or has ended.
+    trained: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def let_go(self) -> None:
@@ -97,6 +101,14 @@ def said_in(request: StepRequest) -> dict[str, Any]:
             if member[name] is None:
                 del member[name]
     return said
+
+
+def check_size(client_state: dict[str, Any] | None) -> None:
+    """Raises ClientStateTooLargeError."""
+    if (size := len(json.dumps(client_state))) > CLIENT_STATE_MAX_BYTES:
+        raise ClientStateTooLargeError(
+            f"client_state has {size} bytes; the maximum is {CLIENT_STATE_MAX_BYTES}"
+        )
 
 
 def digest_of(request: Any) -> str:
@@ -164,12 +176,15 @@ class StepFolder:
         numbers = {int(path.name[:6]) for path in self._queue.glob("[0-9]*.json")} | set(kept)
         numbers |= {int(path.name) for path in self._root.glob("[0-9]*") if path.name.isdigit()}
         newest = max(kept, default=0)
+        # The trainer is a step ahead: while the newest is not served, nor may the one before it be.
+        is_served = (self._queue / f"{newest:06d}.outcome.json").exists()
+        oldest_open = newest if is_served or newest - 1 not in kept else newest - 1
         return [
-            self._read(number, newest) or self._rebuild(number, kept, newest)
+            self._read(number, oldest_open) or self._rebuild(number, kept, oldest_open)
             for number in sorted(numbers - {0})
         ]
 
-    def _read(self, number: int, newest: int) -> Step | None:
+    def _read(self, number: int, oldest_open: int) -> Step | None:
         path = self._queue / f"{number:06d}.json"
         try:
             said = json.loads(path.read_text())
@@ -183,7 +198,7 @@ class StepFolder:
             outcome = files.read_json(path.with_suffix(".outcome.json"))
             if outcome is not None:
                 _take_outcome(step, StepStatus.model_validate(outcome))
-            elif number < newest:
+            elif number < oldest_open:
                 raise ValueError("how it ended is not written")
             elif step_folder(self._root, number).exists():
                 step.state = "training"
@@ -192,9 +207,9 @@ class StepFolder:
             return None
         return step
 
-    def _rebuild(self, number: int, kept: Mapping[int, dict[str, Any]], newest: int) -> Step:
+    def _rebuild(self, number: int, kept: Mapping[int, dict[str, Any]], oldest_open: int) -> Step:
         """A step's entry, made again. Its groups are not needed any more: its batch was given."""
-        state, given = kept.get(number, {}), self._given(number)
+        state, given, newest = kept.get(number, {}), self._given(number), max(kept, default=0)
         error = self.failure(number)
         known = {name: state.get(name) or given.get(name) for name in ("key", "request_sha256", "kind")}
         step = Step(
@@ -217,7 +232,8 @@ class StepFolder:
         )
         if error is None:
             # Of the newest it is not known whether it was published: it is published (again).
-            step.state = "training" if number > newest else "committed" if number == newest else "published"
+            is_open = number >= oldest_open
+            step.state = "training" if number > newest else "committed" if is_open else "published"
         else:
             step.state = "failed"
         self.queue(step)
