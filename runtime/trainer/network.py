@@ -129,15 +129,17 @@ def _linear(module: nn.Module) -> bool:
 
 
 class LoRA(LoRALinear):
-    """torchtune's own, and of a fp32 layer on a CPU with fewer passes over what comes out.
+    """torchtune's own with fewer passes over what comes out: the scale is 1, and nothing is multiplied by it.
 
-    The scale is 1, so B's product is added where the base's stands: the same sums, and no copy of them.
+    Of a fp32 layer on a CPU, B's product is added where the base's stands: the same sums, and no copy of them.
+    Elsewhere it is rounded before it is added, as the engine rounds it.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
         if self.disabled or x.dtype != torch.float32 or x.device.type != "cpu":
-            return super().forward(x)
+            y = functional.linear(x, self.weight, self.bias)
+            return y if self.disabled else y + self.lora_b(self.lora_a(x))
         x_TI = x.reshape(-1, x.shape[-1])
         y_TO = functional.linear(x_TI, self.weight, self.bias)
         y_TO.addmm_(self.lora_a(x_TI), self.lora_b.weight.t())
