@@ -125,8 +125,9 @@ def main() -> None:
         stack.callback(_end, run)
         log = _when(lambda: next(iter(set(_logs()) - before), None), run)
         _until_step(3, log, run)
-        cpu, began = CpuSeconds(), time.time()
+        cpu = CpuSeconds()
         cpu.look(run.pid)
+        began = time.time()  # from that look on: before the first one nothing is known
         with _spied(run.pid, said.py_spy, said.rate, Path(folder)) as spies:
             _until_step(said.steps - 1, log, run)
             cpu.look(run.pid)
