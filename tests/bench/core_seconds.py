@@ -125,8 +125,9 @@ def main() -> None:
         stack.callback(_end, run)
         log = _when(lambda: next(iter(set(_logs()) - before), None), run)
         _until_step(3, log, run)
-        cpu, began = CpuSeconds(), time.time()
+        cpu = CpuSeconds()
         cpu.look(run.pid)
+        began = time.time()  # from that look on: before the first one nothing is known
         with _spied(run.pid, said.py_spy, said.rate, Path(folder)) as spies:
             _until_step(said.steps - 1, log, run)
             cpu.look(run.pid)
@@ -168,10 +169,10 @@ def _spied(pid: int, py_spy: str, rate: int, folder: Path) -> Iterator[list[subp
     for process in psutil.Process(pid).children(recursive=True) if rate else []:
         words = " ".join(process.cmdline())
         name = next((it for it in sorted(_KINDS, key=len, reverse=True) if it in words), None)
-        # The outer `launch` is the bench, its tethers wait; "runtime" alone is in every path.
-        if name is None or name.startswith("runtime.keeper") or "tether" in words or _KINDS[name][1] == []:
+        # What looks after others has their command lines in its own, and waits; "runtime" is in every path.
+        if name is None or name.startswith("runtime.keeper") or "tether" in words or not _KINDS[name][1]:
             continue
-        if name == "launcher.cli.main" and "guardian" in words:
+        if "launcher.safety" in words:
             continue
         out = folder / f"{name}.txt"
         command = [py_spy, "record", "-p", str(process.pid), "-r", str(rate), "-d", "3600", "-f", "raw"]
