@@ -75,23 +75,35 @@ class _Finding:
         return Member(samples=[*samples], reward=trajectory.reward, failure=failure)
 
     def _by_words(self, choice: Choice) -> str | None:
-        """The newest sample of these words that nobody has; where all are spoken for, the newest there is."""
+        """The newest sample of these words that nobody has; where all are spoken for, the newest there is.
+
+        Of several, what has the very white space around them, and then what can be trained on.
+        """
         found = [ref for key in _keys(choice) for ref in self.of_content(key)]
         free = [ref for ref in found if ref.id not in self.given and ref.tags.purpose == "train"]
-        untaken = [ref for ref in free if not self.taken(ref.id)]
-        if not (best := untaken or free):
+        if not free:
             return None
-        self.given.add(best[-1].id)
-        return best[-1].id
+        around = content.around(_words(choice))
+
+        def fitness(ref: SampleRef) -> tuple[bool, bool, bool]:
+            return not self.taken(ref.id), ref.around == around, ref.unscorable is None
+
+        best = sorted(free, key=fitness)[-1]
+        self.given.add(best.id)
+        return best.id
 
 
 def _keys(choice: Choice) -> Iterator[str]:
     """The names it may have: clients give an answer without words back as none, or as empty ones."""
-    words, calls = choice.message.get("content") or "", content.calls_of(choice.message.get("tool_calls"))
+    words, calls = _words(choice), content.calls_of(choice.message.get("tool_calls"))
     as_kept = [_as_message(one) for one in choice.before]
     spelled = [{**one, "content": one.get("content") or ""} for one in as_kept]
-    keys = (content.key(before, str(words), calls) for before in (as_kept, spelled))
+    keys = (content.key(before, words, calls) for before in (as_kept, spelled))
     yield from dict.fromkeys(keys)
+
+
+def _words(choice: Choice) -> str:
+    return str(choice.message.get("content") or "")
 
 
 def _as_message(said: dict[str, Any]) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def samples(
             why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
         if why_not is None:
             why_not = _unfit_prompt(choice.prompt_ids, engine)
+        name = _content(asked, choice)
         found.append(
             Sample(
                 id=_sample_id(asked, index),
@@ -121,7 +122,8 @@ def samples(
                 logprobs=choice.logprobs,
                 finish_reason=_finish_reason(asked, choice, engine),
                 unscorable=why_not,
-                content=_content(asked, choice),
+                content=name,
+                around="" if name is None else content.around(choice.text),
                 turn=turn and turn.answered(choice.text, choice.said_calls),
             )
         )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _KEY_BYTES = 16
+_AROUND_BYTES = 6
 
 
 class Call(NamedTuple):
@@ -31,6 +32,18 @@ def key(messages: Iterable[Any], answer: str, calls: Sequence[Call] = ()) -> str
         said.append(said_by(calls))
     # Escaped: half a surrogate pair, which a body may hold, is no text that can be encoded.
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=_KEY_BYTES).hexdigest()
+
+
+def around(answer: str) -> str:
+    """What stands for the white space around an answer, which does not count in its key; "" for none.
+
+    By it a client that keeps answers as they were says which of two it means; one that strips says nothing.
+    """
+    said = answer.strip()
+    if said == answer:
+        return ""
+    before, after = answer.split(said, 1) if said else (answer, "")
+    return hashlib.blake2b(json.dumps([before, after]).encode(), digest_size=_AROUND_BYTES).hexdigest()
 
 
 def calls_of(tool_calls: Iterable[Any] | None) -> list[Call]:

@@ -34,6 +34,8 @@ class Sample:
     unscorable: str | None = None
     # Its name by content (content.py), where its request had no tag.
     content: str | None = None
+    # What stands for the white space around its text, where it has such a name: that is not in the name.
+    around: str = ""
     # Nobody sampled it: a client gave the text, and the engine these ids and logprobs of it.
     retokenised: bool = False
     # The name of the conversation that it ends (conversations.py), where it is an answer of a chat.
@@ -132,6 +134,7 @@ class SampleHead:
     id: str
     unscorable: str | None = None
     content: str | None = None
+    around: str = ""
     retokenised: bool = False
     turn: str | None = None
 

@@ -23,6 +23,8 @@ class SampleRef:
     position: int
     # The client gave the text of it; see journal.Sample.
     retokenised: bool = False
+    # Tells it from others of the same name by content; see content.around.
+    around: str = ""
 
     @property
     def choice(self) -> int:

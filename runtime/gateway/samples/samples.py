@@ -177,6 +177,7 @@ class SampleStore:
                 place,
                 position,
                 sample.retokenised,
+                sample.around,
             )
             self._by_id[ref.id] = ref
             turns.append((sample.turn, ref))

@@ -50,7 +50,11 @@ async def main():
             pbar_desc="gather", max_exceptions=1,
         )  # fmt: skip
         await model.train(groups, config=art.TrainConfig(learning_rate=learning_rate))
-        said = [one.messages_and_choices[-1].message.content for group in groups for one in group]
+        said = [
+            [str(place), one.messages_and_choices[-1].message.content or "", one.reward]
+            for place, group in enumerate(groups)
+            for one in group
+        ]
         found["steps"].append(await model.get_step())
         found["said"].append([found["steps"][-1], said])
         found["rewards"].append(sum(one.reward for group in groups for one in group) / len(said))
