@@ -120,6 +120,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.sound = True
         self._open_logs(last)
         self._say("ready")
+        _log.info("ready after step %d", self.step)
 
     def train(self, **_: Any) -> None:
         """Take the steps in order until there is none (or, following, until SIGTERM).
@@ -268,6 +269,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         )
         self.counters = counters
         failpoints.passing("trainer.committed")
+        _log.info("step %d is committed", batch.step)
         line = line_of(checkpoint.manifest, checkpoint.state)
         self.wandb.append(line)
         self.metrics.append(line)
@@ -333,6 +335,8 @@ def whole(cfg: DictConfig) -> DictConfig:
 @config.parse
 def recipe_main(cfg: DictConfig) -> None:
     """Entry point of `tune run`."""
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    _log.setLevel(logging.INFO)
     try:
         recipe = GRPOLoRARecipe(whole(cfg))
         recipe.setup()

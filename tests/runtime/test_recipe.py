@@ -109,6 +109,12 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return state
 
 
+def test_its_log_says_when_it_is_ready_and_what_is_committed(straight: Path) -> None:
+    said = [line.split(" ", 2)[-1] for line in (straight / "trainer.log").read_text().splitlines()]
+    own = [line for line in said if line.startswith(("ready", "step"))]
+    assert own == ["ready after step 0", *(f"step {step} is committed" for step in (1, 2, 3, 4))]
+
+
 def test_c43_stopped_and_killed_on_the_way_it_commits_the_same_adapter(
     straight: Path, tmp_path: Path
 ) -> None:
