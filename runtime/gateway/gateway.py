@@ -56,7 +56,7 @@ from runtime.gateway.validations import Validations, validation_routes
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
-from runtime.shared.checkpoint import Checkpoint, CheckpointStore, newest_step
+from runtime.shared.checkpoint import SERVING, Checkpoint, CheckpointStore, newest_step
 from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
 from runtime.shared.model_names import ModelNames
@@ -108,7 +108,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
     rewind = Rewind.read(state_dir)
     # One adapter's place stays free: the next version is staged while the present ones are served.
     versions = Versions(
-        state_dir / "serving.json",
+        state_dir / SERVING,
         config.served_name,
         keep=config.engine.max_loras - 1,
         kept=lambda: kept_versions(checkpoints),

@@ -24,7 +24,7 @@ from torchtune.recipe_interfaces import FTRecipeInterface
 
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch, BatchError, read_batch, restored_from, step_folder
-from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
+from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name, served
 from runtime.shared.files import write_json
 from runtime.shared.metrics import MetricsLog, line_of
 from runtime.shared.peft_form import portable_name
@@ -274,7 +274,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.wandb.append(line)
         self.metrics.append(line)
         failpoints.passing("trainer.logged")
-        self.store.prune(self.cfg.keep_checkpoints, self.awaited)
+        # The next versions may be waiting for their proof still.
+        self.store.prune(self.cfg.keep_checkpoints, self.awaited | served(self.output))
 
     def _base_name(self) -> str:
         return self.cfg.base_model_name or portable_name(str(self.cfg.model_path))

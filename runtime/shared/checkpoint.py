@@ -34,6 +34,8 @@ from runtime.shared.schema import CheckpointInfo
 __all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "CheckpointError", "CheckpointStore", "checkpoint_name"]
 
 ADAPTER = "adapter"
+# In the run's folder: the version that is served, by the gateway's word.
+SERVING = "serving.json"
 # However few are asked for: a newest one that turns out broken must have one before it.
 LEAST_KEPT = 2
 # Pinned at a time: each has the optimizer's moments with it, on the machine and at home.
@@ -86,6 +88,16 @@ class Checkpoint:
 def checkpoint_name(step: int) -> str:
     """The folder's name for a step."""
     return f"step-{step:06d}"
+
+
+def served(state_dir: Path) -> set[str]:
+    """The checkpoint that is served: an engine that starts anew is given it, however far the trainer is."""
+    try:
+        said = files.read_json(state_dir / SERVING)
+        return set() if said is None else {checkpoint_name(said["version"])}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        _log.warning("%s does not say which checkpoint is served: %s", SERVING, error)
+        return set()
 
 
 def newest_step(store: CheckpointStore) -> int:

@@ -143,7 +143,7 @@ class LoRA(LoRALinear):
         x_TI = x.reshape(-1, x.shape[-1])
         y_TO = functional.linear(x_TI, self.weight, self.bias)
         y_TO.addmm_(self.lora_a(x_TI), self.lora_b.weight.t())
-        return y_TO.view(*x.shape[:-1], -1)
+        return y_TO.view(*x.shape[:-1], y_TO.shape[-1])  # x may be of no tokens
 
 
 def _with_lora(linear: Any, name: str, rank: int, seed: int) -> nn.Module:

@@ -51,3 +51,9 @@ def test_c28_where_it_is_off_the_base_alone_is_left() -> None:
     with adapter_off(made), torch.no_grad():
         assert torch.equal(made(x), nn.functional.linear(x, made.weight, made.bias))  # type: ignore[arg-type]
     assert not torch.equal(made(x), nn.functional.linear(x, made.weight, made.bias))  # type: ignore[arg-type]
+
+
+def test_no_tokens_at_all_come_out_as_none() -> None:
+    """As an expert has them that no token was sent to."""
+    made = layer(network.LoRA, torch.float32, bias=True)
+    assert made(torch.zeros(0, IN)).shape == (0, OUT)

@@ -162,6 +162,24 @@ def test_a_policy_that_scores_otherwise_than_the_trainers_is_not_served(
     with_client(scenario)
 
 
+def test_c10_a_version_whose_logprobs_are_no_numbers_is_not_served(
+    with_client, committed, engine, served_name: str, tmp_path: Path
+) -> None:
+    """Its weights overflow where the engine multiplies with them: what it says of a token is null."""
+    endless = write_adapter(tmp_path / "endless", engine.model, seed=4, size=1e30)
+    other = write_adapter(tmp_path / "other", engine.model, seed=5)
+    common = {"version": 1, "sequence": SEQUENCE, "prompt": PROMPT}
+    checkpoint = commit(tmp_path / "a", engine.model, endless, **common, policy_adapter=other)
+
+    async def scenario(client: EngineClient) -> None:
+        with pytest.raises(NotProvenError, match="no number"):
+            await Prover([client], served_name).prove(checkpoint)
+        assert f"{served_name}@v1" not in await client.adapters()
+        await Prover([client], served_name).prove(committed(2))
+
+    with_client(scenario)
+
+
 def test_an_adapter_smaller_than_the_tolerance_must_still_show_its_effect(
     with_client, committed, engine, served_name: str, tmp_path: Path
 ) -> None:

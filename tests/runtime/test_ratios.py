@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from runtime.recipes import grpo_lora
+from runtime.shared import files
 from runtime.shared.batch import Batch
-from runtime.shared.checkpoint import checkpoint_name
+from runtime.shared.checkpoint import SERVING, checkpoint_name
 from runtime.shared.schema import RuntimeConfig
 from runtime.shared.train_config import LOSSES, TrainConfig
 from runtime.trainer import losses
@@ -226,6 +227,20 @@ def test_c51_the_trainer_compares_each_token_with_the_version_that_sampled_it(tm
     assert found[5]["clip_fraction"] == pytest.approx(expected["clip_fraction"])
     kept = measure(now, last, recipe.settings, old=Old(old_N.where(version_N == 3, torch.nan), 0)).metrics
     assert expected["clip_fraction"] > kept["clip_fraction"] > 0 == found[4]["clip_fraction"]
+
+
+def test_g20_what_is_served_is_kept_however_far_ahead_the_trainer_is(tmp_path: Path) -> None:
+    """An engine that starts anew is given it, while the next is proven and the one after is trained."""
+    batches = [make_batch(random_samples(step, groups=2, members=2), step=step) for step in range(1, 6)]
+    config = recipe_here.configured(tmp_path, {"keep_checkpoints": 2}, max_staleness=1)
+    recipe_here.give(config, *batches[:2])
+    recipe_here.train(config)
+    files.write_json(tmp_path / SERVING, {"version": 1, "step": 1, "name": "policy@v1"})
+    recipe_here.give(config, *batches[2:4])
+    assert recipe_here.train(config).store.names() == [checkpoint_name(step) for step in (1, 3, 4)]
+    files.write_json(tmp_path / SERVING, {"version": 4, "step": 4, "name": "policy@v4"})
+    recipe_here.give(config, batches[4])
+    assert recipe_here.train(config).store.names() == [checkpoint_name(step) for step in (4, 5)]
 
 
 def everything(policy: Policy) -> dict[str, Tensor]:

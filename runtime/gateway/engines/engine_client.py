@@ -169,7 +169,8 @@ class EngineClient:
         answer = await self._json("POST", "/v1/completions", body)
         rows = answer["choices"][0]["prompt_logprobs"]
         return [0.0] + [
-            row[str(token)]["logprob"] for row, token in zip(rows[1:], token_ids[1:], strict=True)
+            self._number(row[str(token)]["logprob"])
+            for row, token in zip(rows[1:], token_ids[1:], strict=True)
         ]
 
     async def tokenize(
@@ -211,7 +212,7 @@ class EngineClient:
             "priority": SCORE_PRIORITY,
         }
         answer = await self._json("POST", "/v1/completions", body)
-        return answer["choices"][0]["logprobs"]["top_logprobs"][0][f"token_id:{token}"]
+        return self._number(answer["choices"][0]["logprobs"]["top_logprobs"][0][f"token_id:{token}"])
 
     async def context_length(self) -> int:
         """The longest sequence it takes, prompt and answer together, in tokens."""
@@ -265,6 +266,12 @@ class EngineClient:
         if response.status != 200:
             raise EngineError(self.name, response.status, f"{path}: {_message(answer)}")
         return answer
+
+    def _number(self, logprob: float | None) -> float:
+        """JSON has null for what is not finite (http_costs.py). Raises EngineError."""
+        if logprob is None:
+            raise EngineError(self.name, 200, "a logprob is no number")
+        return logprob
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
