@@ -317,12 +317,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
     def _say(self, state: str, *, step: int | None = None, error: str | None = None) -> None:
         if self.ranks.first:
-            said = {
-                "state": state,
-                "pid": os.getpid(),
-                "step": self.step if step is None else step,
-                "error": error,
-            }
+            step = self.step if step is None else step
+            said = {"state": state, "pid": os.getpid(), "step": step, "error": error}
             with contextlib.suppress(OSError):  # a full disk: what is not said costs no step
                 write_json(self.output / "trainer.json", said)
 

@@ -131,7 +131,7 @@ def _linear(module: nn.Module) -> bool:
 class LoRA(LoRALinear):
     """torchtune's own with fewer passes over what comes out: the scale is 1, and nothing is multiplied by it.
 
-    Of a fp32 layer on a CPU, B's product is added where the base's stands: the same sums, and no copy of them.
+    Of a fp32 layer on a CPU, B's product is added where the base's stands: the same sums, no copy of them.
     Elsewhere it is rounded before it is added, as the engine rounds it.
     """
 
