@@ -549,6 +549,13 @@ def test_c40_a_queue_that_is_lost_is_made_again_from_batches_and_checkpoints(
     drive(work, tmp_path)
 
 
+def test_a_step_that_is_made_again_is_known_to_be_trained(tmp_path: Path) -> None:
+    """Who waits for no more than that is answered at once."""
+    found = StepFolder(tmp_path).read_all({1: {}, 2: {}, 3: {}})
+    assert [step.state for step in found] == ["published", "committed", "committed"]
+    assert all(step.trained.is_set() for step in found) and not found[-1].ended.is_set()
+
+
 def test_a_checkpoint_brought_from_elsewhere_is_a_step_whose_key_is_known(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:

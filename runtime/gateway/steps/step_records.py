@@ -240,6 +240,8 @@ class StepFolder:
         if step.state in ("published", "failed"):
             self.write_outcome(step)
             step.ended.set()
+        if step.state != "training":
+            step.trained.set()
         return step
 
     def _given(self, number: int) -> dict[str, Any]:
