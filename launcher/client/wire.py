@@ -36,7 +36,6 @@ _USUAL_SECONDS = 900.0
 _LONGEST_ANSWER_SECONDS = 1800.0
 # The run's door takes connections while the run lives, whatever its runtime does.
 _REFUSED_SECONDS = 30.0
-_POOLS = 16
 
 
 @dataclass(frozen=True)
@@ -173,25 +172,6 @@ def _limits() -> httpx.Limits:
     return httpx.Limits(max_connections=1024, max_keepalive_connections=128)
 
 
-class _Pools(httpx.BaseTransport):
-    """Several connection pools for one client; a thread keeps to its own.
-
-    For each request and answer httpx's looks at every connection that it has, under a lock: with 64 threads
-    that was a sixth of what a request cost.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        context = httpx.create_ssl_context(verify=endpoint.is_tls, trust_env=False)
-        self._pools = [httpx.HTTPTransport(verify=context, limits=_limits()) for _ in range(_POOLS)]
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return self._pools[threading.get_native_id() % _POOLS].handle_request(request)
-
-    def close(self) -> None:
-        for pool in self._pools:
-            pool.close()
-
-
 class Wire:
     """Sends from any thread. The environment's proxies are not asked: the endpoint is on this computer."""
 
@@ -202,8 +182,9 @@ class Wire:
             base_url=endpoint.root,
             headers=endpoint.headers,
             timeout=self.patience.timeout,
-            transport=_Pools(endpoint),
+            limits=_limits(),
             trust_env=False,
+            verify=endpoint.is_tls,
         )
 
     def send(
