@@ -176,7 +176,7 @@ class StepFolder:
         numbers = {int(path.name[:6]) for path in self._queue.glob("[0-9]*.json")} | set(kept)
         numbers |= {int(path.name) for path in self._root.glob("[0-9]*") if path.name.isdigit()}
         newest = max(kept, default=0)
-        # The trainer is a step ahead: while the newest is not served, nor may the one before it be, where that
+        # The trainer is a step ahead: while the newest is not served, nor may the one before it be, if that
         # was taken in here.
         is_served = (self._queue / f"{newest:06d}.outcome.json").exists()
         is_here = newest - 1 in kept and (self._queue / f"{newest - 1:06d}.json").exists()
