@@ -30,8 +30,10 @@ def compiled_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_open_files() -> Iterator[None]:
-    """A program's idle connections stay with it, and these programs are all one process: past 1,024 open files
-    `select` refuses, in what is tested as well. Connections that are idle are closed, and opened again at need."""
+    """A program's idle connections stay with it, and these programs are all one process.
+
+    Past 1,024 open files `select` refuses, in what is tested as well. What is idle is opened again at need.
+    """
     yield
     if len(os.listdir("/proc/self/fd")) < _MANY_FILES:
         return
