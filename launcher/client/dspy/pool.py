@@ -85,7 +85,7 @@ class Pool:
         def wait() -> _Awaited:
             try:
                 found = awaited()
-            except BaseException as error:
+            except BaseException as error:  # a Ctrl-C too: who waits for the runs is told, and it goes on
                 self.workers.fail(error)
                 raise
             self.go_on(done)
