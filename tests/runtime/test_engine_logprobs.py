@@ -16,6 +16,7 @@ from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.version_proof import Prover
 from tests.runtime.adapters import change, commit, logprobs, write_adapter
 from tests.runtime.conftest import RunningEngine
+from tests.runtime.prefix_cache import Answered, answered
 
 pytestmark = pytest.mark.slow
 
@@ -158,25 +159,14 @@ def test_c13_a_prefix_cache_hit_gives_the_same_logprobs_as_a_miss(
 ) -> None:
     prompt = [random.Random(served_name).randrange(3, 800) for _ in range(300)]
 
-    async def scenario() -> list[tuple[int, list[float]]]:
+    async def scenario() -> list[Answered]:
         client = EngineClient(engine.socket)
-        body = {"model": "base", "prompt": prompt, "max_tokens": 8, "temperature": 0, "logprobs": 0}
-        seen = []
-        for _ in range(2):
-            before = await _cached_tokens(client)
-            answer = await client._json("POST", "/v1/completions", body)
-            cached = await _cached_tokens(client) - before
-            seen.append((cached, answer["choices"][0]["logprobs"]["token_logprobs"]))
-        await client.close()
-        return seen
+        try:
+            return [await answered(client, "base", prompt) for _ in range(2)]
+        finally:
+            await client.close()
 
-    (missed, first), (hit, second) = asyncio.run(scenario())
-    assert missed == 0
-    assert hit >= 128
-    assert first == pytest.approx(second, abs=1e-4)
-
-
-async def _cached_tokens(client: EngineClient) -> int:
-    text = (await client._ask("GET", "/metrics")).decode()
-    values = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
-    return int(sum(float(line.rsplit(" ", 1)[1]) for line in values))
+    missed, hit = asyncio.run(scenario())
+    assert (missed.looked_for, missed.found) == (len(prompt), 0)
+    assert hit.looked_for == len(prompt) and hit.found >= 128
+    assert hit.logprobs == pytest.approx(missed.logprobs, abs=1e-4)

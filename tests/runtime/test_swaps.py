@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.versions.versions import Versions
 from tests.runtime.adapters import logprobs, write_adapter
 from tests.runtime.conftest import RunningEngine
+from tests.runtime.prefix_cache import answered
 
 T = TypeVar("T")
 
@@ -87,33 +88,20 @@ def test_c13_after_a_swap_a_prefix_cache_hit_is_still_the_versions_own(
 ) -> None:
     prompt = [random.Random(served_name).randrange(3, 290) for _ in range(300)]
 
-    async def ask(client: EngineClient, model: str) -> tuple[int, list[float]]:
-        """Tokens of the prompt found in the cache, and the answer's logprobs."""
-        body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": 8, "logprobs": 0}
-        before = await _cached_tokens(client)
-        answer = await client._json("POST", "/v1/completions", body | {"temperature": 0})
-        return await _cached_tokens(client) - before, answer["choices"][0]["logprobs"]["token_logprobs"]
-
     async def scenario(client: EngineClient) -> None:
-        names = []
+        models = ["base"]
         for version in (1, 2):
             folder = write_adapter(tmp_path / str(version), engine.model, seed=version)
-            names.append(await swap(client, served_name, version, folder))
-        first, second, base = [await ask(client, model) for model in (*names, "base")]
-        assert [cached for cached, _ in (first, second, base)] == [0, 0, 0]
-        assert first[1] != second[1] != base[1] != first[1]
-        for model, (_, missed) in zip((*names, "base"), (first, second, base), strict=True):
-            cached, hit = await ask(client, model)
-            assert cached >= 128
-            assert hit == pytest.approx(missed, abs=1e-4)
+            models.insert(version - 1, await swap(client, served_name, version, folder))
+        first, second, base = missed = [await answered(client, model, prompt) for model in models]
+        assert [(it.looked_for, it.found) for it in missed] == [(len(prompt), 0)] * 3
+        assert first.logprobs != second.logprobs != base.logprobs != first.logprobs
+        for model, before in zip(models, missed, strict=True):
+            hit = await answered(client, model, prompt)
+            assert hit.looked_for == len(prompt) and hit.found >= 128
+            assert hit.logprobs == pytest.approx(before.logprobs, abs=1e-4)
 
     with_client(engine, scenario)
-
-
-async def _cached_tokens(client: EngineClient) -> int:
-    text = (await client._ask("GET", "/metrics")).decode()
-    values = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
-    return int(sum(float(line.rsplit(" ", 1)[1]) for line in values))
 
 
 def test_c35_a_version_that_a_request_holds_stays_however_many_are_newer(tmp_path: Path) -> None:
