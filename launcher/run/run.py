@@ -42,7 +42,6 @@ from launcher.machines.waiting_for_runtime import start_seconds
 from launcher.results import durable
 from launcher.run import machine_from_plan, rented_run
 from launcher.run.ending import AGAIN, Ending
-from launcher.run.meanwhile import import_meanwhile
 from launcher.run.phase_times import Timings
 from launcher.run.request import Request
 from launcher.run.run_parts import Ended, Parts
@@ -181,7 +180,6 @@ class Run:
         self._signals.consequence = f"copying the logs, taking everything down{AGAIN}"
         with self._phase("serve") as progress:
             self._parts.served = True
-            import_meanwhile()
             socket = machine.serve(self._runtime_config(machine), token, progress)
         passing("cli.served")
         return token, socket
