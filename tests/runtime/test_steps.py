@@ -11,6 +11,7 @@ import errno
 import json
 import shutil
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class Run:
         self.checkpoints = CheckpointStore(folder / "checkpoints")
         self.published: list[int] = []
         self.refuse: str | None = None
+        self.full = asyncio.Event()
         # Cleared: a publication waits for it.
         self.engines = asyncio.Event()
         self.engines.set()
@@ -71,6 +73,8 @@ class Run:
 
     async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
         await self.engines.wait()
+        if self.full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
         if self.refuse is not None:
             raise NotPublishedError(self.refuse)
         self.published.append(checkpoint.version)
@@ -451,7 +455,12 @@ def test_a_publication_that_fails_is_said_and_the_next_one_mends_it(tmp_path: Pa
     drive(work, tmp_path)
 
 
-def test_a_publication_that_failed_is_tried_again_by_the_next_process(tmp_path: Path) -> None:
+def test_c40_a_publication_that_failed_is_tried_again_by_the_next_process_and_then_said(
+    tmp_path: Path,
+) -> None:
+    def is_published(queue: StepQueue) -> bool:
+        return [it.state for it in queue.list()] == ["published"]
+
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:
             run.refuse = "engine-0: gone"
@@ -459,8 +468,61 @@ def test_a_publication_that_failed_is_tried_again_by_the_next_process(tmp_path: 
             await run.commit(1)
             assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
         run.refuse = None
-        async with Running(run.queue()):
-            await wait_until_async(lambda: run.published == [1], SOON_SECONDS)
+        for _ in range(2):  # and it is on disk
+            async with Running(run.queue()) as queue:
+                await wait_until_async(partial(is_published, queue), SOON_SECONDS)
+                (step,) = queue.list()
+                assert (step.error, step.publication, queue.trouble) == (None, {"version": 1}, None)
+        assert run.published == [1]
+
+    drive(work, tmp_path)
+
+
+def test_a_disk_that_is_full_as_a_version_is_tried_again_ends_no_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.gateway.steps.queue.RETRY_SECONDS", 0.01)
+
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            run.refuse = "engine-0: gone"
+            await queue.submit(run.request("k1", "a", "b"))
+            await run.commit(1)
+            assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
+            run.full.set()
+            await wait_until_async(lambda: "No space left" in str(queue.trouble), SOON_SECONDS)
+            run.full.clear()
+            run.refuse = None
+            await wait_until_async(lambda: run.published == [1] and queue.trouble is None, SOON_SECONDS)
+
+    drive(work, tmp_path)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["in its process", "after a restart"])
+def test_g18_what_was_trained_but_not_served_is_never_trained_again(tmp_path: Path, again: bool) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            run.engines.clear()
+            await queue.submit(run.request("k1", "a", "b"))
+            await queue.submit(run.request("k2", "c", "d"))
+            await run.commit(1)
+            await run.commit(2)  # given beside the publication that fails
+            run.refuse = "engine-0: served and trained logprobs differ"
+            run.engines.set()
+            assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
+            assert (await queue.wait(2, SOON_SECONDS)).state == "failed"
+        run.refuse = None
+        async with Running(run.queue() if again else queue) as queue:
+            members = [Member(rollout=name, reward=float(at)) for at, name in enumerate("abcd")]
+            with pytest.raises(NothingToTrainError, match="4 already trained"):
+                await queue.submit(StepRequest(key="k3", groups=[Group(id="g", members=members)]))
+            # Of versions that were never served the age of a sample counts all the same.
+            await queue.submit(run.request("k4", "e", "f", version=0))
+            await run.commit(3)
+            assert (await queue.wait(3, SOON_SECONDS)).state == "published"
+            with pytest.raises(NothingToTrainError, match="2 stale"):
+                await queue.submit(run.request("k5", "g", "h", version=0))
+            assert run.published[-1] == 3 and 1 not in run.published
 
     drive(work, tmp_path)
 
