@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+
+from launcher.base.descriptors import readable
 
 # The byte that says: all is well, end in order. The pipe's end without it is a process that is gone.
 DONE = b"."
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 def _hold(launch: subprocess.Popen[bytes], pipe: int) -> int:
     """Until `launch` has ended by itself, or the pipe says that it should."""
     while launch.poll() is None:
-        if not select.select([pipe], [], [], _LOOK_SECONDS)[0]:
+        if not readable([pipe], _LOOK_SECONDS):
             continue
         assert launch.stdin is not None  # a pipe, as asked for
         if os.read(pipe, 1) == DONE:
