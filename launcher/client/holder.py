@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-
-from launcher.base.descriptors import readable
 
 # The byte that says: all is well, end in order. The pipe's end without it is a process that is gone.
 DONE = b"."
@@ -42,9 +41,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _hold(launch: subprocess.Popen[bytes], pipe: int) -> int:
-    """Until `launch` has ended by itself, or the pipe says that it should."""
+    """Until `launch` has ended by itself, or the pipe says that it should.
+
+    The pipe's number is that of the process, where many files may be open: `select` takes none past 1,023.
+    """
+    said = select.poll()
+    said.register(pipe, select.POLLIN)
     while launch.poll() is None:
-        if not readable([pipe], _LOOK_SECONDS):
+        if not said.poll(_LOOK_SECONDS * 1000):
             continue
         assert launch.stdin is not None  # a pipe, as asked for
         if os.read(pipe, 1) == DONE:

@@ -30,7 +30,7 @@ MANY = 1100
 
 @pytest.fixture
 def many_open() -> Iterator[None]:
-    """More files than `select` knows, as with a thousand rollouts in flight; what is opened now comes after."""
+    """More files than `select` knows, as with a thousand rollouts; what is opened now comes after."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 2 * MANY:
         if hard != resource.RLIM_INFINITY and hard < 2 * MANY:
