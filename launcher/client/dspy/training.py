@@ -18,6 +18,7 @@ from typing import Any, Literal
 import dspy
 
 from launcher.client.bodies import StepCounts, StepStatus
+from launcher.client.dspy import late_line
 from launcher.client.dspy.alarms import Alarm, Alarms, Thresholds
 from launcher.client.dspy.examples import checked
 from launcher.client.dspy.held_out import HeldOut, Keep
@@ -134,6 +135,7 @@ class Training:
         Where the machine was lost on the way, it goes back to the last durable place and rolls out again.
         What an earlier life of this training taught counts as taught, as if there had been one life.
         """
+        late_line.write(self.place, self.sampler.epoch(self.place.step - 1), self.session, self.journal)
         while True:
             try:
                 self._run_on()
