@@ -164,6 +164,7 @@ def test_a_step_that_is_committed_after_its_program_died_has_its_line_once(
         with (tmp_path / "grpo.jsonl").open("a") as file:
             file.write('{"kind": "st\n')  # as a line that the kill has cut
     run.last_words = 0
+    assert live(run, tmp_path, 1) == -signal.SIGKILL, said(tmp_path)  # its line is there by now
     assert live(run, tmp_path, sys.maxsize) == 0, said(tmp_path)
     written = step_lines(tmp_path)
     assert [it["step"] for it in written] == [*range(1, STEPS + 1)]
