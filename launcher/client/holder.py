@@ -41,9 +41,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _hold(launch: subprocess.Popen[bytes], pipe: int) -> int:
-    """Until `launch` has ended by itself, or the pipe says that it should."""
+    """Until `launch` has ended by itself, or the pipe says that it should.
+
+    The pipe's number is that of the process, where many files may be open: `select` takes none past 1,023.
+    """
+    said = select.poll()
+    said.register(pipe, select.POLLIN)
     while launch.poll() is None:
-        if not select.select([pipe], [], [], _LOOK_SECONDS)[0]:
+        if not said.poll(_LOOK_SECONDS * 1000):
             continue
         assert launch.stdin is not None  # a pipe, as asked for
         if os.read(pipe, 1) == DONE:

@@ -231,12 +231,7 @@ class Session(ByTrajectories):
             until = "&until=committed" if committed else ""
             status = self._get(f"/slipway/steps/{step}?wait={_LONG_POLL_SECONDS}{until}", StepStatus)
             if status.state == "failed":
-                raise StepFailed(
-                    f"Step {step} failed",
-                    step,
-                    why=status.error,
-                    hint="the policy before it is still served; see the trainer's log",
-                )
+                raise self._failed(status)
             if status.state in _SETTLED or (committed and status.state == "committed"):
                 return status
             if time.monotonic() > deadline:
@@ -245,6 +240,15 @@ class Session(ByTrajectories):
                     step,
                 )
             self._check_alive()
+
+    def _failed(self, status: StepStatus) -> StepFailed:
+        hint = "the policy before it is still served; see the trainer's log"
+        if status.version is not None:
+            hint = (
+                f"step-{status.version:06d} is kept and counts as trained; the version before it is served "
+                f"until one after it is proven. `launch --resume {self.run_id}` goes on after the newest step"
+            )
+        return StepFailed(f"Step {status.id} failed", status.id, why=status.error, hint=hint)
 
     def settle(self, timeout_seconds: float | None = None) -> RuntimeStatus:
         """The status once no step is under way: what a restarted program should resume from."""

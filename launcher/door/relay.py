@@ -31,7 +31,7 @@ from typing import Any
 import aiohttp
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from launcher.base import open_files, patience
+from launcher.base import patience
 from launcher.base.errors import PreflightError
 from launcher.base.failpoints import passing
 from launcher.door import page_door, relay_rules
@@ -42,6 +42,7 @@ from launcher.door.relay_connection import Connection, DoorServer, log
 from launcher.door.relay_forward import REQUEST_HEADER, Call, Forwarder, Tally
 from launcher.door.relay_receipts import FOLLOWS, RECEIPT_HEADER, Receipts
 from launcher.ledger.endpoint import DEFAULT_PORT, another_port
+from runtime.shared import open_files
 
 HOST = "127.0.0.1"
 # How many ports after the default are tried before the system chooses one.

@@ -45,7 +45,8 @@ class Compile:
             case "step":
                 self.done = int(line["step"])  # a rewound one takes some of them again
                 self.reward = line["reward"]
-                self.seconds += float(line["rollout_seconds"]) + float(line["train_seconds"])
+                if not line.get("late"):  # of such a step nobody knows how long it took
+                    self.seconds += float(line["rollout_seconds"]) + float(line["train_seconds"])
             case "validation":
                 self.score = line["score"]
                 if line["best"]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from launcher.base import processes
+from launcher.base import descriptors, processes
 from launcher.base.errors import PreflightError
 from launcher.base.processes import ProcessId
 from launcher.ledger import teardown_lock
@@ -85,9 +84,9 @@ def start(record: Path) -> Guardian:
             start_new_session=True,
         )
     assert popen.stdout is not None  # a pipe, as asked for
-    readable, _, _ = select.select([popen.stdout], [], [], _START_SECONDS)
+    said = descriptors.readable([popen.stdout.fileno()], _START_SECONDS)
     process = ProcessId.of(popen.pid)
-    if not readable or popen.stdout.read(len(_READY)) != _READY or process is None:
+    if not said or popen.stdout.read(len(_READY)) != _READY or process is None:
         popen.kill()
         popen.wait()
         raise PreflightError(

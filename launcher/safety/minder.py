@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.base import processes
+from launcher.base import descriptors, processes
 from launcher.base.log import REDACTOR
 from launcher.base.processes import ProcessId
 from launcher.safety.program_log import ProgramLog
@@ -218,7 +217,7 @@ class _Minder:
         waiting = [self._wakeup, self._pipe]
         while self._child.poll() is None:
             left = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
-            readable, _, _ = select.select(waiting, [], [], left)
+            readable = descriptors.readable(waiting, left)
             if self._pipe in readable and not os.read(self._pipe, 4096):
                 terminal.give_back(sys.stderr.fileno())
                 return self._end_all(128 + signal.SIGTERM)
@@ -239,9 +238,8 @@ class _Minder:
         while self._streams is not None and not self._streams.done():
             if end_at is not None and time.monotonic() > end_at:
                 return
-            readable, _, _ = select.select(
-                [self._streams.ended, self._wakeup, self._pipe], [], [], _REST_SECONDS
-            )
+            waiting = [self._streams.ended, self._wakeup, self._pipe]
+            readable = descriptors.readable(waiting, _REST_SECONDS)
             if seconds is None and self._pipe in readable and not os.read(self._pipe, 4096):
                 return
             if self._wakeup in readable and signal.SIGTERM in os.read(self._wakeup, 4096):

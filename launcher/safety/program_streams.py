@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import stat
 import termios
 import threading
 from collections.abc import Callable
 
+from launcher.base import descriptors
 from launcher.safety.program_log import Lines, ProgramLog
 
 _BYTES = 65536
@@ -45,7 +45,7 @@ class ProgramStreams:
 
     def done(self) -> bool:
         """Whether nothing is on its way any more, at two looks."""
-        if select.select([self.ended], [], [], 0)[0]:
+        if descriptors.readable([self.ended], 0):
             return True
         was, self._quiet = self._quiet, all(way.quiet() for way in self._ways.values())
         return was and self._quiet
@@ -102,7 +102,7 @@ class _Way:
         if self._over:
             return True
         try:
-            return not self._busy and not select.select([self._reading], [], [], 0)[0]
+            return not self._busy and not descriptors.readable([self._reading], 0)
         except (OSError, ValueError):  # it ends at this moment
             return True
 
@@ -131,7 +131,7 @@ class _Way:
             over()
 
     def _read(self) -> bytes:
-        select.select([self._reading], [], [])
+        descriptors.readable([self._reading])
         self._busy = True
         try:
             return os.read(self._reading, _BYTES)
@@ -144,4 +144,4 @@ class _Way:
             try:
                 view = view[os.write(self._target, view) :]
             except BlockingIOError:  # somebody who shares it made it so
-                select.select([], [self._target], [])
+                descriptors.until_writable(self._target)

@@ -56,6 +56,7 @@ from runtime.gateway.validations import Validations, validation_routes
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
+from runtime.shared import open_files
 from runtime.shared.checkpoint import SERVING, Checkpoint, CheckpointStore, newest_step
 from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
@@ -283,6 +284,7 @@ def main(arguments: list[str]) -> int:
     if not token:
         log.error("no token on the first line of stdin")
         return 2
+    open_files.raise_limit()  # a request under way holds two, and 1,024 is what most systems give
     config = RuntimeConfig.model_validate_json(config_path.read_text())
     parts = build_parts(config)
     if why := parts.steps.start_failure:

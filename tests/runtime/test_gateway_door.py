@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import os
+import resource
 import socket
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from starlette.routing import Route
 
 from runtime.gateway.gateway import build_app, build_parts
 from runtime.gateway.http.auth import BearerAuth
+from runtime.shared import open_files
 from runtime.shared.schema import RuntimeConfig
 from tests.runtime.conftest import REPOSITORY
 from tests.runtime.gateway_process import TOKEN, Gateway
@@ -240,6 +242,19 @@ def test_a_gateway_without_a_token_does_not_start(tmp_path: Path) -> None:
         timeout=180,
     )
     assert done.returncode == 2 and "no token" in done.stderr
+
+
+def test_g17_a_gateway_may_have_more_files_open_than_most_systems_give(tmp_path: Path) -> None:
+    """A thousand rollouts in flight hold two each; what starts it has 1,024, as a shell over ssh does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        gateway = Gateway(tmp_path, None, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE)[0]
+    gateway.stop()
+    assert most == (open_files.WANTED if hard == resource.RLIM_INFINITY else min(hard, open_files.WANTED))
 
 
 def test_nothing_listens_beyond_unix_sockets(gateway: Gateway) -> None:

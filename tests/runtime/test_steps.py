@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import shutil
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.claims import Claims
 from runtime.gateway.steps.known_steps import MOST_QUEUED
 from runtime.gateway.steps.queue import StepQueue
+from runtime.gateway.steps.rollout_log import FOLDER, Said
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared import failpoints
 from runtime.shared.batch import read_batch
@@ -52,12 +55,15 @@ class Run:
         self.checkpoints = CheckpointStore(folder / "checkpoints")
         self.published: list[int] = []
         self.refuse: str | None = None
+        self.full = asyncio.Event()
         # Cleared: a publication waits for it.
         self.engines = asyncio.Event()
         self.engines.set()
         self.trainer_failure: str | None = None
 
-    def queue(self, max_lag: int = 2, train: TrainConfig | None = None) -> StepQueue:
+    def queue(
+        self, max_lag: int = 2, train: TrainConfig | None = None, said: Said | None = None
+    ) -> StepQueue:
         self.samples = SampleStore(self.folder / "samples")
         return StepQueue(
             self.folder,
@@ -67,10 +73,13 @@ class Run:
             trainer_failure=lambda: self.trainer_failure,
             max_lag=max_lag,
             train=train,
+            said=said,
         )
 
     async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
         await self.engines.wait()
+        if self.full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
         if self.refuse is not None:
             raise NotPublishedError(self.refuse)
         self.published.append(checkpoint.version)
@@ -229,6 +238,75 @@ def test_a_step_that_was_given_beside_a_publication_that_fails_is_served_in_its_
             await run.commit(3)
             assert (await queue.wait(3, SOON_SECONDS)).state == "published" and run.published[-1] == 3
             assert all(read_batch(run.batch_folder(it)).meta["step"] == it for it in (1, 2, 3))
+
+    drive(work, tmp_path)
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["before its batch is there", "after it"])
+def test_g18_a_step_whose_giving_broke_off_beside_a_publication_is_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    monkeypatch.setattr("runtime.gateway.steps.queue.DISK_SECONDS", 0.01)
+    in_the_way = tmp_path / "steps" / f".tmp-000002-{os.getpid()}"  # a file, where the batch is to be laid
+    if is_there:
+        monkeypatch.setattr(failpoints, "_ours", failpoints.Failpoints("gateway.given@2:full"))
+
+    async def work(run: Run) -> None:
+        async with Running(run.queue(said=Said(tmp_path, lambda: str))) as queue:
+            run.engines.clear()
+            await queue.submit(run.request("k1", "a", "b"))
+            await queue.submit(run.request("k2", "c", "d"))
+            if not is_there:
+                in_the_way.write_text("")
+            await run.commit(1)
+            if is_there:
+                await run.commit(2)  # the trainer has it, whatever the gateway was told
+                sampled(run.samples, "c")  # too late for it, and some other step's
+                run.engines.set()
+            else:
+                run.engines.set()
+                for late in ((), ("c",), ()):  # tried once more from its beginning, after that has come
+                    [sampled(run.samples, it) for it in late]
+                    queue.trouble = None
+                    await wait_until_async(lambda: "step 2 waits" in str(queue.trouble), SOON_SECONDS)
+                in_the_way.unlink()
+                await run.commit(2)
+            done = [await queue.wait(number, SOON_SECONDS) for number in (1, 2)]
+            assert [it.state for it in done] == ["published"] * 2 and run.published == [1, 2]
+            trained = 2 if is_there else 3
+            assert done[1].counts.trained == done[1].counts.samples == trained
+            said = (tmp_path / FOLDER / "step-000002.jsonl").read_text().splitlines()
+            assert [json.loads(it)["dropped"] for it in said] == [None] * trained
+        again = StepRequest(key="k3", groups=[Group(id="g", members=[Member(rollout="c", reward=1.0)])])
+        for later in (queue, run.queue()):  # the same process of the gateway, and the next one
+            if not is_there:
+                with pytest.raises(NothingToTrainError, match="2 already trained"):
+                    await later.submit(again)
+            else:
+                assert (await later.submit(again)).counts.trained == 1
+
+    drive(work, tmp_path)
+
+
+def test_c39_a_step_of_which_nothing_is_left_beside_a_publication_fails_in_its_turn(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue(max_lag=0, said=Said(tmp_path, lambda: str))) as queue:
+            run.engines.clear()
+            await queue.submit(run.request("k1", "a", "b"))
+            await queue.submit(run.request("k2", "c", "d"))
+            await queue.submit(run.request("k3", "e", "f", version=1))
+            await run.commit(1)
+            await queue.wait(1, SOON_SECONDS, committed=True)
+            run.engines.set()
+            await run.commit(3)
+            first, none, last = [await queue.wait(number, SOON_SECONDS) for number in (1, 2, 3)]
+            assert (first.state, none.state, last.state) == ("published", "failed", "published")
+            assert none.counts.dropped == {"stale": 2} and none.version is None and none.counts.trained == 0
+            assert [it.name for it in sorted((tmp_path / FOLDER).iterdir())] == [
+                "step-000001.jsonl",
+                "step-000003.jsonl",
+            ]
+            assert not queue.has(run.samples.of_rollout("c")[0].id)
 
     drive(work, tmp_path)
 
@@ -451,7 +529,12 @@ def test_a_publication_that_fails_is_said_and_the_next_one_mends_it(tmp_path: Pa
     drive(work, tmp_path)
 
 
-def test_a_publication_that_failed_is_tried_again_by_the_next_process(tmp_path: Path) -> None:
+def test_c40_a_publication_that_failed_is_tried_again_by_the_next_process_and_then_said(
+    tmp_path: Path,
+) -> None:
+    def is_published(queue: StepQueue) -> bool:
+        return [it.state for it in queue.list()] == ["published"]
+
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:
             run.refuse = "engine-0: gone"
@@ -459,8 +542,61 @@ def test_a_publication_that_failed_is_tried_again_by_the_next_process(tmp_path: 
             await run.commit(1)
             assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
         run.refuse = None
-        async with Running(run.queue()):
-            await wait_until_async(lambda: run.published == [1], SOON_SECONDS)
+        for _ in range(2):  # and it is on disk
+            async with Running(run.queue()) as queue:
+                await wait_until_async(partial(is_published, queue), SOON_SECONDS)
+                (step,) = queue.list()
+                assert (step.error, step.publication, queue.trouble) == (None, {"version": 1}, None)
+        assert run.published == [1]
+
+    drive(work, tmp_path)
+
+
+def test_a_disk_that_is_full_as_a_version_is_tried_again_ends_no_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.gateway.steps.queue.RETRY_SECONDS", 0.01)
+
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            run.refuse = "engine-0: gone"
+            await queue.submit(run.request("k1", "a", "b"))
+            await run.commit(1)
+            assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
+            run.full.set()
+            await wait_until_async(lambda: "No space left" in str(queue.trouble), SOON_SECONDS)
+            run.full.clear()
+            run.refuse = None
+            await wait_until_async(lambda: run.published == [1] and queue.trouble is None, SOON_SECONDS)
+
+    drive(work, tmp_path)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["in its process", "after a restart"])
+def test_g18_what_was_trained_but_not_served_is_never_trained_again(tmp_path: Path, again: bool) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            run.engines.clear()
+            await queue.submit(run.request("k1", "a", "b"))
+            await queue.submit(run.request("k2", "c", "d"))
+            await run.commit(1)
+            await run.commit(2)  # given beside the publication that fails
+            run.refuse = "engine-0: served and trained logprobs differ"
+            run.engines.set()
+            assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
+            assert (await queue.wait(2, SOON_SECONDS)).state == "failed"
+        run.refuse = None
+        async with Running(run.queue() if again else queue) as queue:
+            members = [Member(rollout=name, reward=float(at)) for at, name in enumerate("abcd")]
+            with pytest.raises(NothingToTrainError, match="4 already trained"):
+                await queue.submit(StepRequest(key="k3", groups=[Group(id="g", members=members)]))
+            # Of versions that were never served the age of a sample counts all the same.
+            await queue.submit(run.request("k4", "e", "f", version=0))
+            await run.commit(3)
+            assert (await queue.wait(3, SOON_SECONDS)).state == "published"
+            with pytest.raises(NothingToTrainError, match="2 stale"):
+                await queue.submit(run.request("k5", "g", "h", version=0))
+            assert run.published[-1] == 3 and 1 not in run.published
 
     drive(work, tmp_path)
 

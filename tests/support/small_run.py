@@ -334,6 +334,19 @@ class SmallRun:
         counts = self.steps.get(self.version, {}).get("counts")
         return {} if counts is None else {"trained_tokens": float(counts["trained"])}
 
+    def metric_lines(self) -> list[dict[str, Any]]:
+        """As `metrics.jsonl` has them."""
+        return [
+            {
+                "step": number,
+                "version": number,
+                "kind": "train" if number in self.requests else "restore",
+                "counts": step.get("counts", {}),
+                "metrics": step.get("metrics", {}),
+            }
+            for number, step in self.steps.items()
+        ]
+
     def models(self, name: str = "") -> tuple[int, dict[str, Any]]:
         """Those that answer, or the one of this name."""
         if not name:
@@ -457,7 +470,7 @@ class _Handler(BaseHTTPRequestHandler):
                     job["status"] = "cancelled"
                 return 200, {"data": events} if what == ["events"] else job
             case ["slipway", "metrics"]:
-                return 200, [{"step": number} for number in run.steps]
+                return 200, run.metric_lines()
         return _error(404, "no such route")
 
     def _send(self, status: int, body: Any, extra: Mapping[str, str] | None = None) -> None:

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from launcher.ledger.endpoint import Endpoint
+from launcher.results import compile_records
+from launcher.results.journals import lines
 from runtime.shared.schema import StepRequest
 from tests.programs.e2e import train_ahead as program
 from tests.support.ahead_history import History, Rollout, Step
@@ -41,6 +43,8 @@ class StruckRun(SmallRun):
     """It kills its program when `left` answers were given, or steps taken in."""
 
     left = sys.maxsize
+    # A step that it takes in, and whose sender hears nothing of it.
+    last_words = 0
     before: frozenset[threading.Thread] = frozenset()
     victim: subprocess.Popen[bytes] | None = None
 
@@ -51,6 +55,8 @@ class StruckRun(SmallRun):
 
     def step(self, request: StepRequest) -> tuple[int, dict[str, Any]]:
         taken = super().step(request)
+        if len(self.requests) == self.last_words:
+            self.left = 1
         self.strike()
         return taken
 
@@ -142,9 +148,41 @@ def test_c43_a_killed_process_goes_on_with_the_examples_of_one_that_was_not(
     for _ in range(KILLS):
         assert live(run, tmp_path, chance.randrange(*EVENTS)) == -signal.SIGKILL, said(tmp_path)
     assert live(run, tmp_path, sys.maxsize) == 0, said(tmp_path)
+    assert [it["step"] for it in step_lines(tmp_path)] == [*range(1, STEPS + 1)]
     found = history(run, tmp_path)
     found.check(STEPS)
     assert len(found.begun) >= KILLS and found.figures()["of_these_rolled_out_again"] > 0
+
+
+def test_a_step_that_is_committed_after_its_program_died_has_its_line_once(
+    run: StruckRun, tmp_path: Path
+) -> None:
+    run.metrics = {"reward": 2.5, "reward_deviation": 0.5, "reward/write": 2.5, "loss": 0.25}
+    for step in (3, 6):
+        run.last_words = step
+        assert live(run, tmp_path, sys.maxsize) == -signal.SIGKILL, said(tmp_path)
+        with (tmp_path / "grpo.jsonl").open("a") as file:
+            file.write('{"kind": "st\n')  # as a line that the kill has cut
+    run.last_words = 0
+    assert live(run, tmp_path, 1) == -signal.SIGKILL, said(tmp_path)  # its line is there by now
+    assert live(run, tmp_path, sys.maxsize) == 0, said(tmp_path)
+    written = step_lines(tmp_path)
+    assert [it["step"] for it in written] == [*range(1, STEPS + 1)]
+    late = [it for it in written if "late" in it]
+    assert [(it["step"], it["version"], it["late"]) for it in late] == [(3, 3, True), (6, 6, True)]
+    for line in late:
+        assert (line["reward"], line["spread"], line["rewards"]) == (2.5, 0.5, {"write": 2.5})
+        assert (line["parse_rate"], line["rollout_seconds"], line["outcomes"]) == (None, None, {})
+        of_run = run.steps[line["step"]]
+        assert line["metrics"] == of_run["metrics"] and line["counts"].items() >= of_run["counts"].items()
+        assert len({it["compile"] for it in written}) == 1
+    (compiled,) = compile_records.of_run(tmp_path)
+    assert (compiled.done, compiled.steps) == (STEPS, STEPS) and compiled.seconds > 0
+
+
+def step_lines(folder: Path) -> list[dict[str, Any]]:
+    """What the program has written down of its steps."""
+    return [it for it in lines(folder / "grpo.jsonl") if it["kind"] == "step"]
 
 
 def said(folder: Path) -> str:

@@ -71,6 +71,12 @@ def lags(run: SmallRun) -> list[Counter[int]]:
     ]
 
 
+def journal(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Lines of one kind that the program wrote down."""
+    lines = map(json.loads, (folder / "grpo.jsonl").read_text().splitlines())
+    return [it for it in lines if it["kind"] == kind]
+
+
 @pytest.fixture
 def held() -> Iterator[Held]:
     """Who is held is let go when the test is over."""
@@ -219,15 +225,32 @@ def test_c39_the_next_step_is_sent_while_a_version_is_proven_and_nothing_is_begu
     assert [it["version"] for it in steps] == [1, 2, 3, 4, 5]
 
 
-def test_a_version_that_is_not_served_after_all_ends_the_training_that_waits_for_it(run: SmallRun) -> None:
+def test_a_version_that_is_not_served_after_all_ends_the_training_and_the_step_after_it_is_kept(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    proving = Proving(run, last=3)
+
     def fail(number: int) -> None:
+        proving(number)
         if number == 2:
             run.steps[number] |= {"state": "failed", "error": "committed, but not published: engine-0"}
 
     run.before_served = fail
+    begin_life(monkeypatch)
     with pytest.raises(StepFailed, match="Step 2 failed") as failed:
         train(run, staleness=1, num_train_steps=6, num_steps_for_val=9)
     assert failed.value.why == "committed, but not published: engine-0"
+    hint = failed.value.hint or ""
+    assert "step-000002 is kept" in hint and "`launch --resume run-1`" in hint
+    assert not proving.in_vain and sorted(run.requests) == [1, 2, 3]
+    # The third had been sent: it is trained, and its line is there.
+    assert [(it["step"], it["version"]) for it in journal(tmp_path, "step")] == [(1, 1), (2, 2), (3, 3)]
+    run.before_served = lambda _: None
+    begin_life(monkeypatch, after_step=3)
+    train(run, staleness=1, num_train_steps=6, num_steps_for_val=9)
+    assert [it["step"] for it in journal(tmp_path, "step")] == [1, 2, 3, 4, 5, 6]
+    rewarded = [it.rollout for step in run.requests.values() for group in step.groups for it in group.members]
+    assert len(rewarded) == len(set(rewarded)) == 6 * E * K and sorted(run.requests) == [*range(1, 7)]
 
 
 def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import open_files
 from launcher.machines.over_ssh.link import Host, Link
+from runtime.shared import open_files
 
 INFINITE = resource.RLIM_INFINITY
 

@@ -11,8 +11,10 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, TextIO
@@ -187,6 +189,12 @@ class Journal:
         self.note(" · ".join(parts))
         self._write("step", asdict(line))
 
+    def late_step(self, line: StepLine) -> None:
+        """A step that was committed after its program had died; nothing where its line is there."""
+        if self._path is not None and not any(map(partial(_is_of, line, self._compile), self._lines())):
+            self.note(f"step {line.step}/{self._steps} was committed after its program had died: noted now")
+            self._write("step", {**asdict(line), "late": True})
+
     def validation(self, validated: Validated, figures: dict[str, Any], best: bool, seconds: float) -> None:
         words = [
             f"validation after {validated.step} of {self._steps} steps",
@@ -205,11 +213,24 @@ class Journal:
         self.note(f"ALARM {alarm.name} after {alarm.step} steps: {alarm.text}")
         self._write("alarm", asdict(alarm))
 
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """What is written, but for a line that a kill has cut short."""
+        text = self._path.read_text() if self._path is not None and self._path.is_file() else ""
+        for line in text.splitlines():
+            with suppress(ValueError):
+                yield json.loads(line)
+
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
         if self._path is not None:
             with self._path.open("a") as file:
                 line = {"kind": kind, "compile": self._compile, **_plain(fields)}
                 file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _is_of(line: StepLine, compile_id: str, found: dict[str, Any]) -> bool:
+    """Whether it is that step's line, and not one of a lost machine's that had its number."""
+    known = {"kind": "step", "compile": compile_id, "step": line.step, "version": line.version}
+    return found.items() >= known.items() and found.get("metrics") == line.metrics
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import dspy
 
 from launcher.client.bodies import StepCounts, StepStatus
+from launcher.client.dspy import late_line
 from launcher.client.dspy.alarms import Alarm, Alarms, Thresholds
 from launcher.client.dspy.examples import checked
 from launcher.client.dspy.held_out import HeldOut, Keep
@@ -33,7 +35,7 @@ from launcher.client.dspy.vain import Vain, unparsed
 from launcher.client.dspy.validating import Validations
 from launcher.client.dspy.validation import Evaluation, scored
 from launcher.client.dspy.workers import Beside
-from launcher.client.failures import Refused, Rewound, TrainingFailed
+from launcher.client.failures import ClientError, Refused, Rewound, StepFailed, TrainingFailed
 from launcher.client.session import Session
 from launcher.client.train_kwargs import Meant
 
@@ -133,6 +135,7 @@ class Training:
         Where the machine was lost on the way, it goes back to the last durable place and rolls out again.
         What an earlier life of this training taught counts as taught, as if there had been one life.
         """
+        late_line.write(self.place, self.sampler.epoch(self.place.step - 1), self.session, self.journal)
         while True:
             try:
                 self._run_on()
@@ -221,7 +224,12 @@ class Training:
         began = time.monotonic()
         self.place.outstanding = rolled.outstanding
         sent = self._send(rolled)
-        self._until_served()
+        try:
+            self._until_served()
+        except StepFailed:
+            if sent is not None:
+                self._trained_all_the_same(rolled, sent, began)
+            raise
         if sent is None:
             return
         ahead = self.plan.staleness > 0
@@ -232,6 +240,12 @@ class Training:
         else:
             self.served.note(status)
         self._finish(rolled, status, time.monotonic() - began)
+
+    def _trained_all_the_same(self, rolled: Rolled, sent: int, began: float) -> None:
+        """A step was sent before it was known that the training ends: it is committed, and has its line."""
+        with suppress(ClientError):
+            status = self.session.wait(sent, committed=True)
+            self._finish(rolled, status, time.monotonic() - began)
 
     def _may_go_ahead(self) -> bool:
         """Whether the next step may be sent before the last one's version is served."""

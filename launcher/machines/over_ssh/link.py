@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.base import open_files, processes
+from launcher.base import processes
 from launcher.base.errors import JobFailed, LaunchError, PreflightError
 from launcher.base.log import LOGGER
 from launcher.base.unix_http import get_json
+from runtime.shared import open_files
 
 PROBE_EVERY_SECONDS = 2.0
 # A probe through a link that works takes milliseconds; three that do not come make a frozen link.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from launcher.base.descriptors import readable
 from launcher.base.errors import JobFailed
 from launcher.machines.over_ssh.link import Host
 
@@ -92,7 +92,7 @@ class RemoteLog:
         assert reader.stdout is not None
         descriptor = reader.stdout.fileno()
         while True:
-            if not select.select([descriptor], [], [], _LOOK_EVERY_SECONDS)[0]:
+            if not readable([descriptor], _LOOK_EVERY_SECONDS):
                 if self._standing() == "gone":
                     return False
                 continue

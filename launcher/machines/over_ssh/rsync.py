@@ -11,7 +11,6 @@ import contextlib
 import functools
 import os
 import re
-import select
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base import disk
+from launcher.base.descriptors import readable
 from launcher.base.units import format_duration, format_rate
 from launcher.values.machine import Stopped, never
 
@@ -143,7 +143,7 @@ class _Watched:
         assert self._rsync.stdout is not None  # a pipe, as asked for
         descriptor = self._rsync.stdout.fileno()
         while True:
-            if select.select([descriptor], [], [], _LOOK_EVERY_SECONDS)[0]:
+            if readable([descriptor], _LOOK_EVERY_SECONDS):
                 piece = os.read(descriptor, _READ_BYTES)
                 if not piece:
                     return self._last_words()

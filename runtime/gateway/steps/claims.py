@@ -54,8 +54,8 @@ class Claims:
         return selection
 
     def remember(self, step: Step) -> None:
-        """The step has what it was taken in with, unless it failed."""
-        if step.state != "failed":
+        """The step has what it was taken in with, unless it failed before it was trained."""
+        if step.committed or step.state != "failed":
             self._owners.update(dict.fromkeys(step.samples, step.id))
 
     def add(self, step: Step, samples: list[str]) -> None:

@@ -57,10 +57,12 @@ class Handover:
     async def give(self, step: Step) -> None:
         """Write the batch for the trainer; staleness is judged here, with what has been committed since.
 
-        Raises OSError, and NothingToTrainError where nothing is left to train.
+        After a try that broke off the trainer may have it: what it has is never made again. Raises OSError,
+        and NothingToTrainError where nothing is left to train.
         """
         failpoints.passing("gateway.giving")
-        await asyncio.to_thread(self._folder.give, step.id, await self._batch(step))
+        if not self._folder.was_given(step.id):
+            await asyncio.to_thread(self._folder.give, step.id, await self._batch(step))
         failpoints.passing("gateway.given")
         step.state = "training"
 

@@ -35,13 +35,7 @@ from runtime.gateway.steps.step_records import Step, StepFolder, check_size, dig
 from runtime.shared import failpoints
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.metrics import line_of
-from runtime.shared.schema import (
-    CheckpointInfo,
-    Group,
-    StepCounts,
-    StepRequest,
-    StepStatus,
-)
+from runtime.shared.schema import CheckpointInfo, Group, StepCounts, StepRequest, StepStatus
 from runtime.shared.start_adapter import KEY, START, StartError
 from runtime.shared.step_settings import SettingsError, settle
 from runtime.shared.train_config import TrainConfig
@@ -341,8 +335,12 @@ class StepQueue:
         if step is not None and (step.state == "published" or not step.ended.is_set()):
             return  # served already, or the queue is about to publish it
         try:
-            await self._publish(newest)
-        except NotPublishedError as error:
+            publication = await self._publish(newest)
+        except (NotPublishedError, OSError) as error:
             self.trouble = f"step {newest.step} is committed, but not published: {error}"
             return
         self.trouble, self.starting = None, False
+        if step is not None:
+            step.state, step.publication, step.error = "published", publication, None
+            with contextlib.suppress(OSError):  # else it is served again by the next process
+                self._end(step)

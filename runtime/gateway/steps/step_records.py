@@ -142,6 +142,13 @@ class StepFolder:
         except SafetensorError as error:  # its way of saying that the disk is full
             raise OSError(str(error)) from error
 
+    def was_given(self, number: int) -> bool:
+        """Whether the trainer has the step's batch, or the word that it must not do it. Raises OSError."""
+        if not step_folder(self._root, number).exists():
+            return False
+        files.sync(self._root)  # its rename, which may not have come so far
+        return True
+
     def failure(self, number: int) -> str | None:
         """What the trainer said when it could not do the step."""
         said = files.read_json(step_folder(self._root, number) / _FAILED)

@@ -1,7 +1,7 @@
 """How many files a process here may have open: raised as far as the system lets it, and never an error.
 
-Neighbours: `machines/over_ssh/link.py` asks for it before its first ssh, which inherits the limit, and
-`relay.py` for its own connections. A Mac gives 256 where nobody asks.
+Neighbours: `machines/over_ssh/link.py` asks for it before its first ssh, which inherits the limit, the
+launcher's `relay.py` and the gateway for their own connections. A Mac gives 256 where nobody asks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import resource
 
-# A request under way holds two in the relay and one in ssh.
+# A request under way holds two in the relay, one in ssh and two in the gateway.
 WANTED = 16384
 # The most a Mac allows, whatever it says its hard limit is.
 _MOST_ON_A_MAC = 10240
