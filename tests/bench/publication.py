@@ -75,7 +75,7 @@ def main() -> None:
     """One engine, one JSON object."""
     with tempfile.TemporaryDirectory(prefix="slip-") as place:
         folder = Path(place)
-        sequence = [random.Random(0).randrange(3, 800) for _ in range(PROMPT + SAMPLED)]
+        sequence = random.Random(0).choices(range(3, 800), k=PROMPT + SAMPLED)
         checkpoints = [
             commit(
                 folder / "checkpoints",

@@ -52,7 +52,7 @@ def engine(folder: Path, model: Path, **settings: object) -> Iterator[EngineProc
 
 def checkpoints(folder: Path, model: Path, count: int, size: float) -> list[Checkpoint]:
     """Versions of random adapters, with transformers' and peft's word for their logprobs."""
-    sequence = [random.Random(0).randrange(3, 800) for _ in range(PROMPT + SAMPLED)]
+    sequence = random.Random(0).choices(range(3, 800), k=PROMPT + SAMPLED)
     return [
         commit(
             folder / "checkpoints",

@@ -19,7 +19,7 @@ from tests.runtime.gateway_process import Gateway
 from tests.support.waiting import wait_until
 
 # Longer than a block of the engine's prefix cache (128 tokens on CPU).
-SEQUENCE = [random.Random(11).randrange(3, 290) for _ in range(180)]
+SEQUENCE = random.Random(11).choices(range(3, 290), k=180)
 PROMPT = 150
 
 

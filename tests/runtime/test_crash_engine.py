@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-SEQUENCE = [random.Random(5).randrange(3, 800) for _ in range(40)]
+SEQUENCE = random.Random(5).choices(range(3, 800), k=40)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.runtime.conftest import TINY_MODEL, EngineProcess
 
 pytestmark = pytest.mark.slow
 
-SEQUENCE = [random.Random(26).randrange(3, 800) for _ in range(40)]
+SEQUENCE = random.Random(26).choices(range(3, 800), k=40)
 
 
 def test_c26_engine_no_swap_moves_a_bit_of_the_base(

@@ -138,7 +138,7 @@ def test_c12_engine_answers_of_several_adapters_and_the_base_at_once_are_each_th
         f"{served_name}@v{version}": write_adapter(tmp_path / str(version), engine.model, seed=version)
         for version in (1, 2, 3, 4)  # as many as there are slots: the last is in use
     }
-    sequence = [random.Random(3).randrange(3, 800) for _ in range(60)]
+    sequence = random.Random(3).choices(range(3, 800), k=60)
 
     async def scenario() -> dict[str, list[float]]:
         client = EngineClient(engine.socket)
@@ -157,7 +157,7 @@ def test_c12_engine_answers_of_several_adapters_and_the_base_at_once_are_each_th
 def test_c13_a_prefix_cache_hit_gives_the_same_logprobs_as_a_miss(
     engine: RunningEngine, served_name: str
 ) -> None:
-    prompt = [random.Random(served_name).randrange(3, 800) for _ in range(300)]
+    prompt = random.Random(served_name).choices(range(3, 800), k=300)
 
     async def scenario() -> list[Answered]:
         client = EngineClient(engine.socket)

@@ -23,7 +23,7 @@ from tests.runtime.tampered_engine import LOAD, SCORE, VERIFY, Fault, TamperedEn
 pytestmark = pytest.mark.slow
 
 PROMPT = 40
-SEQUENCE = [random.Random(5).randrange(3, 800) for _ in range(PROMPT + 20)]
+SEQUENCE = random.Random(5).choices(range(3, 800), k=PROMPT + 20)
 
 
 @pytest.fixture

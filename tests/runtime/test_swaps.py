@@ -19,7 +19,7 @@ from tests.runtime.prefix_cache import answered
 
 T = TypeVar("T")
 
-SEQUENCE = [random.Random(5).randrange(3, 290) for _ in range(60)]
+SEQUENCE = random.Random(5).choices(range(3, 290), k=60)
 # More than an engine has slots for (4), so that places are used again.
 SWAPS = 9
 
@@ -86,7 +86,7 @@ def test_c30_every_version_answers_with_its_own_weights_also_where_another_was_b
 def test_c13_after_a_swap_a_prefix_cache_hit_is_still_the_versions_own(
     engine: RunningEngine, served_name: str, tmp_path: Path
 ) -> None:
-    prompt = [random.Random(served_name).randrange(3, 290) for _ in range(300)]
+    prompt = random.Random(served_name).choices(range(3, 290), k=300)
 
     async def scenario(client: EngineClient) -> None:
         models = ["base"]
