@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,9 +33,13 @@ def compiled_once() -> Iterator[None]:
 def few_open_files() -> Iterator[None]:
     """A program's idle connections stay with it, and these programs are all one process.
 
-    Past 1,024 open files `select` refuses, in what is tested as well. What is idle is opened again at need.
+    DSPy keeps what is asked outside a rollout for the whole process (`settings.trace`), with its LM and that
+    one's session. Past 1,024 open files `select` refuses, which libraries ask. What is idle is opened again
+    at need.
     """
     yield
+    if (dspy := sys.modules.get("dspy")) is not None and dspy.settings.trace:
+        dspy.settings.trace.clear()
     if len(os.listdir("/proc/self/fd")) < _MANY_FILES:
         return
     gc.collect()
