@@ -248,7 +248,8 @@ def gc(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Also remove checkpoints and samples of runs that ended this long ago: 7d. Results stay.",
+            help="Also remove checkpoints and samples of runs and benches that ended this long ago: 7d. "
+            "Results stay.",
         ),
     ] = None,
     unpulled: Annotated[

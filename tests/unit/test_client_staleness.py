@@ -247,7 +247,13 @@ def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(
     report = grpo.report
     assert (report.groups_stale, report.rollouts_stale) == (1, K)
     assert counted_by(grpo) == len({it.tag("rollout") for it in run.asked if of_training(it)})
-    assert "1 example left out as stale before step" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "1 example left out as stale before step" in said
+    (late,) = (it for it in grpo.history if it["kind"] == "step" and it["groups_stale"])
+    assert late["groups_stale"] == 1
+    assert [
+        f"step {late['step']}/8" in it for it in said.splitlines() if "left out 1 example as too old" in it
+    ] == [True]
     assert all(max(it) <= 2 for it in lags(run))
 
 

@@ -76,7 +76,8 @@ class Rolled:
     """One step's rollouts, before they are trained. `again`: groups that were rolled out for flat ones.
 
     `seconds`: how long the step waited for them. `lags`: of its answers, how many were sampled by a version
-    so many steps older than the one that is served. `outstanding`: see `Taken`.
+    so many steps older than the one that is served. `stale`: how many examples were left out before it.
+    `outstanding`: see `Taken`.
     """
 
     step: int
@@ -85,6 +86,7 @@ class Rolled:
     seconds: float
     again: int = 0
     lags: Mapping[int, int] = field(default_factory=dict)
+    stale: int = 0
     outstanding: Outstanding | None = None
 
     @property
@@ -223,7 +225,8 @@ class Rolling:
         self.report.groups_again += (groups := sum(len(it.grouped.groups) for it in again))
         self.report.rollouts_again += sum(len(it.finished) for it in again)
         seconds = time.monotonic() - began
-        return Rolled(step, finished, grouped, seconds, groups, self._lags(finished), taken.outstanding)
+        lags, stale = self._lags(finished), len(taken.stale)
+        return Rolled(step, finished, grouped, seconds, groups, lags, stale, taken.outstanding)
 
     def _count(self, step: int, taken: Taken, grouped: Grouped) -> None:
         self.report.add_rollouts(grouped)
