@@ -159,6 +159,9 @@ def test_without_a_terminal_nobody_is_asked_and_nothing_goes(
     assert done.returncode == 0
     assert str(left.pid) in done.stdout
     assert "nothing was removed: launch gc --yes" in done.stderr
+    done = typed("gc", "--older-than", "7 d", "--unpulled", "--give-up-results", "dev")
+    same = "launch gc --older-than '7 d' --unpulled --give-up-results dev --yes"
+    assert f"nothing was removed: {same}" in done.stderr, "what is pasted removes what was shown"
     assert left.poll() is None
 
 
