@@ -11,6 +11,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM, StepFailed, TrainingFailed
+from launcher.client.dspy import rolling, validation
 from tests.support.pretend_rollouts import (
     Twice,
     data,
@@ -165,6 +166,30 @@ def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(
         f"step {late['step']}/8" in it for it in said.splitlines() if "left out 1 example as too old" in it
     ] == [True]
     assert all(max(it) <= 2 for it in lags(run))
+
+
+def test_slow_ones_that_gather_in_one_step_do_not_end_the_training(
+    run: SmallRun, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is done leaves before them, until they have all places."""
+    left = threading.Event()
+
+    def checked(finished: Any, *given: Any) -> None:
+        if all(it.outcome == "overdue" for it in finished):
+            left.set()
+        validation.check_answered(finished, *given)
+
+    def answer(asked: Asked) -> Any:
+        step = ticket_of(asked.tag("rollout") or "")[0] if of_training(asked) else 0
+        if step:
+            (held if step == 1 else left).wait(PATIENCE)
+        return plain(asked)
+
+    run.answer = answer
+    monkeypatch.setattr(rolling, "check_answered", checked)
+    grpo = train(run, staleness=1, num_train_steps=4, valset=0, num_threads=E * K, rollout_seconds=3)
+    assert grpo.report.outcomes == {"scored": 3 * E * K, "overdue": E * K}
+    assert (grpo.report.steps, grpo.report.empty_steps) == (3, 1)
 
 
 def test_a_straggler_that_is_not_too_old_yet_goes_into_a_later_step(run: SmallRun, held: Held) -> None:

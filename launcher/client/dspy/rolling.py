@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -160,8 +160,11 @@ class Rolling:
     _quiet: ExitStack = field(default_factory=ExitStack)
     _astray_before: int = 0
     runner: Runner = field(init=False)
+    # The runs of so many steps before.
+    _earlier: deque[Sequence[Finished]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._earlier = deque(maxlen=self.staleness)
         limits = self.sampling.limits
         self.runner = Runner(self.program, self.metric, self.adapter, limits, self.lm)
         # What a frozen part asks, or a model of somebody else's, is not trained.
@@ -217,7 +220,8 @@ class Rolling:
         finished = [run for it in ended for run in it.finished]
         grouped = reduce(Grouped.with_more, (it.grouped for it in ended))
         self._count(step, taken, grouped)
-        check_answered(finished, "step")
+        check_answered(finished, "step", [run for runs in self._earlier for run in runs])
+        self._earlier.append(finished)
         self._note_astray()
         self.served.check(finished, self.predictors)
         self.vain.crashed(finished)
