@@ -232,8 +232,7 @@ class GRPO(Teleprompter):
         journal.begin(place)
         journal.note(
             f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
-            f"{counted(self.num_train_steps, 'step')} of "
-            f"{counted(self.num_dspy_examples_per_grpo_step, 'example')} × "
+            f"{counted(self.num_train_steps, 'step')} of {self.num_dspy_examples_per_grpo_step} examples × "
             f"{self.num_rollouts_per_grpo_step} rollouts"
         )
         plan = self._plan({**status.settings, **self._meant.recorded}, status.places)
