@@ -42,6 +42,11 @@ class Home:
         return self.data / "runs"
 
     @property
+    def benches(self) -> Path:
+        """One folder for each `launch bench`: figures, logs, and its runs' own homes."""
+        return self.data / "bench"
+
+    @property
     def user_config(self) -> Path:
         """The user's own settings, for all projects."""
         return self.config / "config.toml"

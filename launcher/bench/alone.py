@@ -93,7 +93,7 @@ class Alone:
             # What is measured beside the task is no part of it.
             Line("from Enter to verified down", max(map(_of_task, runs)), "s", 300.0 if whole else None),
             Line("its start", statistics.median(run.start_seconds for run in runs), "s"),
-            Line(f"a step, of {first} to {last}", step, "s"),
+            Line(f"a step, of {first} to {last}" if first < last else f"step {last}", step, "s"),
             Line("its end", statistics.median(run.end_seconds for run in runs), "s"),
             Line("held-out rise, of the range", rise, "", 0.25 if whole else None, at_least=True),
             Line("committed → served and proven, p50", 1000 * statistics.median(publications), "ms", 250.0),

@@ -33,8 +33,9 @@ def remarks(
 ) -> list[str]:
     """The lines below a table."""
     loads = " ".join(f"{run.computer['load_before']:g}→{run.computer['load_after']:g}" for run in runs)
+    seeds = "1 seed" if shape.seeds == 1 else f"{shape.seeds} seeds"
     return [
-        f"{shape.steps} steps, {shape.seeds} seeds, our staleness {staleness(runs)}; load {loads}",
+        f"{shape.steps} steps, {seeds}, our staleness {staleness(runs)}; load {loads}",
         f"{computer['cores']} cores ({computer['processor']}), {computer['memory_gib']} GiB",
         *([f"no record: {'; '.join(reasons)}"] if reasons else []),
         f"logs and runs: {folder}",

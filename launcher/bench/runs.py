@@ -64,6 +64,5 @@ def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, 
 
 def new_folder(home: Home) -> Path:
     """Where a bench leaves what it ran: logs, and our runs' own homes."""
-    place = home.data / "bench"
-    place.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place))
+    home.benches.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=home.benches))

@@ -76,14 +76,22 @@ app = typer.Typer(
 )
 
 
+def _options(command: Any) -> list[str]:
+    return [name for parameter in command.params for name in parameter.opts]
+
+
 def invoke(own: list[str], invocation: Invocation) -> int:
     """Parse and do; returns the exit code. Raises UsageError for what cannot be parsed."""
     command = typer.main.get_command(app)
     try:
         code = command.main(args=own, prog_name="launch", standalone_mode=False, obj=invocation)
     except typer.TyperException as error:
-        known = [name for parameter in command.params for name in parameter.opts]
-        raise misuse.usage_error(error, own, known) from None
+        known = _options(command)
+        verbs: dict[str, Any] = getattr(command, "commands", {})
+        of_verbs = {
+            name: _options(it) + (known if isinstance(it, PlanCommand) else []) for name, it in verbs.items()
+        }
+        raise misuse.usage_error(error, own, known, of_verbs) from None
     except typer.Abort:
         raise KeyboardInterrupt from None
     return code if isinstance(code, int) else 0
@@ -248,7 +256,8 @@ def gc(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Also remove checkpoints and samples of runs that ended this long ago: 7d. Results stay.",
+            help="Also remove checkpoints and samples of runs and benches that ended this long ago: 7d. "
+            "Results stay.",
         ),
     ] = None,
     unpulled: Annotated[

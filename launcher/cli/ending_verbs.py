@@ -7,6 +7,7 @@ Imports no HTTP library and no pydantic.
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -89,7 +90,11 @@ def gc(
         shown = "" if consent.can_ask(output) else columns(rows)
         found = {"found": [find.to_dict() for find in finds], "removed": False, "unasked": unasked}
         output.result(found, shown)
-        output.note("nothing was removed: launch gc --yes")
+        asked = ["--older-than", older_than] if older_than is not None else []
+        asked += ["--unpulled"] if unpulled else []
+        asked += [word for cloud in infra for word in ("--infra", cloud)]
+        asked += [word for name in given_up for word in ("--give-up-results", name)]
+        output.note(f"nothing was removed: {shlex.join(['launch', 'gc', *asked, '--yes'])}")
     return EXIT_OK
 
 

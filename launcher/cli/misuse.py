@@ -6,7 +6,7 @@ Neighbours: `commands.py` asks when the parser refuses, and before a verb is cal
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -44,8 +44,13 @@ def _option_of_a_run(option: str, verb: str) -> UsageError:
     )
 
 
-def usage_error(error: typer.TyperException, own: list[str], known: Sequence[str]) -> UsageError:
-    """The parser's complaint as three lines; a program without `--` and a misspelt word get their hint."""
+def usage_error(
+    error: typer.TyperException, own: list[str], known: Sequence[str], of_verbs: Mapping[str, Sequence[str]]
+) -> UsageError:
+    """The parser's complaint as three lines; a program without `--` and a misspelt word get their hint.
+
+    `known`: the options of a run; `of_verbs`: each verb's own.
+    """
     message = error.format_message().partition(" (")[0].rstrip(".")
     words = [word for word in own if not word.startswith("-")]
     stranger = next((word for word in words if f"'{word}'" in message), None)
@@ -57,7 +62,7 @@ def usage_error(error: typer.TyperException, own: list[str], known: Sequence[str
         option = message.rpartition(" ")[2]
         if option in known and command != "launch":
             return _option_of_a_run(option, words[0])
-        meant = suggestion(option, known)
+        meant = suggestion(option, known if command == "launch" else of_verbs.get(words[0], known))
         message = f"no such option: {option}"
         why = f"did you mean {meant}?" if meant else why
     return UsageError(message, why, f"{command} --help")

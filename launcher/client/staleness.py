@@ -8,6 +8,13 @@ from __future__ import annotations
 from launcher.client.failures import TrainingFailed
 
 
+def check_whole(**asked: int) -> None:
+    """Raise ValueError for one that is no whole number: a program need not have types."""
+    for name, value in asked.items():
+        if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"{name} is a whole number, not {value!r}")
+
+
 def check_staleness(asked: int, most: int | None) -> None:
     """Raise TrainingFailed where the run leaves out what is so old; `most`: None where it does not say."""
     if most is not None and asked > most:

@@ -7,6 +7,7 @@ missing is left out. Asks nobody.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from launcher.results.journals import lines
 
 _METRICS, _JOURNAL, _VALIDATIONS = "metrics.jsonl", "grpo.jsonl", "validations.jsonl"
 _REWARD = "reward/"
+_LAG = re.compile(r"lag(\d{1,6})/trained_tokens")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Step:
     learning_rate: float | None = None
     parse_rate: float | None = None
     cut_off_rate: float | None = None
+    # By how many steps old they were, the share of its tokens that a bound of the loss has stopped.
+    stopped: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,10 +128,24 @@ def _steps(metrics: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, 
             _number(measured.get("learning_rate")),
             _number(rated.get("parse_rate")),
             _number(rated.get("cut_off_rate")),
+            _stopped(measured),
         )
         if step != Step(number):  # a checkpoint that is served again has measured nothing
             steps[number] = step
     return [steps[number] for number in sorted(steps)]
+
+
+def _stopped(measured: Mapping[str, Any]) -> dict[int, float]:
+    """By the clip and by `dual_clip`; of a step whose answers all were of the newest version nothing."""
+    found: dict[int, float] = {}
+    for lag in sorted(int(it[1]) for it in map(_LAG.fullmatch, measured) if it):
+        tokens, clipped, masked = (
+            _number(measured.get(f"lag{lag}/{name}"))
+            for name in ("trained_tokens", "clip_fraction", "masked_tokens")
+        )
+        if tokens and clipped is not None and masked is not None:
+            found[lag] = clipped + masked / tokens
+    return found
 
 
 def _of_versions(journal: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:

@@ -101,6 +101,17 @@ def _of_run(run: RunData, name: str) -> Iterator[Chart]:
         cut_off = [Point(it.step, it.cut_off_rate) for it in run.steps if it.cut_off_rate is not None]
         lines = [Line("parsed", parsed), *([Line("cut off", cut_off, colour=1)] if cut_off else [])]
         yield Chart(f"{name}Share of runs whose answers parsed, or were cut off", lines, low=0.0, high=1.0)
+    ages = sorted({age for it in run.steps for age in it.stopped})
+    if ages:
+        lines = [
+            Line(
+                _old(age),
+                [Point(it.step, it.stopped[age]) for it in run.steps if age in it.stopped],
+                colour=at,
+            )
+            for at, age in enumerate(ages)
+        ]
+        yield Chart(f"{name}Share of tokens past a bound of the loss, by their age", lines, low=0.0)
     rates = [Point(it.step, it.learning_rate) for it in run.steps if it.learning_rate is not None]
     if rates:
         yield Chart(f"{name}Learning rate", [Line("learning rate", rates)], low=0.0)
@@ -129,6 +140,10 @@ def _scores(run: RunData, compile_id: str, name: str = "score") -> list[Point]:
 
 def _point(one: Validation) -> Point:
     return Point(one.version, one.score, one.standard_error)
+
+
+def _old(age: int) -> str:
+    return "newest" if age == 0 else f"{age} step{'s' if age > 1 else ''} old"
 
 
 def _name_of(run: RunData, one: Trained) -> str:

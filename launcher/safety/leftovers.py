@@ -84,6 +84,7 @@ def look(
     finds += _stale_sockets(records, unreadable, carried)
     finds += _environments(home, idle_seconds)
     finds += _debris(store, records.values())
+    finds += _benches(home, older_than_seconds, note)
     if older_than_seconds is not None:
         finds += _old_runs(store, records.values(), older_than_seconds, unpulled)
     return finds
@@ -242,6 +243,24 @@ def _old_runs(
         why = f"ended {format_duration(age)} ago; its results and durable steps stay"
         what = f"checkpoints and samples of {record.name or record.id}"
         yield _unless_live(store, _folder_find("old run", what, why, folder, record.id))
+
+
+def _benches(home: Home, older_than_seconds: float | None, note: Callable[[str], None]) -> Iterator[Find]:
+    """What old benches ran, each run in a home of its own; and of these runs those that are left alone."""
+    homes = sorted(home.benches.glob("*/*/home"))
+    busy = {environ.get("LAUNCH_HOME") for _, environ in processes.environments()} if homes else set()
+    for own in homes:
+        store = RecordStore(Home(own, own, own / "cache"))
+        records = store.list()
+        yield from _left_alone(store, records, (), note)
+        if older_than_seconds is None or str(own) in busy or any(it.live for it in records):
+            continue
+        ended = [own.stat().st_mtime, *(it.ended or it.created for it in records)]
+        if (age := time.time() - max(ended)) < older_than_seconds:
+            continue
+        why = f"ended {format_duration(age)} ago; its figures and logs stay"
+        what = f"runs of bench {own.parent.parent.name}, {own.parent.name}"
+        yield _folder_find("old bench", what, why, own)
 
 
 def results_are_home(folder: Path) -> bool:

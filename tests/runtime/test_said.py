@@ -15,7 +15,7 @@ from runtime.gateway.steps.selection import Selection, select
 from runtime.shared.schema import Group, Member
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.recorded import answer, asked, choice, record, sampled
-from tests.runtime.test_steps import SOON_SECONDS, Run, Running, drive
+from tests.runtime.steps_run import SOON_SECONDS, Run, Running, drive
 
 KEY = "sk-proj-0123456789abcdefghijABCDEFGHIJ"
 

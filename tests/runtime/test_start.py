@@ -11,7 +11,7 @@ import pytest
 
 from runtime.shared.batch import read_batch
 from runtime.shared.start_adapter import START, StartError
-from tests.runtime.test_steps import SOON_SECONDS, Run, Running, drive
+from tests.runtime.steps_run import SOON_SECONDS, Run, Running, drive
 from tests.support.waiting import wait_until_async
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -15,8 +15,10 @@ import pytest
 from tests.support.small_run import TOKEN, SmallRun
 
 if TYPE_CHECKING:
+    from launcher.client import Session
     from tests.support.lived import Lives
     from tests.support.played_sky import PlayedSky
+    from tests.support.staleness import Held, Pools
 
 _MANY_FILES = 300
 
@@ -68,6 +70,41 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
     monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
     yield small
     small.close()
+
+
+@pytest.fixture
+def session(run: SmallRun) -> Session:
+    """Of a program whose trajectories name rollouts that this run has not sampled."""
+    run.refuse_empty = False
+    return run.session()
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    """Who is held is let go when the test is over."""
+    from tests.support.staleness import Held
+
+    it = Held()
+    yield it
+    it.set()
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    """Every pool of rollouts that is made."""
+    from launcher.client.dspy import rolling
+    from launcher.client.dspy.pool import Pool
+    from tests.support.staleness import Pools
+
+    found = Pools()
+
+    class Kept(Pool):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            found.append(self)
+
+    monkeypatch.setattr(rolling, "Pool", Kept)
+    return found
 
 
 @pytest.fixture

@@ -1,14 +1,9 @@
-"""GRPO with staleness: how old what is trained is, what a straggler costs, what a restart rolls out again."""
+"""GRPO with staleness: how old what is trained is, what a straggler costs, and what is sent ahead."""
 
 from __future__ import annotations
 
 import json
-import random
-import signal
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +11,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM, StepFailed, TrainingFailed
-from launcher.client.dspy import rolling
-from launcher.client.dspy.outstanding import Key
-from launcher.client.dspy.pool import Pool
+from launcher.client.dspy import rolling, validation
 from tests.support.lives import begin_life
 from tests.support.pretend_rollouts import (
     Twice,
@@ -30,97 +23,10 @@ from tests.support.pretend_rollouts import (
     ticket_of,
     train,
 )
-from tests.support.small_run import Asked, SmallRun, answering
+from tests.support.small_run import Asked, SmallRun
+from tests.support.staleness import PATIENCE, E, Held, K, Pools, journal, lags, of_training, trained
 
-# Of `pretend_rollouts.optimizer`.
-E, K = 3, 4
-# For what a test waits for that fails: less than the client's own.
-PATIENCE = 30
-
-
-class Held(threading.Event):
-    """`hold` waits for it; `in_vain`: how often that came to nothing, so that what should not wait has."""
-
-    in_vain = 0
-
-    def hold(self) -> None:
-        self.in_vain += not self.wait(PATIENCE)
-
-
-def trained(run: SmallRun) -> list[list[tuple[int, int]]]:
-    """The tickets of each step, in the order in which they were sent."""
-    steps = (request for _, request in sorted(run.requests.items()))
-    return [
-        list(dict.fromkeys(ticket_of(it.rollout) for group in step.groups for it in group.members))
-        for step in steps
-    ]
-
-
-def lags(run: SmallRun) -> list[Counter[int]]:
-    """Of each step's answers, how many were sampled so many steps before it, by what was answered."""
-    versions: dict[str, list[int]] = {}
-    for asked in run.asked:
-        versions.setdefault(asked.tag("rollout") or "", []).append(asked.version or 0)
-    rollouts = {
-        number: [it.rollout for group in request.groups for it in group.members]
-        for number, request in sorted(run.requests.items())
-    }
-    return [
-        Counter(number - 1 - version for it in dict.fromkeys(named) for version in versions[it])
-        for number, named in rollouts.items()
-    ]
-
-
-def journal(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Lines of one kind that the program wrote down."""
-    lines = map(json.loads, (folder / "grpo.jsonl").read_text().splitlines())
-    return [it for it in lines if it["kind"] == kind]
-
-
-@pytest.fixture
-def held() -> Iterator[Held]:
-    """Who is held is let go when the test is over."""
-    it = Held()
-    yield it
-    it.set()
-
-
-class Pools(list[Pool]):
-    """Every pool there was, the one that rolls out last."""
-
-    def settle(self, is_late: Callable[[Key], bool]) -> None:
-        """Wait until all that is begun is done, but for what is late: a step trains for so long."""
-        pool = self[-1]
-        workers = pool.workers
-
-        def is_settled() -> bool:
-            over = workers._stopped or workers._error is not None
-            return over or all(it.ended or is_late(it.key) for it in pool._open.values())
-
-        with workers.changed:
-            assert workers.changed.wait_for(is_settled, PATIENCE)
-
-
-@pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
-    found = Pools()
-
-    class Kept(Pool):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            found.append(self)
-
-    monkeypatch.setattr(rolling, "Pool", Kept)
-    return found
-
-
-def ctrl_c() -> None:
-    """As the keyboard has it: the program's first thread gets it, whatever it waits for."""
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-
-def of_training(asked: Asked) -> bool:
-    return asked.tag("purpose") != "eval"
+_moment = threading.Event()
 
 
 def counted_by(grpo: GRPO) -> int:
@@ -270,8 +176,38 @@ def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(
     report = grpo.report
     assert (report.groups_stale, report.rollouts_stale) == (1, K)
     assert counted_by(grpo) == len({it.tag("rollout") for it in run.asked if of_training(it)})
-    assert "1 example left out as stale before step" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "1 example left out as stale before step" in said
+    (late,) = (it for it in grpo.history if it["kind"] == "step" and it["groups_stale"])
+    assert late["groups_stale"] == 1
+    assert [
+        f"step {late['step']}/8" in it for it in said.splitlines() if "left out 1 example as too old" in it
+    ] == [True]
     assert all(max(it) <= 2 for it in lags(run))
+
+
+def test_slow_ones_that_gather_in_one_step_do_not_end_the_training(
+    run: SmallRun, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is done leaves before them, until they have all places."""
+    left = threading.Event()
+
+    def checked(finished: Any, *given: Any) -> None:
+        if all(it.outcome == "overdue" for it in finished):
+            left.set()
+        validation.check_answered(finished, *given)
+
+    def answer(asked: Asked) -> Any:
+        step = ticket_of(asked.tag("rollout") or "")[0] if of_training(asked) else 0
+        if step:
+            (held if step == 1 else left).wait(PATIENCE)
+        return plain(asked)
+
+    run.answer = answer
+    monkeypatch.setattr(rolling, "check_answered", checked)
+    grpo = train(run, staleness=1, num_train_steps=4, valset=0, num_threads=E * K, rollout_seconds=3)
+    assert grpo.report.outcomes == {"scored": 3 * E * K, "overdue": E * K}
+    assert (grpo.report.steps, grpo.report.empty_steps) == (3, 1)
 
 
 def test_a_straggler_that_is_not_too_old_yet_goes_into_a_later_step(run: SmallRun, held: Held) -> None:
@@ -357,201 +293,6 @@ def test_a22_dynamic_sampling_goes_on_under_staleness_and_every_rollout_is_count
     assert all(max(it) <= 2 for it in lags(run))
 
 
-def late(run: SmallRun) -> Any:
-    """The first example of every second step is late: its step has left by then."""
-
-    def answer(asked: Asked) -> Any:
-        step, index = ticket_of(asked.tag("rollout") or "") if of_training(asked) else (1, 0)
-        if index == 0 and step % 2 == 0:
-            for _ in range(PATIENCE * 100):
-                with run.lock:
-                    if len(run.requests) > step or len(run.requests) == STEPS - 1:
-                        break
-                _moment.wait(0.01)
-        return plain(asked)
-
-    return answer
-
-
-_moment = threading.Event()
-STEPS = 6
-
-
-@pytest.mark.parametrize("after", range(1, STEPS))
-def test_c43_killed_after_any_step_and_resumed_each_example_is_trained_once(
-    run: SmallRun, pools: Pools, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
-    def killed(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
-        if len(run.requests) >= after:
-            raise KeyboardInterrupt
-        return float(len(prediction.french))
-
-    killed.__qualname__ = metric.__qualname__  # it is the same work
-    run.answer = late(run)
-    run.before_wait = lambda _: pools.settle(lambda key: key[1] == 0 and key[0] % 2 == 0)
-    begin_life(monkeypatch)
-    changes: dict[str, Any] = {"staleness": 3, "num_train_steps": STEPS, "checkpoint": "none", "valset": 0}
-    with pytest.raises(KeyboardInterrupt):
-        train(run, metric=killed, **changes)
-    done = len(run.requests)
-    assert done >= after
-    assert run.client_state is not None
-    outstanding = run.client_state.get("pool", {}).get("tickets", [])
-    assert (done % 2 == 0) or [done - 1, 0] in outstanding
-    begin_life(monkeypatch, after_step=done)
-    grpo = train(run, **changes)
-    assert grpo.summary["steps"] == len(run.requests) == STEPS
-    tickets = [ticket for step in trained(run) for ticket in step]
-    assert len(tickets) == STEPS * E
-    assert max(Counter(tickets).values()) == 1
-    left_out = {(n // E, n % E) for n in range(max(s * E + e for s, e in tickets) + 1)} - set(tickets)
-    assert all(index == 0 and step % 2 == 0 for step, index in left_out), "only those that were late"
-    assert len(left_out) <= STEPS // 2
-    assert all(max(it) <= 3 for it in lags(run))
-
-
-@pytest.mark.slow
-def test_c43_killed_at_any_moment_again_and_again_each_example_is_trained_once(
-    run: SmallRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instants = random.Random(7)
-    left = [0]
-
-    def killed(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return float(len(prediction.french))
-
-    killed.__qualname__ = metric.__qualname__
-    run.answer, run.drop_flat = mostly_flat, True
-    lives = 0
-    while len(run.requests) < STEPS + 2:
-        begin_life(monkeypatch, after_step=len(run.requests))
-        left[0] = instants.randrange(2 * E * K, 14 * E * K)
-        lives += 1
-        with suppress(KeyboardInterrupt):
-            train(
-                run, metric=killed, staleness=2, dynamic_sampling=True, num_train_steps=STEPS + 2, valset=0,
-                checkpoint="none",
-            )  # fmt: skip
-        assert lives < 100
-    assert lives > 5
-    tickets = [ticket for step in trained(run) for ticket in step]
-    assert max(Counter(tickets).values()) == 1
-    states = [request.client_state or {} for _, request in sorted(run.requests.items())]
-    assert [it["step"] for it in states] == list(range(1, STEPS + 3))
-    assert all(max(it) <= 2 for it in lags(run))
-    varied = [
-        sum(len({it.reward for it in group.members}) > 1 for group in request.groups)
-        for _, request in sorted(run.requests.items())
-    ]
-    assert varied == [E] * (STEPS + 2)
-
-
-def test_g21_with_staleness_nothing_of_a_lost_machine_is_trained(run: SmallRun) -> None:
-    losing = threading.Event()
-
-    def before_wait(number: int) -> None:
-        if number == 3 and not losing.is_set():
-            losing.set()
-            with run.lock:
-                run.lose_machine(1)
-
-    run.answer, run.before_wait = plain, before_wait
-    grpo = train(run, staleness=2, num_train_steps=6, valset=0)
-    assert grpo.report.rewinds == 1
-    rollouts = [
-        it.rollout for number, step in run.requests.items() for group in step.groups for it in group.members
-    ]
-    assert len(rollouts) == len(set(rollouts)) == 6 * E * K
-    assert not run.lost & set(rollouts[E * K :])
-    assert [len(it) for it in trained(run)] == [E] * 6
-
-
-def test_g21_a_machine_lost_by_more_steps_than_staleness_is_noticed_among_the_rollouts(run: SmallRun) -> None:
-    """All that its successor answers is too old: none of it would ever fill a step."""
-    gone = threading.Event()
-    loose = threading.Lock()
-
-    def answer(asked: Asked) -> Any:
-        if of_training(asked):
-            step, _ = ticket_of(asked.tag("rollout") or "")
-            if (asked.tag("rollout") or "").endswith("-s3-e2-k3") and asked.tag("predictor") == "write":
-                assert gone.wait(PATIENCE)  # what this run asks next is answered by the successor
-            with loose, run.lock:
-                if step == 4 and not gone.is_set():  # begun when step 3 was done
-                    run.lose_machine(1)
-                    gone.set()
-                if len(run.asked) > 1000:
-                    return 500, {"error": {"message": "for ever", "type": "t", "param": None, "code": None}}
-        return plain(asked)
-
-    run.answer = answer
-    grpo = train(run, Twice(), staleness=1, num_train_steps=6, valset=0)
-    assert grpo.report.rewinds == 1
-    assert [len(it) for it in trained(run)] == [E] * 6
-
-
-def test_ctrl_c_while_a_step_trains_ends_every_run(run: SmallRun, held: Held) -> None:
-    over = threading.Semaphore(0)
-
-    class Hanging(Twice):
-        def forward(self, english: str) -> dspy.Prediction:
-            try:
-                return super().forward(english)
-            except BaseException as error:
-                if "this rollout is over" in str(error):
-                    over.release()
-                raise
-
-    hung = threading.Semaphore(0)
-
-    def answer(asked: Asked) -> Any:
-        if of_training(asked) and ticket_of(asked.tag("rollout") or "")[0] > 0:
-            hung.release()
-            held.hold()
-        return plain(asked)
-
-    def before_wait(number: int) -> None:
-        for _ in range(E * K):
-            assert hung.acquire(timeout=PATIENCE)
-        ctrl_c()
-        held.hold()
-
-    run.answer, run.before_wait = answer, before_wait
-    with pytest.raises(KeyboardInterrupt):
-        train(run, Hanging(), staleness=1, valset=0)
-    asked = len(run.asked)
-    held.set()
-    for _ in range(E * K):
-        assert over.acquire(timeout=PATIENCE), "a program that goes on asks in vain"
-    assert len(run.asked) == asked
-
-
-def test_a_metric_that_fails_ends_the_training_while_a_step_trains(run: SmallRun, held: Held) -> None:
-    def broken(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
-        if run.requests:
-            raise ValueError("the judge is broken")
-        return float(len(prediction.french))
-
-    def answer(asked: Asked) -> Any:
-        if of_training(asked) and ticket_of(asked.tag("rollout") or "")[0] > 0:
-            training.wait(PATIENCE)
-        return plain(asked)
-
-    training = threading.Event()
-
-    def before_wait(number: int) -> None:
-        training.set()
-        held.hold()
-
-    run.answer, run.before_wait = answer, before_wait
-    with pytest.raises(TrainingFailed, match="gave no score 16 times"):
-        train(run, metric=broken, staleness=2, valset=0)
-    assert not held.in_vain
-
-
 def test_validations_and_rollouts_share_one_bound(run: SmallRun) -> None:
     lock, under_way, most = threading.Lock(), [0], [0]
 
@@ -581,157 +322,3 @@ def test_c39_more_staleness_than_the_run_trains_is_refused_with_the_line_that_fi
         optimizer(staleness=3).compile(student, trainset=data(3))
     assert "--set max_staleness=3" in str(refused.value)
     assert not run.asked
-
-
-# ----------------------------------------------------------------- validations beside training
-
-
-def holding(held: Held) -> Any:
-    """What is scored of version 2 is held."""
-
-    def answer(asked: Asked) -> Any:
-        if not of_training(asked) and asked.body["model"].startswith("policy@v2"):
-            held.hold()
-        return plain(asked)
-
-    return answer
-
-
-def validated(grpo: GRPO) -> list[tuple[int, int]]:
-    return [(it["step"], it["version"]) for it in grpo.history if it["kind"] == "validation"]
-
-
-def test_a_validation_beside_training_scores_its_own_version_by_name(run: SmallRun, held: Held) -> None:
-    def before_wait(number: int) -> None:
-        if number == 3:  # the one after step 2 is held until another step was sent
-            held.set()
-
-    run.answer, run.before_wait = holding(held), before_wait
-    grpo = train(run, staleness=1, num_train_steps=6)
-    assert not held.in_vain
-    asked = Counter((it.body["model"], it.version) for it in run.asked if not of_training(it))
-    names = {version: run.name_of(version) for version in (2, 4)}
-    # Before the first step and after the last nothing else is to be done.
-    assert asked == {("policy", 0): 3, (names[2], 2): 3, (names[4], 4): 3, ("policy", 6): 3}
-    assert validated(grpo) == [(0, 0), (2, 2), (4, 4), (6, 6)]
-    states = [request.client_state or {} for _, request in sorted(run.requests.items())]
-    assert states[2]["validating"] == {"step": 2, "version": 2, "weights": run.weights[2]}
-    assert "validating" not in states[-1]
-
-
-def test_a_validation_is_no_more_steps_behind_than_the_rollouts_are_ahead(run: SmallRun) -> None:
-    """Of what is scored later the weights may be gone."""
-    sent: set[int] = set()
-
-    def answer(asked: Asked) -> Any:
-        if not of_training(asked) and asked.body["model"].startswith("policy@v2"):
-            for _ in range(PATIENCE * 100):
-                if len(run.requests) > 2:
-                    break
-                _moment.wait(0.01)
-            _moment.wait(0.5)  # in which another could be sent
-            sent.add(len(run.requests))
-        return plain(asked)
-
-    run.answer = answer
-    train(run, staleness=1, num_train_steps=6)
-    assert sent == {3}
-
-
-def test_g21_a_validation_whose_version_went_with_the_machine_is_a_rewind(run: SmallRun) -> None:
-    losing, lost = threading.Event(), list[str]()
-
-    def answer(asked: Asked) -> Any:
-        is_of_lost = not of_training(asked) and asked.body["model"].startswith("policy@v2")
-        if is_of_lost and not losing.is_set():
-            for _ in range(PATIENCE * 100):  # until the step is done beside which it is made
-                if told.is_set():
-                    break
-                _moment.wait(0.01)
-            _moment.wait(0.2)  # in which nothing but this validation is waited for
-            with run.lock:
-                if not losing.is_set():
-                    losing.set()
-                    lost.append(run.name_of(2))
-                    run.lose_machine(1)
-        if asked.body["model"] in lost:
-            return 404, {"error": {"message": "not here", "type": "t", "param": None, "code": "gone"}}
-        return plain(asked)
-
-    told = threading.Event()
-    run.answer, run.before_wait = answer, lambda number: told.set() if number == 3 else None
-    grpo = train(run, staleness=1, num_train_steps=6)
-    assert losing.is_set() and grpo.report.rewinds == 1
-    assert [len(it) for it in trained(run)] == [E] * 6
-    assert [it["step"] for it in grpo.history if it["kind"] == "validation"] == [0, 2, 4, 6]
-
-
-def test_a_validation_beside_rollouts_does_not_look_into_a_program_that_these_write_into(
-    run: SmallRun,
-) -> None:
-    """What walks through it while a dict in it grows is stopped by Python, and with it the training."""
-    walked: list[threading.Thread] = []
-
-    class Remembering(dspy.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.write = dspy.Predict("english -> french")
-
-        def named_parameters(self) -> Any:
-            walked.append(threading.current_thread())
-            return super().named_parameters()
-
-        def forward(self, english: str) -> dspy.Prediction:
-            return self.write(english=english)
-
-    run.answer = plain
-    grpo = train(run, Remembering(), staleness=1, num_train_steps=4)
-    assert validated(grpo) == [(0, 0), (2, 2), (4, 4)]
-    assert set(walked) == {threading.main_thread()}
-
-
-def test_what_a_validation_asks_from_threads_of_its_own_is_not_counted_as_untrained(run: SmallRun) -> None:
-    class Threaded(Twice):
-        def forward(self, english: str) -> dspy.Prediction:
-            thread = threading.Thread(target=lambda: self.judge(french=english))
-            thread.start()
-            thread.join()
-            return super().forward(english)
-
-    checked = answering(check="a")
-    run.answer = lambda asked: plain(asked) if asked.tag("rollout") else checked(asked)
-    grpo = train(run, Threaded(), num_train_steps=2)
-    assert len(validated(grpo)) == 2
-    assert grpo.report.calls_outside_rollouts == 2 * E * K
-
-
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_c43_a_validation_that_was_under_way_is_made_again_on_the_same_weights_or_not_at_all(
-    run: SmallRun,
-    monkeypatch: pytest.MonkeyPatch,
-    held: Held,
-    capsys: pytest.CaptureFixture[str],
-    is_kept: bool,
-) -> None:
-    dead = threading.Event()
-
-    def before_wait(number: int) -> None:
-        if number == 3 and not dead.is_set():
-            ctrl_c()
-            dead.wait(PATIENCE)
-
-    run.answer, run.before_wait = holding(held), before_wait
-    begin_life(monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        train(run, staleness=2)
-    dead.set()
-    held.set()
-    assert len(run.requests) == 3
-    if not is_kept:
-        run.weights[2] = "0" * 64
-    begin_life(monkeypatch, after_step=3)
-    grpo = train(run, staleness=2)
-    assert not held.in_vain
-    assert validated(grpo) == [(2, 2), (4, 4), (5, 5)][not is_kept :]
-    said = capsys.readouterr().err
-    assert ("no validation after 2 steps: its weights are not kept any more" in said) is not is_kept

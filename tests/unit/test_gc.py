@@ -159,6 +159,9 @@ def test_without_a_terminal_nobody_is_asked_and_nothing_goes(
     assert done.returncode == 0
     assert str(left.pid) in done.stdout
     assert "nothing was removed: launch gc --yes" in done.stderr
+    done = typed("gc", "--older-than", "7 d", "--unpulled", "--give-up-results", "dev")
+    same = "launch gc --older-than '7 d' --unpulled --give-up-results dev --yes"
+    assert f"nothing was removed: {same}" in done.stderr, "what is pasted removes what was shown"
     assert left.poll() is None
 
 
@@ -274,6 +277,54 @@ def test_old_runs_go_only_when_told_and_their_results_stay(typed: Typed, store: 
     assert not (old / "machine").exists() and (old / "results" / "adapter" / "state.json").exists()
     assert (unpulled / "machine").exists()
     assert store.load("old").state == "verified"
+
+
+def benched(home: Home, name: str) -> tuple[Path, RecordStore]:
+    """A bench's folder, and the runs of its only run's own home."""
+    folder = home.benches / name
+    own = folder / "ours-0" / "home"
+    own.mkdir(parents=True)
+    (own / "cache").symlink_to(home.cache, target_is_directory=True)
+    for figures in (folder / "bench.json", folder / "ours-0" / "run.json"):
+        figures.write_text("{}")
+    return folder, RecordStore(Home(own, own, own / "cache"))
+
+
+def test_what_old_benches_ran_goes_only_when_told_and_their_figures_stay(
+    typed: Typed, home: Home, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    home.cache.mkdir(parents=True)
+    (home.cache / "kept").touch()
+    (old, runs), (new, newer), (busy, _) = (benched(home, name) for name in ("old", "new", "busy"))
+    over(runs, "old", ago=8 * 86400)
+    over(newer, "new", ago=86400)
+    start(LAUNCH_HOME=str(busy / "ours-0" / "home"))
+    for folder in (old, busy):
+        os.utime(folder / "ours-0" / "home", (0, 0))
+    assert found(typed) == []
+    (find,) = found(typed, "--older-than", "7d")
+    assert (find["kind"], find["path"]) == ("old bench", str(old / "ours-0" / "home"))
+    assert "its figures and logs stay" in str(find["why"])
+    assert typed("gc", "--older-than", "7d", "--yes").returncode == 0
+    assert sorted(str(it.relative_to(old)) for it in old.rglob("*")) == [
+        "bench.json",
+        "ours-0",
+        "ours-0/run.json",
+    ]
+    assert (home.cache / "kept").exists(), "what is linked to is not the bench's"
+    assert (new / "ours-0" / "home").exists() and (busy / "ours-0" / "home").exists()
+
+
+def test_a_benchs_run_that_nobody_looks_after_is_taken_down_before_it_goes(typed: Typed, home: Home) -> None:
+    folder, runs = benched(home, "killed")
+    gone = ProcessId(2**22, "long ago")
+    record = runs.create()
+    runs.update(record.id, state="work", created=0.0, launch=gone, guardian=gone)
+    os.utime(folder / "ours-0" / "home", (0, 0))
+    (find,) = found(typed, "--older-than", "7d")
+    assert (find["kind"], find["run_id"]) == ("run", record.id)
+    assert typed("gc", "--yes").returncode == 0
+    assert (runs.load(record.id).state, runs.load(record.id).ended_by) == ("verified", "gc")
 
 
 def test_what_cannot_be_removed_is_said_and_decides_the_exit_code(

@@ -53,6 +53,17 @@ def test_how_old_a_steps_samples_were_is_told_by_their_versions(store: RecordSto
     assert (rows[2]["lag_mean"], rows[2]["lag_most"]) == (0.25, 1)
 
 
+def test_what_the_clip_stopped_is_told_by_age(store: RecordStore) -> None:
+    record = played_run(store, "dev", steps=2)
+    path = results(store, record.id) / "metrics.jsonl"
+    first, second = map(json.loads, path.read_text().splitlines())
+    told = {"trained_tokens": 40.0, "clip_fraction": 0.1, "masked_tokens": 2.0}
+    second["metrics"] |= {f"lag1/{name}": value for name, value in told.items()}
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    found = json.loads(json.dumps(RunPage(store, record.id).steps()["steps"]))
+    assert [it["stopped"] for it in found] == [{}, {"1": pytest.approx(0.15)}]
+
+
 def test_head_has_money_lease_and_what_the_runtime_says(store: RecordStore) -> None:
     record = played_run(store, "dev", steps=2, ended=False)
     runtime = {"lease_left_seconds": 700.0, "phase": "ready", "version": 2, "step": 2, "children": []}

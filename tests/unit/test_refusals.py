@@ -124,6 +124,8 @@ COMMAND_LINE = [
     Refused("statsu", 2, "statsu is not a verb", "did you mean status?", "launch status"),
     Refused("status --model x", 2, "--model cannot be used with status", "an option of a run", "launch status --help"),
     Refused("config --resume x", 2, "--resume cannot be used with config", "an option of a run", "launch config --help"),
+    Refused("bench --bogus", 2, "no such option: --bogus", "the command line could not be read", "launch bench --help"),
+    Refused("bench --seed 2", 2, "no such option: --seed", "did you mean --seeds?", "launch bench --help"),
     Refused("status --jsn", 2, "no such option: --jsn", "did you mean --json?", "launch status --help"),
     Refused("--max 4", 2, "--max: '4' is not valid", "a number with a unit: 90s, 15m, 4h", "launch --help"),
     Refused("--max 0", 2, "--max: '0' is not valid", "a number with a unit", "launch --help"),

@@ -20,6 +20,7 @@ from launcher.screen.charts import Chart, Line, Point, shown, ticks
 from tests.support.typed import Typed
 
 SVG = "{http://www.w3.org/2000/svg}"
+STOPPED = "Share of tokens past a bound of the loss, by their age"
 Drawn = tuple[str, list[tuple[float, float]]]
 
 
@@ -303,6 +304,36 @@ def test_b18_damaged_lines_are_passed_over_and_numbers_that_are_none_are_not_dra
     assert [(it.step, it.reward, it.loss) for it in found.steps] == [(1, None, 1.0), (6, 0.5, None)]
     assert found.validations == []
     ElementTree.fromstring(report_page.svg([found]))
+
+
+def test_b18_of_a_stale_run_what_the_clip_stopped_is_drawn_by_age(finished: Callable[..., Path]) -> None:
+    results = finished("dev", steps=3, validated=0)
+    lines = [metrics(it) for it in range(1, 4)]
+    aged = {1: (40.0, 0.1, 2.0), 2: (10.0, 0.3, 0.0)}  # tokens, what of them the clip stopped, and dual_clip
+    for lag, (tokens, clipped, masked) in aged.items():
+        told = {"trained_tokens": tokens, "clip_fraction": clipped, "masked_tokens": masked}
+        lines[2]["metrics"] |= {f"lag{lag}/{name}": value for name, value in told.items()}
+    lines[1]["metrics"] |= {
+        "lag1/trained_tokens": 20.0,
+        "lag1/clip_fraction": 0.25,
+        "lag1/masked_tokens": 0.0,
+    }
+    lines[1]["metrics"] |= {
+        "lag2/trained_tokens": 0.0,
+        "lag2/clip_fraction": "much",
+        "lagging/trained_tokens": 1,
+    }
+    write(results / "metrics.jsonl", lines)
+    run = report_data.read(results, None, label="dev", run_id="dev", model="tiny", state="ended")
+    assert [it.stopped for it in run.steps] == [{}, {1: 0.25}, {1: pytest.approx(0.15), 2: 0.3}]
+    one, two = (points for _, points in drawn(report_page.svg([run]))[STOPPED])
+    close(one, [(2, 0.25), (3, 0.15)])
+    close(two, [(3, 0.3)])
+    assert "1 step old" in report_page.svg([run]) and "2 steps old" in report_page.svg([run])
+    assert numbers(report_page.html([run]))["runs"][0]["steps"][2]["stopped"] == {
+        "1": pytest.approx(0.15),
+        "2": 0.3,
+    }
 
 
 def test_b18_names_are_text_in_a_page_and_never_its_code(finished: Callable[..., Path]) -> None:

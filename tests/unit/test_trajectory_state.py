@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,21 +15,6 @@ from launcher.client.by_trajectories import TrainSettings
 from tests.support.small_run import SmallRun
 
 ASKED = {"role": "user", "content": "Well?"}
-
-
-@pytest.fixture
-def run() -> Iterator[SmallRun]:
-    run = SmallRun(refuse_empty=False)
-    try:
-        yield run
-    finally:
-        run.close()
-
-
-@pytest.fixture
-def session(run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
-    return run.session()
 
 
 def group(name: str = "r") -> TrajectoryGroup:

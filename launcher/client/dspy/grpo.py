@@ -35,7 +35,7 @@ from launcher.client.dspy.parameters import (
     rollouts_by_either_name,
 )
 from launcher.client.dspy.programs import Trained, attach, sampling_notes, strict_adapter, with_own_lms
-from launcher.client.dspy.report import Journal, Report
+from launcher.client.dspy.report import Journal, Report, counted
 from launcher.client.dspy.rolling import Sampling, described, most_extra
 from launcher.client.dspy.rollouts import Limits
 from launcher.client.dspy.sampler import EpochSampler
@@ -232,7 +232,7 @@ class GRPO(Teleprompter):
         journal.begin(place)
         journal.note(
             f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
-            f"{self.num_train_steps} steps of {self.num_dspy_examples_per_grpo_step} examples × "
+            f"{counted(self.num_train_steps, 'step')} of {self.num_dspy_examples_per_grpo_step} examples × "
             f"{self.num_rollouts_per_grpo_step} rollouts"
         )
         plan = self._plan({**status.settings, **self._meant.recorded}, status.places)

@@ -111,6 +111,8 @@ class StepLine:
     groups_again: int = 0
     # Of its answers, how many were sampled by a version so many steps old.
     lags: dict[str, int] = field(default_factory=dict)
+    # Left out since the step before, as they had become too old.
+    groups_stale: int = 0
 
     @classmethod
     def of(
@@ -123,6 +125,7 @@ class StepLine:
         seconds: tuple[float, float],
         groups_again: int,
         lags: Mapping[int, int],
+        groups_stale: int,
     ) -> StepLine:
         everything = [reward for rewards in grouped.rewards.values() for reward in rewards]
         return cls(
@@ -141,6 +144,7 @@ class StepLine:
             train_seconds=round(seconds[1], 3),
             groups_again=groups_again,
             lags={str(lag): count for lag, count in lags.items()},
+            groups_stale=groups_stale,
         )
 
 
@@ -182,6 +186,7 @@ class Journal:
             f"trained {line.counts['trained']} of {line.counts['samples']}{_masked(line.metrics)}",
             *([f"re-rolled {counted(line.groups_again, 'group')}"] if line.groups_again else []),
             *_older(line.lags),
+            *([f"left out {counted(line.groups_stale, 'example')} as too old"] if line.groups_stale else []),
             f"v{line.version}" if line.version is not None else "not published",
             f"{line.rollout_seconds + line.train_seconds:.1f} s"
             f" (rollouts {line.rollout_seconds:.1f}, training {line.train_seconds:.1f})",

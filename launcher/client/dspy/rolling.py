@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -76,7 +76,8 @@ class Rolled:
     """One step's rollouts, before they are trained. `again`: groups that were rolled out for flat ones.
 
     `seconds`: how long the step waited for them. `lags`: of its answers, how many were sampled by a version
-    so many steps older than the one that is served. `outstanding`: see `Taken`.
+    so many steps older than the one that is served. `stale`: how many examples were left out before it.
+    `outstanding`: see `Taken`.
     """
 
     step: int
@@ -85,6 +86,7 @@ class Rolled:
     seconds: float
     again: int = 0
     lags: Mapping[int, int] = field(default_factory=dict)
+    stale: int = 0
     outstanding: Outstanding | None = None
 
     @property
@@ -158,8 +160,11 @@ class Rolling:
     _quiet: ExitStack = field(default_factory=ExitStack)
     _astray_before: int = 0
     runner: Runner = field(init=False)
+    # The runs of so many steps before.
+    _earlier: deque[Sequence[Finished]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._earlier = deque(maxlen=self.staleness)
         limits = self.sampling.limits
         self.runner = Runner(self.program, self.metric, self.adapter, limits, self.lm)
         # What a frozen part asks, or a model of somebody else's, is not trained.
@@ -215,7 +220,8 @@ class Rolling:
         finished = [run for it in ended for run in it.finished]
         grouped = reduce(Grouped.with_more, (it.grouped for it in ended))
         self._count(step, taken, grouped)
-        check_answered(finished, "step")
+        check_answered(finished, "step", [run for runs in self._earlier for run in runs])
+        self._earlier.append(finished)
         self._note_astray()
         self.served.check(finished, self.predictors)
         self.vain.crashed(finished)
@@ -223,7 +229,8 @@ class Rolling:
         self.report.groups_again += (groups := sum(len(it.grouped.groups) for it in again))
         self.report.rollouts_again += sum(len(it.finished) for it in again)
         seconds = time.monotonic() - began
-        return Rolled(step, finished, grouped, seconds, groups, self._lags(finished), taken.outstanding)
+        lags, stale = self._lags(finished), len(taken.stale)
+        return Rolled(step, finished, grouped, seconds, groups, lags, stale, taken.outstanding)
 
     def _count(self, step: int, taken: Taken, grouped: Grouped) -> None:
         self.report.add_rollouts(grouped)

@@ -300,8 +300,9 @@ class Training:
         epoch = self.sampler.epoch(rolled.step)
         rates = (rolled.parse_rate, rolled.cut_off_rate)
         line = StepLine.of(
-            rolled.step + 1, epoch, rolled.grouped, rates, status, seconds, rolled.again, rolled.lags
-        )
+            rolled.step + 1, epoch, rolled.grouped, rates, status, seconds,
+            rolled.again, rolled.lags, rolled.stale,
+        )  # fmt: skip
         self.journal.step(line)
         if not status.counts.trained:
             self.journal.note("nothing to learn from in that step: each group's rewards were all the same")

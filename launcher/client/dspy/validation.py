@@ -149,8 +149,11 @@ def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
     )
 
 
-def check_answered(finished: Sequence[Finished], of: str) -> None:
-    """Raise when not one run came to an end: EndpointLost, or TrainingFailed when all were too slow."""
+def check_answered(finished: Sequence[Finished], of: str, earlier: Sequence[Finished] = ()) -> None:
+    """Raise when not one run came to an end: EndpointLost, or TrainingFailed when all were too slow.
+
+    `earlier`: the runs that left before these, as they were done first. What is slow gathers behind them.
+    """
     if any(it.outcome not in ("lost", "overdue") for it in finished):
         return
     lost = next((it for it in finished if it.outcome == "lost"), None)
@@ -160,6 +163,8 @@ def check_answered(finished: Sequence[Finished], of: str) -> None:
             why=lost.reason,
             hint="`launch status` shows the run; its log says why it is gone",
         )
+    if any(it.outcome != "overdue" for it in earlier):
+        return
     raise TrainingFailed(
         f"None of the {of}'s {len(finished)} rollouts finished",
         why=finished[0].reason,

@@ -20,7 +20,7 @@ from typing import Any
 
 from launcher.client.failures import Rewound
 from launcher.client.session import Session
-from launcher.client.staleness import check_staleness
+from launcher.client.staleness import check_staleness, check_whole
 from launcher.client.trajectories.ahead_place import Place
 from launcher.client.trajectories.begun_group import BegunGroup
 from launcher.client.trajectories.gather_context import GatherContext
@@ -81,6 +81,7 @@ async def gather_ahead(
     Raises Rewound where the machine was lost: what was begun is worth nothing, and the place is that of
     `read_state()`.
     """
+    check_whole(per_step=per_step, staleness=staleness)
     if per_step < 1 or staleness < 0:
         raise ValueError(f"per_step is at least 1 and staleness at least 0, not {per_step} and {staleness}")
     if staleness:

@@ -90,6 +90,14 @@
       empty: 'No step was trained yet.',
       lines: [{ name: 'joined', values: of('joined'), colour: 2 }, { name: 'sealed', values: of('sealed'), colour: 1 }],
     });
+    const ages = [...new Set(steps.flatMap((it) => Object.keys(it.stopped)))].map(Number).sort((a, b) => a - b);
+    if (ages.length) {
+      chart({
+        key: 'stopped', title: 'Past a bound of the loss', note: 'share of a step\'s tokens, by their age', low: 0, digits: 3,
+        empty: 'Nothing older was trained yet.',
+        lines: ages.map((age, at) => ({ name: age ? `${plural(age, 'step')} old` : 'newest', values: steps.map((it) => it.stopped[age] ?? null), colour: at })),
+      });
+    }
   }
 
   const rewardNote = (steps) => (predictorsOf(steps).length > 1 ? 'mean of each step, by predictor' : 'mean of each step');
