@@ -73,6 +73,13 @@ class Run:
         members = [Member(rollout=rollout, reward=float(index)) for index, rollout in enumerate(rollouts)]
         return StepRequest(key=key, groups=[Group(id="g", members=members)], **more)
 
+    async def fail_publication(self, queue: StepQueue) -> None:
+        """Step 1 is committed, and not served as long as `refuse` says why."""
+        self.refuse = "engine-0: gone"
+        await queue.submit(self.request("k1", "a", "b"))
+        await self.commit(1)
+        assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
+
     def batch_folder(self, step: int) -> Path:
         return self.folder / "steps" / f"{step:06d}"
 

@@ -401,20 +401,20 @@ def test_a_disk_that_is_full_makes_steps_wait_and_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.gateway.steps.queue.DISK_SECONDS", 0.01)
+    instants = [f"gateway.{it}" for it in ("queued", "giving", "given", "ending")]
+    full = failpoints.Failpoints(",".join(f"{it}:full" for it in instants))  # at the first passing of each
+    monkeypatch.setattr(failpoints, "_ours", full)
 
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:
             request = run.request("k1", "a", "b")
-            for instant in ("gateway.queued", "gateway.giving", "gateway.given", "gateway.ending"):
-                monkeypatch.setattr(failpoints, "_ours", failpoints.Failpoints(f"{instant}:full"))
-                if instant == "gateway.queued":
-                    with pytest.raises(OSError, match="No space left"):
-                        await queue.submit(request)
-                    await queue.submit(request)
-                elif instant == "gateway.ending":
-                    await run.commit(1)
-                    assert (await queue.wait(1, SOON_SECONDS)).state == "published"
+            with pytest.raises(OSError, match="No space left"):
+                await queue.submit(request)
+            await queue.submit(request)
+            await run.commit(1)
+            assert (await queue.wait(1, SOON_SECONDS)).state == "published"
             assert queue.queued == 0 and run.published == [1]
+            assert [full._passed[it] for it in instants] == [2, 3, 2, 2]
 
     drive(work, tmp_path)
 

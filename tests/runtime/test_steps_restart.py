@@ -98,10 +98,7 @@ def test_c40_a_publication_that_failed_is_tried_again_by_the_next_process_and_th
 
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:
-            run.refuse = "engine-0: gone"
-            await queue.submit(run.request("k1", "a", "b"))
-            await run.commit(1)
-            assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
+            await run.fail_publication(queue)
         run.refuse = None
         for _ in range(2):  # and it is on disk
             async with Running(run.queue()) as queue:
@@ -120,10 +117,7 @@ def test_a_disk_that_is_full_as_a_version_is_tried_again_ends_no_gateway(
 
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:
-            run.refuse = "engine-0: gone"
-            await queue.submit(run.request("k1", "a", "b"))
-            await run.commit(1)
-            assert (await queue.wait(1, SOON_SECONDS)).state == "failed"
+            await run.fail_publication(queue)
             run.full.set()
             await wait_until_async(lambda: "No space left" in str(queue.trouble), SOON_SECONDS)
             run.full.clear()
