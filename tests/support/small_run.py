@@ -253,7 +253,7 @@ class SmallRun:
         self.client_state = request.client_state
         self.steps[number] |= {"key": request.key, "counts": counts, "metrics": self.metrics}
         if self.fail_step:
-            self.steps[number] |= {"state": "failed", "error": self.fail_step}
+            self.steps[number] |= {"state": "failed", "error": self.fail_step, "version": None}
         return 202, self.steps[number]
 
     def restore(self, name: str, request: RestoreRequest) -> tuple[int, dict[str, Any]]:
