@@ -73,6 +73,14 @@ class Run:
         members = [Member(rollout=rollout, reward=float(index)) for index, rollout in enumerate(rollouts)]
         return StepRequest(key=key, groups=[Group(id="g", members=members)], **more)
 
+    async def commit_two(self, queue: StepQueue) -> None:
+        """Two steps are committed, and the first one's publication waits for `engines`."""
+        self.engines.clear()
+        await queue.submit(self.request("k1", "a", "b"))
+        await queue.submit(self.request("k2", "c", "d"))
+        await self.commit(1)
+        await self.commit(2)  # given beside that publication
+
     async def fail_publication(self, queue: StepQueue) -> None:
         """Step 1 is committed, and not served as long as `refuse` says why."""
         self.refuse = "engine-0: gone"

@@ -95,11 +95,7 @@ def test_the_trainer_has_the_next_step_while_the_last_one_is_published(tmp_path:
 def test_a_step_that_was_given_beside_a_publication_that_fails_is_served_in_its_turn(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:
-            run.engines.clear()
-            await queue.submit(run.request("k1", "a", "b"))
-            await queue.submit(run.request("k2", "c", "d"))
-            await run.commit(1)
-            await run.commit(2)
+            await run.commit_two(queue)
             run.refuse = "engine-0: served and trained logprobs differ"
             run.engines.set()
             assert (await queue.wait(1, SOON_SECONDS)).state == "failed"

@@ -58,11 +58,7 @@ def test_c40_of_two_committed_steps_the_one_under_publication_is_served_first_af
 ) -> None:
     async def work(run: Run) -> None:
         async with Running(run.queue()) as dying:
-            run.engines.clear()
-            await dying.submit(run.request("k1", "a", "b"))
-            await dying.submit(run.request("k2", "c", "d"))
-            await run.commit(1)
-            await run.commit(2)
+            await run.commit_two(dying)
         if lost:
             (tmp_path / "steps" / "queue" / "000001.json").write_text("{")
         run.engines.set()
@@ -131,11 +127,7 @@ def test_a_disk_that_is_full_as_a_version_is_tried_again_ends_no_gateway(
 def test_g18_what_was_trained_but_not_served_is_never_trained_again(tmp_path: Path, again: bool) -> None:
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:
-            run.engines.clear()
-            await queue.submit(run.request("k1", "a", "b"))
-            await queue.submit(run.request("k2", "c", "d"))
-            await run.commit(1)
-            await run.commit(2)  # given beside the publication that fails
+            await run.commit_two(queue)
             run.refuse = "engine-0: served and trained logprobs differ"
             run.engines.set()
             assert (await queue.wait(1, SOON_SECONDS)).state == "failed"

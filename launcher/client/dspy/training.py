@@ -243,7 +243,7 @@ class Training:
 
     def _trained_all_the_same(self, rolled: Rolled, sent: int, began: float) -> None:
         """A step was sent before it was known that the training ends: it is committed, and has its line."""
-        with suppress(ClientError):
+        with suppress(ClientError):  # the program is told why the step before it is not served
             status = self.session.wait(sent, committed=True)
             self._finish(rolled, status, time.monotonic() - began)
 
