@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,6 +81,18 @@ class Played:
         taken: Future[Taken] = Future()
         threading.Thread(target=lambda: taken.set_result(self.pool.take(done, newest)), daemon=True).start()
         return taken
+
+    def waits(self) -> threading.Semaphore:
+        """Released by whoever begins to wait for a change, who holds the lock until it does wait."""
+        begun = threading.Semaphore(0)
+        until = self.pool.workers.until
+
+        def told(is_done: Callable[[], bool]) -> None:
+            begun.release()
+            until(is_done)
+
+        self.pool.workers.until = told
+        return begun
 
     def take(self, done: int, newest: int | None = None) -> list[Key]:
         return keys_of(self.pool.take(done, newest))
@@ -181,8 +193,11 @@ def test_c39_one_that_is_done_too_late_is_left_out_while_its_step_waits(make: An
     played = make(staleness=1, done=2)
     played.pool.go_on(2)
     played.answer((3, 1), version=3)
+    waits = played.waits()
     taken = played.taking(2, newest=5)
-    played.pool.workers.until(lambda: (4, 0) in played.begun)  # it is waiting, and has left one out
+    for _ in range(2):  # before it has left one out, and after
+        assert waits.acquire(timeout=PATIENCE)
+    assert (4, 0) in played.begun
     played.finish((2, 0), version=3)
     played.finish((2, 1), (3, 0), version=4)
     assert keys_of(taken.result(PATIENCE)) == [(2, 1), (3, 0)]

@@ -176,7 +176,9 @@ class StepFolder:
     # ------------------------------------------------------------------ after a restart
 
     def read_all(self, kept: Mapping[int, dict[str, Any]]) -> list[Step]:
-        """Every step ever taken in, as far as it had come, in order. `kept`: step → state of its checkpoint.
+        """Every step ever taken in, in order, with how it ended. `kept`: step → state of its checkpoint.
+
+        One that has not ended is as it was taken in: `was_given` says whether the trainer has it.
 
         The queue's files that are lost or broken are made again, from the batches and the checkpoints.
         """
@@ -209,8 +211,6 @@ class StepFolder:
                 _take_outcome(step, StepStatus.model_validate(outcome))
             elif number < oldest_open:
                 raise ValueError("how it ended is not written")
-            elif step_folder(self._root, number).exists():
-                step.state = "training"
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("the queue's entry of step %d is made again: %s", number, error)
             return None
