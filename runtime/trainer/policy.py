@@ -81,6 +81,11 @@ class Policy:
     def _is_master(self, name: str) -> bool:
         return self._working[name].dtype == torch.float32 and self._scale[name] == 1
 
+    @property
+    def exact(self) -> bool:
+        """Whether it multiplies in fp32, with the masters' own precision."""
+        return all(working.dtype == torch.float32 for working in self._working.values())
+
     def hidden(self, tokens_BL: Tensor, positions_BL: Tensor, seen: Tensor | Seen) -> Tensor:
         """Last hidden states [B, L, D], normalised: what the output layer takes.
 

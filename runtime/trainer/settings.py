@@ -47,6 +47,11 @@ class UpdateSettings:
     pack_tokens: int
     recorded: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
+    @property
+    def negligible(self) -> float:
+        """How far apart two logprobs may be, in nats, that are one and the same to the clip."""
+        return min(self.clip_low, self.clip_high, 1.0) / 1000
+
     @classmethod
     def of(cls, keys: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> UpdateSettings:
         """Those of a step, out of the recipe's configuration and what its batch says. Raises SettingsError.

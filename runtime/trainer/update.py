@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
 # Of a step, over all ranks, besides what is measured by lag: sums, and means over the step's tokens.
-_COUNTED = ("loss", "unkept_tokens")
+_COUNTED = ("loss", "unkept_tokens", "trusted_tokens")
 _AVERAGED = ("kl_reference", "entropy")
 
 
@@ -213,7 +213,8 @@ def gradients(
     out from `past` where nobody gives it.
     """
     packs = own_packs(policy, batch, selected.sequences, settings, ranks)
-    old = old or old_logprobs(policy, batch, packs, past, partial(lay_out, policy, batch, settings))
+    place = partial(lay_out, policy, batch, settings)
+    old = old or old_logprobs(policy, batch, packs, past, place, settings.negligible)
     lags = Lags.of(batch, selected.sequences)
     whole = len(_COUNTED + _AVERAGED)
     sums = torch.zeros(whole + FIGURES * len(lags.values), device=policy.device, dtype=torch.float64)
@@ -226,6 +227,7 @@ def gradients(
         sums += _summed(terms, entropy)
         ratio_max = torch.maximum(ratio_max, terms.ratio_max.detach().float())
     sums[_COUNTED.index("unkept_tokens")] += old.unkept
+    sums[_COUNTED.index("trusted_tokens")] += old.trusted
     add_up(policy, sums, ranks)
     ranks.keep_largest(ratio_max)
     sums[len(_COUNTED) : whole] /= selected.tokens
@@ -256,7 +258,8 @@ def add_up(policy: Policy, sums: Tensor, ranks: Ranks) -> None:
 
 def _summed(terms: losses.LossTerms, entropy: Tensor) -> Tensor:
     """One pack's part of the step's sums, in their order: of the whole step, then of each figure by lag."""
-    whole = (terms.loss, torch.zeros_like(terms.loss), terms.kl_reference, entropy)
+    none = torch.zeros_like(terms.loss)
+    whole = (terms.loss, none, none, terms.kl_reference, entropy)
     counted = (terms.masked, terms.masked_answers, terms.truncated)
     averaged = (terms.ratio, terms.clipped, terms.kl_behaviour)
     return torch.cat([value.detach().double().reshape(-1) for value in (*whole, *counted, *averaged)])
