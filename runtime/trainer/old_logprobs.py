@@ -2,7 +2,8 @@
 
 A ratio's clip compares with it and not with what the engine said: between engine and trainer lies rounding,
 which is not what was learned since. Of the version that is trained now it is the step's own forward pass.
-Neighbours: `update.py` asks, once a step; the recipe knows where adapters are kept.
+Neighbours: `update.py` asks, once a step; the recipe knows where adapters are kept; `trust.py` says when the
+engine's word will do.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from runtime.shared.batch import Batch
 from runtime.trainer.forward import pack_logprobs
 from runtime.trainer.packing import Pack
+from runtime.trainer.trust import Trust
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -63,15 +65,15 @@ def old_logprobs(
     packs: Sequence[Pack],
     past: Past | None,
     lay_out: Callable[[list[int]], list[Pack]],
-    within: float = 0.0,
+    trust: Trust | None = None,
 ) -> Old:
     """One more forward pass for every earlier version in these packs, over the sequences that it is in.
 
     Those are laid out anew, without the others: a sequence is computed once for each of its versions, and
     packing changes nothing but rounding (C41). Without a past everything was sampled by the policy as it is.
 
-    Where an fp32 policy finds no token of one of a version's groups further than `within` nats from what the
-    engine said, the engine's word is taken for the version's others. Each step asks about the next group.
+    With `trust` one group of a version is computed first, and where that shows the engine to be exact its
+    word is taken for the version's others. Raises RankLostError.
     """
     old_N = torch.full((len(batch.tokens),), torch.nan)
     version_N = torch.from_numpy(batch.sampled_by)
@@ -84,27 +86,29 @@ def old_logprobs(
             found = pack_logprobs(policy, one, batch).logprob_T.cpu()
             old_N[one.source_T[here_T]] = found[here_T]
 
-    met = {version for one in packs for version in version_N[one.source_T].unique().tolist()}
+    # With other ranks those of all, as all come to one answer about each.
+    step = trust.sequences if trust else _sequences(packs, version_N >= 0)
+    met = set(version_N[_within(batch, step)].tolist()) - {-1}
     unkept = trusted = 0
-    behaviour_N = torch.from_numpy(batch.logprobs)
+    said_N = torch.from_numpy(batch.logprobs)
     for version in sorted(met - {past.version}):
         theirs_N = version_N == version
         inside = past.wearing(policy, version)
         if inside is None:
-            old_N[theirs_N] = behaviour_N[theirs_N]
+            old_N[theirs_N] = said_N[theirs_N]
             unkept += sum(int(theirs_N[one.source_T].sum()) for one in packs)
             continue
         chosen = _sequences(packs, theirs_N)
-        asked = _one_group(batch, chosen) if within > 0 and policy.exact else []
+        asked = trust.asked(batch, theirs_N) if trust else []
+        first, rest = ([one for one in chosen if (one in asked) is is_asked] for is_asked in (True, False))
         with torch.no_grad(), inside:
-            fill(asked, theirs_N)
-            left_N = theirs_N & old_N.isnan()
-            apart = (old_N - behaviour_N)[theirs_N & ~left_N].abs()
-            if len(apart) and float(apart.max()) <= within:
-                old_N[left_N] = behaviour_N[left_N]
-                trusted += sum(int(left_N[one.source_T].sum()) for one in packs)
+            fill(first, theirs_N)
+            if trust and trust.holds(old_N, said_N, theirs_N & _within(batch, first)):
+                left_N = theirs_N & _within(batch, rest)
+                old_N[left_N] = said_N[left_N]
+                trusted += int(left_N.sum())
             else:
-                fill([sequence for sequence in chosen if sequence not in asked], theirs_N)
+                fill(rest, theirs_N)
     return Old(old_N, unkept, trusted)
 
 
@@ -114,8 +118,9 @@ def _sequences(packs: Sequence[Pack], theirs_N: Tensor) -> list[int]:
     return sorted({sequence for some in found for sequence in some.tolist()})
 
 
-def _one_group(batch: Batch, chosen: list[int]) -> list[int]:
-    """Those of these sequences that are in one of their groups, another one at each step."""
-    group_of = {sequence: int(batch.group[batch.member[sequence]]) for sequence in chosen}
-    groups = sorted(set(group_of.values()))
-    return [sequence for sequence in chosen if group_of[sequence] == groups[batch.step % len(groups)]]
+def _within(batch: Batch, sequences: Sequence[int]) -> Tensor:
+    """Which tokens are in these sequences [N]."""
+    found_N = torch.zeros(len(batch.tokens), dtype=torch.bool)
+    for sequence in sequences:
+        found_N[batch.span(sequence)] = True
+    return found_N

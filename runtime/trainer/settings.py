@@ -18,6 +18,9 @@ from runtime.shared.train_config import TrainConfig, complaint
 
 __all__ = ["SettingsError", "UpdateSettings"]
 
+# Engines in fp32 prove each version to 1e-3 nats (gateway/engines/version_proof.py).
+_WIDE = 0.05
+
 _KEYS = TrainConfig.model_fields.keys() - {"lora", "activation_checkpointing", "seed", "keep_checkpoints"}
 
 
@@ -49,8 +52,12 @@ class UpdateSettings:
 
     @property
     def negligible(self) -> float:
-        """How far apart two logprobs may be, in nats, that are one and the same to the clip."""
-        return min(self.clip_low, self.clip_high, 1.0) / 1000
+        """How far apart two logprobs may be, in nats, that are one and the same to the clip.
+
+        0 where nothing is: a narrow clip, as gspo's, sees what lies between any two kernels.
+        """
+        bound = min(self.clip_low, self.clip_high, 1.0)
+        return bound / 1000 if bound >= _WIDE else 0.0
 
     @classmethod
     def of(cls, keys: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> UpdateSettings:

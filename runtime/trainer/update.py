@@ -31,6 +31,7 @@ from runtime.trainer.packing import Pack, pack
 from runtime.trainer.ranks import Ranks
 from runtime.trainer.rewards import reward_metrics
 from runtime.trainer.settings import UpdateSettings
+from runtime.trainer.trust import Trust
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -214,7 +215,9 @@ def gradients(
     """
     packs = own_packs(policy, batch, selected.sequences, settings, ranks)
     place = partial(lay_out, policy, batch, settings)
-    old = old or old_logprobs(policy, batch, packs, past, place, settings.negligible)
+    if old is None:
+        trust = None if past is None else Trust.of(policy, settings, selected.sequences, ranks)
+        old = old_logprobs(policy, batch, packs, past, place, trust)
     lags = Lags.of(batch, selected.sequences)
     whole = len(_COUNTED + _AVERAGED)
     sums = torch.zeros(whole + FIGURES * len(lags.values), device=policy.device, dtype=torch.float64)

@@ -34,6 +34,7 @@ from tests.runtime.trainer_fixtures import (
     Sample,
     TablePolicy,
     assert_same_gradient,
+    by_whether_asked,
     make_batch,
     measure,
     of_engine,
@@ -271,7 +272,6 @@ def test_c51_what_the_policy_itself_sampled_costs_no_second_pass(
     asked, others = (len(pack(sequences(batch), rows, 64)) for rows in by_whether_asked(batch))
     assert len(passes) == count + asked + others, "the engine's word is not worth much here"
     assert_same_gradient(at_lag_1.gradient, at_lag_0.gradient, within=1e-6)
-    passes.clear()
     exact = replace(batch, logprobs=said_by(policy, batch).numpy())
     passes.clear()
     found = measure(policy, exact, rule, past=Past(1, lambda _: tmp_path))
@@ -279,53 +279,6 @@ def test_c51_what_the_policy_itself_sampled_costs_no_second_pass(
     assert found.metrics["trusted_tokens"] > 0 == at_lag_1.metrics["trusted_tokens"]
     of_lag_0 = measure(policy, exact, rule, past=Past(0, lambda _: tmp_path))
     assert_same_gradient(found.gradient, of_lag_0.gradient, within=1e-5)
-
-
-def by_whether_asked(batch: Batch) -> tuple[list[int], list[int]]:
-    """The sequences of the group that is asked about at the batch's step, and the others."""
-    asked = batch.group[batch.member] == batch.step % len(set(batch.group))
-    return np.flatnonzero(asked).tolist(), np.flatnonzero(~asked).tolist()
-
-
-@pytest.mark.parametrize("step", [3, 4])
-@pytest.mark.parametrize(
-    ("dtype", "apart", "trusts"),
-    [("float32", 1e-4, True), ("float32", 3e-4, False), ("bfloat16", 0.0, False)],
-    ids=["as exact as the trainer", "a token that is further off", "bf16"],
-)
-def test_c51_the_engines_word_is_taken_where_it_was_exact_on_another_group_of_the_version(
-    dtype: str, apart: float, trusts: bool, step: int, tmp_path: Path
-) -> None:
-    older, now = trained_policy(dtype), trained_policy(dtype)
-    older.export_adapter(tmp_path, "tiny")
-    optimizer = torch.optim.AdamW(now.masters.values(), lr=1e-2)
-    update(now, optimizer, make_batch(random_samples(1)), SETTINGS, ALONE)
-    batch = make_batch(random_samples(51, groups=4, members=3), step=step)
-    asked, others = by_whether_asked(batch)
-    own = said_by(older, batch).numpy()
-    said = own.copy()
-    span = batch.span(asked[-1])
-    said[span.start + int(batch.sampled[span].argmax())] += apart
-    batch = replace(batch, version=np.full(12, 2), logprobs=said)
-    laid_out: list[list[int]] = []
-
-    def lay_out(rows: list[int]) -> list[Pack]:
-        laid_out.append(rows)
-        return pack(sequences(batch), rows, 4096)
-
-    found = old_logprobs(now, batch, packs_of(batch), Past(3, {2: tmp_path}.get), lay_out, within=2e-4)
-    theirs_N = torch.from_numpy(batch.sampled).bool()
-    torch.testing.assert_close(found.logprob_N[theirs_N], torch.from_numpy(own)[theirs_N], rtol=0, atol=1e-5)
-    expected = {True: [asked], False: [asked, others]}[trusts] if dtype == "float32" else [[*range(12)]]
-    assert laid_out == expected
-    told = sum(int(batch.sampled[batch.span(one)].sum()) for one in others)
-    assert found.trusted == (told if trusts else 0)
-
-
-def test_what_is_negligible_is_far_inside_the_clip() -> None:
-    """For gspo no engine in fp32 is so exact: the trainer computes all itself."""
-    assert settings_of("grpo").negligible == pytest.approx(2e-4)
-    assert settings_of("gspo").negligible == pytest.approx(3e-7)
 
 
 def test_each_sampled_token_has_the_version_of_its_turn() -> None:

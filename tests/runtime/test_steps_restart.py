@@ -52,6 +52,20 @@ def test_c40_a_gateway_that_dies_at_any_point_ends_with_the_committed_version_se
     drive(work, tmp_path)
 
 
+def test_what_the_trainer_has_is_said_to_train_after_a_restart_though_nothing_drives_it_yet(
+    tmp_path: Path,
+) -> None:
+    async def work(run: Run) -> None:
+        dying = run.queue()
+        await dying.submit(run.request("k", "a", "b"))
+        assert [it.state for it in run.queue().list()] == ["queued"]
+        async with Running(dying):
+            await wait_until_async(run.batch_folder(1).exists, SOON_SECONDS)
+        assert [it.state for it in run.queue().list()] == ["training"]
+
+    drive(work, tmp_path)
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["the queue is whole", "its entry is broken"])
 def test_c40_of_two_committed_steps_the_one_under_publication_is_served_first_after_a_restart(
     tmp_path: Path, lost: bool

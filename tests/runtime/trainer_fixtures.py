@@ -289,6 +289,12 @@ def measure(
     return Measured(found, metrics)
 
 
+def by_whether_asked(batch: Batch) -> tuple[list[int], list[int]]:
+    """The sequences of the group that trust.py asks about at the batch's step, and the others."""
+    asked = batch.group[batch.member] == batch.step % len(set(batch.group))
+    return np.flatnonzero(asked).tolist(), np.flatnonzero(~asked).tolist()
+
+
 def of_engine(batch: Batch) -> Old:
     """The engine's own logprobs in place of the trainer's: a loss as its paper has it, with one sampler."""
     return Old(torch.from_numpy(batch.logprobs), 0)

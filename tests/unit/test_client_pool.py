@@ -195,7 +195,7 @@ def test_c39_one_that_is_done_too_late_is_left_out_while_its_step_waits(make: An
     played.answer((3, 1), version=3)
     waits = played.waits()
     taken = played.taking(2, newest=5)
-    for _ in range(2):  # before it has left one out, and after
+    for _ in range(2):  # at once, as it has left one out; then for what ends next
         assert waits.acquire(timeout=PATIENCE)
     assert (4, 0) in played.begun
     played.finish((2, 0), version=3)

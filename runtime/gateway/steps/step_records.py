@@ -176,9 +176,7 @@ class StepFolder:
     # ------------------------------------------------------------------ after a restart
 
     def read_all(self, kept: Mapping[int, dict[str, Any]]) -> list[Step]:
-        """Every step ever taken in, in order, with how it ended. `kept`: step → state of its checkpoint.
-
-        One that has not ended is as it was taken in: `was_given` says whether the trainer has it.
+        """Every step ever taken in, as far as it had come, in order. `kept`: step → state of its checkpoint.
 
         The queue's files that are lost or broken are made again, from the batches and the checkpoints.
         """
@@ -211,6 +209,8 @@ class StepFolder:
                 _take_outcome(step, StepStatus.model_validate(outcome))
             elif number < oldest_open:
                 raise ValueError("how it ended is not written")
+            elif self.was_given(number):
+                step.state = "training"
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("the queue's entry of step %d is made again: %s", number, error)
             return None
