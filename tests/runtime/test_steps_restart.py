@@ -66,6 +66,23 @@ def test_what_the_trainer_has_is_said_to_train_after_a_restart_though_nothing_dr
     drive(work, tmp_path)
 
 
+def test_c40_a_step_whose_entry_is_broken_before_the_trainer_had_it_fails_and_the_next_is_trained(
+    tmp_path: Path,
+) -> None:
+    async def work(run: Run) -> None:
+        await run.queue().submit(run.request("k", "a", "b"))
+        (tmp_path / "steps" / "queue" / "000001.json").write_text("{")
+        async with Running(run.queue()) as queue:
+            done = await queue.wait(1, SOON_SECONDS)
+            assert (done.state, done.version) == ("failed", None) and "cannot be read" in (done.error or "")
+            await queue.submit(run.request("k2", "a", "b"))
+            await wait_until_async(run.batch_folder(2).exists, SOON_SECONDS)
+            await run.commit(2)
+            assert (await queue.wait(2, SOON_SECONDS)).state == "published"
+
+    drive(work, tmp_path)
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["the queue is whole", "its entry is broken"])
 def test_c40_of_two_committed_steps_the_one_under_publication_is_served_first_after_a_restart(
     tmp_path: Path, lost: bool

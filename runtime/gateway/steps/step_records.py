@@ -217,8 +217,10 @@ class StepFolder:
         return step
 
     def _rebuild(self, number: int, kept: Mapping[int, dict[str, Any]], oldest_open: int) -> Step:
-        """A step's entry, made again. Its groups are not needed any more: its batch was given."""
+        """A step's entry, made again. Its groups are not needed: its batch was given, or it fails."""
         state, given, newest = kept.get(number, {}), self._given(number), max(kept, default=0)
+        if number > newest and not self.was_given(number):
+            self.withdraw(number, "its entry in the queue cannot be read, and the trainer never had it")
         error = self.failure(number)
         known = {name: state.get(name) or given.get(name) for name in ("key", "request_sha256", "kind")}
         step = Step(
