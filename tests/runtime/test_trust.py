@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from runtime.shared.batch import Batch
-from runtime.trainer.forward import pack_logprobs, sequences
+from runtime.trainer.forward import sequences
 from runtime.trainer.old_logprobs import Past, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.policy import Policy
@@ -19,6 +19,7 @@ from runtime.trainer.ranks import Ranks
 from runtime.trainer.trust import Trust
 from runtime.trainer.update import update
 from tests.runtime.rank_processes import run_ranks
+from tests.runtime.test_ratios import packs_of, said_by
 from tests.runtime.trainer_fixtures import (
     ALONE,
     SETTINGS,
@@ -32,19 +33,6 @@ from tests.runtime.trainer_fixtures import (
 )
 
 WITHIN = 2e-4
-
-
-def packs_of(batch: Batch) -> list[Pack]:
-    return pack(sequences(batch), range(batch.sequences), 4096)
-
-
-@torch.no_grad()
-def said_by(policy: Policy, batch: Batch) -> np.ndarray:
-    """What a policy makes of the batch's sampled tokens [N]."""
-    found_N = torch.zeros(len(batch.tokens))
-    for one in packs_of(batch):
-        found_N[one.source_T] = pack_logprobs(policy, one, batch).logprob_T
-    return found_N.numpy()
 
 
 def moved_on(dtype: str, folder: Path) -> tuple[Policy, Policy]:
@@ -68,7 +56,7 @@ def test_c51_the_engines_word_is_taken_where_it_was_exact_on_another_group_of_th
     older, now = moved_on(dtype, tmp_path)
     batch = make_batch(random_samples(51, groups=4, members=3), step=step)
     asked, others = by_whether_asked(batch)
-    own = said_by(older, batch)
+    own = said_by(older, batch).numpy()
     said = own.copy()
     span = batch.span(asked[-1])
     said[span.start + int(batch.sampled[span].argmax())] += apart
@@ -143,7 +131,8 @@ def off_in_two_groups(folder: Path) -> Batch:
 def test_c15_c51_ranks_come_to_one_answer_about_an_engine(tmp_path: Path) -> None:
     policy = trained_policy()
     policy.export_adapter(tmp_path, "tiny")
-    torch.save(said_by(policy, make_batch(random_samples(51, groups=8, members=3))), tmp_path / "said.pt")
+    said = said_by(policy, make_batch(random_samples(51, groups=8, members=3))).numpy()
+    torch.save(said, tmp_path / "said.pt")
     batch = off_in_two_groups(tmp_path)
     whole = measure(policy, batch, SETTINGS, past=of_version_2(tmp_path))
     run_ranks(2, functools.partial(one_rank, tmp_path))
