@@ -84,6 +84,7 @@ def note(loss: str, noise: float, seed: int, one: Learned) -> None:
     said |= {"tokens": one.tokens, "alarms": one.alarms}
     for name in ("clip_fraction", "kl_behaviour", "grad_norm", "ratio_max"):
         said[name] = [round(it[name], 5) for it in one.measured]
+    Path(folder).mkdir(parents=True, exist_ok=True)
     with (Path(folder) / "noisy_engine.jsonl").open("a") as file:
         file.write(json.dumps(said) + "\n")
 
