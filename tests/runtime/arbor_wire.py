@@ -7,7 +7,6 @@ tests/e2e/test_arbor_client.py.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from safetensors.numpy import save_file
 from runtime.shared import failpoints
 from runtime.shared.batch import read_batch
 from runtime.shared.checkpoint import CheckpointStore, checkpoint_name
+from runtime.shared.files import write_json
 from tests.runtime.gateway_process import Gateway
 from tests.runtime.pretend_engine import PretendEngine
 from tests.support.waiting import wait_until
@@ -66,7 +66,7 @@ class Trainer:
 
     def _train(self, store: CheckpointStore, number: int, path: Path) -> None:
         if self.fails is not None:
-            (path / "failed.json").write_text(json.dumps({"error": self.fails}))
+            write_json(path / "failed.json", {"error": self.fails})
             return
         meta = read_batch(path).meta
         self.trained[number] = [sample["id"] for sample in meta["samples"]]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.shared.batch import Batch, read_batch
+from runtime.shared.files import write_json
 from tests.runtime.conftest import RunningEngine
 from tests.runtime.gateway_process import MESSAGES, Gateway
 from tests.support.waiting import wait_until
@@ -42,7 +43,7 @@ def given(gateway: Gateway, number: int) -> Batch:
     folder = gateway.folder / "steps" / f"{number:06d}"
     wait_until(folder.exists)
     batch = read_batch(folder)
-    (folder / "failed.json").write_text('{"error": "seen"}')
+    write_json(folder / "failed.json", {"error": "seen"})
     wait_until(lambda: gateway.http.get(f"/slipway/steps/{number}").json()["state"] == "failed")
     return batch
 

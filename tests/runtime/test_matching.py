@@ -49,15 +49,31 @@ CHAT_REMINDER = (
     "`[[ ## answer ## ]]` (must be formatted as a valid Python bool), and then ending with the marker for "
     "`[[ ## completed ## ]]`."
 )
+JSON_FORM = (
+    "Inputs will have the following structure:\n\n"
+    "[[ ## question ## ]]\n{question}\n\n[[ ## passage ## ]]\n{passage}\n\n"
+    "Outputs will be a JSON object with the following fields.\n\n"
+    '{\n  "reasoning": "{reasoning}",\n  "answer": "{answer}"\n}\n'
+)
+JSON_REMINDER = (
+    "Respond with a JSON object in the following order of fields: `reasoning`, then `answer` (must be "
+    "formatted as a valid Python bool)."
+)
 XML_REMINDER = (
     "Respond with the corresponding output fields wrapped in XML tags `<reasoning>`, then `<answer>`."
 )
 
 
-def chat(question: str = "q", passage: str = "p", turns: Messages | None = None) -> Messages:
+def chat(
+    question: str = "q",
+    passage: str = "p",
+    turns: Messages | None = None,
+    form: str = CHAT_FORM,
+    reminder: str = CHAT_REMINDER,
+) -> Messages:
     """A question as the chat adapter asks it."""
-    said = f"[[ ## question ## ]]\n{question}\n\n[[ ## passage ## ]]\n{passage}\n\n{CHAT_REMINDER}"
-    system = {"role": "system", "content": FIELDS + CHAT_FORM + OBJECTIVE}
+    said = f"[[ ## question ## ]]\n{question}\n\n[[ ## passage ## ]]\n{passage}\n\n{reminder}"
+    system = {"role": "system", "content": FIELDS + form + OBJECTIVE}
     return [system, *(turns or []), {"role": "user", "content": said}]
 
 
@@ -185,6 +201,24 @@ def test_a10_an_answer_that_could_not_be_parsed_is_found_by_its_text(tmp_path: P
     part = (xml(passage="left out"), "no marks")
     assert found(store, part, (xml(passage="left out", question="other"), "no marks")) == [later, None]
     assert found(store, (xml(), "no marks"), part) == [failed[0], later]
+
+
+def test_a10_an_answer_of_which_only_an_object_is_shown_is_found_by_that(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    asked = chat(form=JSON_FORM, reminder=JSON_REMINDER)
+    first = answered(store, 'One: ["a"], {"title": "a"}, {"title": "b"}', asked)
+    second = answered(store, 'Two: ["a"], {"title": "a"}', asked)
+    assert found(store, (xml(), '{"title": "a"}'), (xml(), '{"title": "a"}')) == [second, first]
+    part = (xml(passage="left out"), '{"title": "a"}')
+    assert found(store, part, (xml(), '{"title": "b"}'), (xml(question="other"), part[1])) == [
+        second,
+        None,
+        None,
+    ]
+    # Who said just this is surer.
+    third = answered(store, '{"title": "a"}', asked)
+    answered(store, 'Four: ["a"], {"title": "a"}', asked)
+    assert found(store, (xml(), '{"title": "a"}')) == [third]
 
 
 def test_only_questions_of_an_adapters_are_kept_and_named_when_a_step_asks(

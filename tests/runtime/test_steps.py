@@ -26,6 +26,7 @@ from runtime.gateway.steps.rollout_log import FOLDER, Said
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared import failpoints
 from runtime.shared.batch import read_batch
+from runtime.shared.files import write_json
 from runtime.shared.schema import Group, Member, StepRequest, StepSettings, StepStatus
 from runtime.shared.train_config import TrainConfig
 from tests.runtime.recorded import sampled
@@ -314,7 +315,7 @@ def test_a_step_the_trainer_cannot_do_fails_with_its_words_and_gives_its_samples
             request = run.request("k1", "a", "b")
             await queue.submit(request)
             await wait_until_async(run.batch_folder(1).exists, SOON_SECONDS)
-            (run.batch_folder(1) / "failed.json").write_text('{"error": "out of memory"}')
+            write_json(run.batch_folder(1) / "failed.json", {"error": "out of memory"})
             failed = await queue.wait(1, SOON_SECONDS)
             assert (failed.state, failed.version, failed.error) == ("failed", None, "out of memory")
             second = await queue.submit(StepRequest(key="k2", groups=request.groups))

@@ -19,6 +19,7 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.step_records import StepFolder
 from runtime.shared.batch import read_batch
+from runtime.shared.files import write_json
 from runtime.shared.schema import Group, Member, StepRequest, StepSettings
 from tests.runtime.recorded import sampled
 from tests.runtime.steps_run import SOON_SECONDS, Run, Running, drive, write_weights
@@ -193,7 +194,7 @@ def test_c40_a_queue_that_is_lost_is_made_again_from_batches_and_checkpoints(
                 await queue.submit(requests[-1])
                 if number == 2:
                     await wait_until_async(run.batch_folder(2).exists, SOON_SECONDS)
-                    (run.batch_folder(2) / "failed.json").write_text('{"error": "out of memory"}')
+                    write_json(run.batch_folder(2) / "failed.json", {"error": "out of memory"})
                 else:
                     await run.commit(number)
                 await queue.wait(number, SOON_SECONDS)

@@ -252,6 +252,28 @@ def test_a10_an_answer_that_could_not_be_parsed_is_known_by_its_text() -> None:
         assert other is not None and not other.inputs < given.inputs and other.exact != given.exact
 
 
+SHOWN_IN_PART = [
+    '[[ ## facts ## ]]\n[{"a": {"b": "c"}}, {"a": "d"}]\n\n[[ ## completed ## ]]',
+    '[[ ## facts ## ]]\n[{"a": "}{"}, {"b": 2}]', '<think>{"a": 1}</think>[[ ## x ## ]]\n["b"] {"c": 2} {',
+    "[[ ## x ## ]] [1] {{{}", "[[ ## x ## ]] [1] }{", 'so {"a": 1}', '{"a": 1}', "no {braces", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", SHOWN_IN_PART)
+def test_a10_of_an_answer_that_could_not_be_parsed_the_json_adapter_may_show_an_object_alone(
+    said: str,
+) -> None:
+    of = signature({"answer": str, "note": str})
+    inputs = {"question": "q", "passage": "p"}
+    with pytest.raises(AdapterParseError) as seen:
+        JSON.parse(of, said.partition("</think>")[2] or said)
+    shown = seen.value.lm_response
+    given, trained = sampled(of, inputs, said, JSON), names(XML.format(of, [], inputs), shown)
+    assert trained is not None and trained.raw in (given.raw, given.raw_of_object)
+    # No other adapter does so.
+    assert sampled(of, inputs, said).raw_of_object is None and trained.raw_of_object is None
+
+
 def test_what_a_field_may_leave_out_is_nothing() -> None:
     of = signature({"answer": str, "note": str | None})
     inputs = {"question": "q", "passage": "p"}
@@ -358,7 +380,7 @@ HOSTILE = {
     "inputs": "[[ ## passage ## ]]\n" * 20_000, "half marks": "[[ ## " * 60_000, "white": " \n" * 190_000,
     "unclosed": "<answer " * 50_000, "quotes": '<entry key="' * 30_000, "entities": "&" * 390_000,
     "reminders": "Respond with the corresponding output fields wrapped in XML tags `<" * 5_000,
-    "objects open": '{"a": "b", ' * 35_000,
+    "objects open": '{"a": "b", ' * 35_000, "braces that match": "{" * 195_000 + "}" * 194_000,
     "minus": "-" * 390_000, "brackets": "(" * 9_000, "digits": "9" * 390_000,
 }  # fmt: skip
 

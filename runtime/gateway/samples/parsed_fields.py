@@ -27,6 +27,7 @@ _MOST_TRIES = 2_000
 _MOST_READ = 4_000_000
 _KEY_BYTES = 16
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_BRACES = re.compile(r"[{}]")
 _HEADER = re.compile(r"\[\[ ## (\w+) ## \]\]")
 
 Messages = Sequence[Mapping[str, Any]]
@@ -39,7 +40,8 @@ class Names:
     `parsed`: by the values of its outputs; None where it has not all of them. `exact`: by the answer's own
     text, which is what is trained of one that could not be parsed. Both also without the turns before the
     question, which a client leaves out that trains no demonstrations. `raw`: by the answer's text to
-    any question, the `inputs` of which are then to be compared.
+    any question, the `inputs` of which are then to be compared. `raw_of_object`: likewise, by the object
+    in it that the JSON adapter shows in its place where it could not parse it; None where that is all.
     """
 
     parsed: str | None
@@ -48,12 +50,13 @@ class Names:
     exact_of_any_turns: str
     has_turns: bool
     raw: str
+    raw_of_object: str | None
     inputs: frozenset[str]
 
     @property
     def all(self) -> list[str]:
-        parsed = [name for name in (self.parsed, self.parsed_of_any_turns) if name is not None]
-        return [*parsed, self.exact, self.exact_of_any_turns, self.raw]
+        some = (self.parsed, self.parsed_of_any_turns, self.raw_of_object)
+        return [*(name for name in some if name is not None), self.exact, self.exact_of_any_turns, self.raw]
 
 
 def may_have(messages: Sequence[Any]) -> bool:
@@ -100,6 +103,9 @@ def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) ->
         key("exact of any turns", question, said),
         bool(turns),
         key("raw", said),
+        key("raw", shown)
+        if task.adapter == "json" and (shown := _braced(said)) not in (None, said)
+        else None,
         frozenset(_key("input", *pair) for pair in _pairs(question)),
     )
 
@@ -107,6 +113,20 @@ def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) ->
 def _shown(answer: str) -> str:
     """An answer without the thoughts that it begins with: LiteLLM takes them out of what a program gets."""
     return _THOUGHTS.sub("", answer).strip()
+
+
+def _braced(text: str) -> str | None:
+    """The first piece of a text in braces that match, strings or not: as JSONAdapter.parse takes it."""
+    opened: list[int] = []
+    closed: dict[int, int] = {}
+    for brace in _BRACES.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            closed[opened.pop()] = brace.end()
+            if not opened:
+                break
+    return text[min(closed) : closed[min(closed)]] if closed else None
 
 
 def _key(*said: Any) -> str:
