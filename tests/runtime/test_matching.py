@@ -215,10 +215,35 @@ def test_a10_an_answer_of_which_only_an_object_is_shown_is_found_by_that(tmp_pat
         None,
         None,
     ]
-    # Who said just this is surer.
+    # Who said just this is surer, and another such member a copy of it; also where inputs are left out.
     third = answered(store, '{"title": "a"}', asked)
-    answered(store, 'Four: ["a"], {"title": "a"}', asked)
-    assert found(store, (xml(), '{"title": "a"}')) == [third]
+    fourth = answered(store, 'Four: ["a"], {"title": "a"}', asked)
+    assert found(store, (xml(), '{"title": "a"}'), (xml(), '{"title": "a"}')) == [third, third]
+    assert found(store, part, part) == [third, fourth]
+
+
+def test_a10_of_two_conversations_each_is_found_by_the_object_that_was_shown_of_it(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+
+    def turns(name: str) -> Messages:
+        return [chat(name)[1], {"role": "assistant", "content": name}]
+
+    def after(name: str) -> Messages:
+        return chat(turns=turns(name), form=JSON_FORM, reminder=JSON_REMINDER)
+
+    def written(name: str) -> Messages:
+        return [xml()[0], *turns(name), xml()[1]]
+
+    shown = '{"title": "a"}'
+    ids = [answered(store, f"{name}: [1], {shown}", after(name)) for name in ("Alice", "Bob")]
+    assert found(store, (written("Alice"), shown), (written("Bob"), shown)) == ids
+    assert found(store, (written("Carol"), shown), (xml(), shown)) == [None, ids[1]]
+    # The same words, of other inputs.
+    one = answered(
+        store, f"[1], {shown}", chat("x\n\n[[ ## passage ## ]]\ny", form=JSON_FORM, reminder=JSON_REMINDER)
+    )
+    other = xml(question="x\n\n<passage>\np", passage="y")
+    assert found(store, (other, shown)) == [None] and one not in ids
 
 
 def test_only_questions_of_an_adapters_are_kept_and_named_when_a_step_asks(

@@ -6,6 +6,7 @@ import enum
 import itertools
 import json
 import random
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import dspy
 import pydantic
 import pytest
 from dspy.adapters import ChatAdapter, JSONAdapter, XMLAdapter
+from dspy.adapters.baml_adapter import BAMLAdapter
 from dspy.utils.exceptions import AdapterParseError
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -255,23 +257,35 @@ def test_a10_an_answer_that_could_not_be_parsed_is_known_by_its_text() -> None:
 SHOWN_IN_PART = [
     '[[ ## facts ## ]]\n[{"a": {"b": "c"}}, {"a": "d"}]\n\n[[ ## completed ## ]]',
     '[[ ## facts ## ]]\n[{"a": "}{"}, {"b": 2}]', '<think>{"a": 1}</think>[[ ## x ## ]]\n["b"] {"c": 2} {',
+    '\n<think>[1] {"a": 1}</think>\n["b"]', '<thinking>[1] {"a": 1}</thinking>["b"] {"c": 2}',
     "[[ ## x ## ]] [1] {{{}", "[[ ## x ## ]] [1] }{", 'so {"a": 1}', '{"a": 1}', "no {braces", "",
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("adapter", [JSON, BAMLAdapter()], ids=["json", "baml"])
 @pytest.mark.parametrize("said", SHOWN_IN_PART)
 def test_a10_of_an_answer_that_could_not_be_parsed_the_json_adapter_may_show_an_object_alone(
-    said: str,
+    said: str, adapter: Any
 ) -> None:
     of = signature({"answer": str, "note": str})
     inputs = {"question": "q", "passage": "p"}
-    with pytest.raises(AdapterParseError) as seen:
-        JSON.parse(of, said.partition("</think>")[2] or said)
-    shown = seen.value.lm_response
-    given, trained = sampled(of, inputs, said, JSON), names(XML.format(of, [], inputs), shown)
-    assert trained is not None and trained.raw in (given.raw, given.raw_of_object)
+    given = sampled(of, inputs, said, adapter)
+    # What it reads has the thoughts in it, or not: as the client's engine has it.
+    for read in (said, re.sub(r"\A<(\w+)>.*</\1>", "", said)):
+        with pytest.raises(AdapterParseError) as seen:
+            adapter.parse(of, read)
+        shown = seen.value.lm_response
+        trained = names(XML.format(of, [], inputs), shown)
+        assert trained is not None and {trained.exact, trained.object} & {*given.all}
+        # Of a later module, and of one with turns before it.
+        part = names(XML.format(of, [], {"question": "q"}), shown)
+        assert part is not None and part.raw in given.all and part.inputs < given.inputs
+        demos = [inputs | {"answer": "earlier", "note": "n"}]
+        turned = sampled(of, inputs, said, adapter, demos)
+        assert not {trained.exact, trained.object} & {*turned.all}
+        assert {trained.exact_of_any_turns, trained.object_of_any_turns} & {*turned.all}
     # No other adapter does so.
-    assert sampled(of, inputs, said).raw_of_object is None and trained.raw_of_object is None
+    assert not sampled(of, inputs, said).of_objects and not trained.of_objects
 
 
 def test_what_a_field_may_leave_out_is_nothing() -> None:

@@ -84,12 +84,9 @@ class FieldIndex:
         return newest is None or parsed in self._names[newest].all
 
     def of_part(self, names: Names) -> list[SampleRef]:
-        """The samples with this very answer to a question of which these inputs are only some.
+        """The samples with this answer, or piece of one, to a question of which these inputs are only some.
 
-        Or that answered with more around an object which is all that its adapter shows of it.
+        Those that said just this come last.
         """
-        return [ref for ref in self.of(names.raw) if _is_part(names, self._names[ref.id])]
-
-
-def _is_part(names: Names, of: Names) -> bool:
-    return names.inputs < of.inputs or (names.raw == of.raw_of_object and names.inputs == of.inputs)
+        found = [ref for ref in self.of(names.raw) if self._names[ref.id].inputs > names.inputs]
+        return sorted(found, key=lambda ref: self._names[ref.id].raw == names.raw)

@@ -26,7 +26,9 @@ MOST_CHARACTERS = 400_000
 _MOST_TRIES = 2_000
 _MOST_READ = 4_000_000
 _KEY_BYTES = 16
-_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_THOUGHTS = re.compile(
+    r"\A\s*<(think|thinking|budget:thinking)>.*?</(?:think|thinking|budget:thinking)>", re.DOTALL
+)
 _BRACES = re.compile(r"[{}]")
 _HEADER = re.compile(r"\[\[ ## (\w+) ## \]\]")
 
@@ -39,9 +41,10 @@ class Names:
 
     `parsed`: by the values of its outputs; None where it has not all of them. `exact`: by the answer's own
     text, which is what is trained of one that could not be parsed. Both also without the turns before the
-    question, which a client leaves out that trains no demonstrations. `raw`: by the answer's text to
-    any question, the `inputs` of which are then to be compared. `raw_of_object`: likewise, by the object
-    in it that the JSON adapter shows in its place where it could not parse it; None where that is all.
+    question, which a client leaves out that trains no demonstrations. `raw`: by the answer's text to any
+    question, the `inputs` of which are then to be compared. `object`: by it as the piece in braces that the
+    JSON adapter shows in place of an answer it could not parse. `of_objects`: the names of the pieces that it
+    may have shown of this one.
     """
 
     parsed: str | None
@@ -50,13 +53,15 @@ class Names:
     exact_of_any_turns: str
     has_turns: bool
     raw: str
-    raw_of_object: str | None
+    object: str
+    object_of_any_turns: str
+    of_objects: tuple[str, ...]
     inputs: frozenset[str]
 
     @property
     def all(self) -> list[str]:
-        some = (self.parsed, self.parsed_of_any_turns, self.raw_of_object)
-        return [*(name for name in some if name is not None), self.exact, self.exact_of_any_turns, self.raw]
+        parsed = [name for name in (self.parsed, self.parsed_of_any_turns) if name is not None]
+        return [*parsed, self.exact, self.exact_of_any_turns, self.raw, *self.of_objects]
 
 
 def may_have(messages: Sequence[Any]) -> bool:
@@ -96,6 +101,10 @@ def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) ->
     def key(what: str, *said: Any) -> str:
         return _key(what, task.task, *said)
 
+    def of_piece(piece: str) -> tuple[str, str, str]:
+        any_turns = key("object of any turns", question, piece)
+        return key("object", turns, question, piece), any_turns, key("raw", piece)
+
     return Names(
         None if outputs is None else key("parsed", turns, question, outputs),
         None if outputs is None else key("parsed of any turns", question, outputs),
@@ -103,9 +112,9 @@ def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) ->
         key("exact of any turns", question, said),
         bool(turns),
         key("raw", said),
-        key("raw", shown)
-        if task.adapter == "json" and (shown := _braced(said)) not in (None, said)
-        else None,
+        key("object", turns, question, said),
+        key("object of any turns", question, said),
+        tuple(name for piece in _pieces(task, answer, said) for name in of_piece(piece)),
         frozenset(_key("input", *pair) for pair in _pairs(question)),
     )
 
@@ -113,6 +122,14 @@ def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) ->
 def _shown(answer: str) -> str:
     """An answer without the thoughts that it begins with: LiteLLM takes them out of what a program gets."""
     return _THOUGHTS.sub("", answer).strip()
+
+
+def _pieces(task: Signature, answer: str, said: str) -> list[str]:
+    """What the JSON adapter may show in an answer's place; thoughts are in what it reads, or are not."""
+    if task.adapter != "json":
+        return []
+    found = (_braced(text) for text in dict.fromkeys((said, answer)))
+    return [piece for piece in dict.fromkeys(found) if piece is not None and piece != said]
 
 
 def _braced(text: str) -> str | None:

@@ -1,7 +1,8 @@
 """What a system message of DSPy's says of the fields of a task, whichever of its adapters wrote it.
 
-The chat, the XML and the JSON adapter begin it alike, with the fields and their types, and end it alike, with
-the instructions; between them each shows its own form (dspy 3.4.1, adapters/*.py: format_system_message).
+The chat, the XML, the JSON and the BAML adapter begin it alike, with the fields and their types, and end it
+alike, with the instructions; between them each shows its own form (dspy 3.4.1, adapters/*.py:
+format_system_message).
 Neighbours: parsed_fields.py cuts messages and answers up by the names found here. Pure.
 """
 
@@ -25,6 +26,8 @@ _FIELD = re.compile(r"(\d+)\. `(\w+)` \(")
 # More fields are no task of anybody's.
 _MOST_FIELDS = 100
 _JSON_PART = "Outputs will be a JSON object with the following fields.\n\n"
+# Of the BAML adapter, which asks for JSON by a form like the chat adapter's.
+_BAML_PART = "]]\nOutput field `"
 _CHAT_PART = "[[ ## completed ## ]]"
 _SCHEMA = "# note: the value you produce must adhere to the JSON schema: "
 # How each adapter begins the reminder at the end of a question.
@@ -87,7 +90,7 @@ def _fields(section: str) -> dict[str, str]:
 
 
 def _adapter(structure: str) -> Adapter:
-    if _JSON_PART in structure:
+    if _JSON_PART in structure or _BAML_PART in structure:
         return "json"
     return "chat" if _CHAT_PART in structure else "xml"
 

@@ -102,12 +102,16 @@ def _surely(names: Names | None, store: SampleStore) -> list[Way]:
 
 
 def _probably(names: Names | None, store: SampleStore) -> list[Way]:
-    """For clients that leave turns out of what they train, or inputs of an answer they could not parse."""
+    """For clients that train without turns, or of an answer they could not parse without inputs or text."""
     if names is None:
         return []
-    ways: list[Way] = [(f"{names.exact} in part", lambda: store.of_part(names))]
+    ways: list[Way] = [
+        (names.object, lambda: store.of_fields(names.object)),
+        (f"{names.exact} in part", lambda: store.of_part(names)),
+    ]
     if not names.has_turns:
         ways += _by_text_or_values(names.exact_of_any_turns, names.parsed_of_any_turns, store)
+        ways.append((names.object_of_any_turns, lambda: store.of_fields(names.object_of_any_turns)))
     return ways
 
 
