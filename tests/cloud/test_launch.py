@@ -55,7 +55,7 @@ def _the_quickstart(rig: Rig, steps: int, *options: str) -> float:
     record = launched.record
     assert record["state"] == "verified" and record["proof"]["verified"]
     assert not (rig.home / ".ssh" / "config").exists()
-    assert not left(rig)
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
     return summary["rise"]
 
 
@@ -103,7 +103,7 @@ def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_no
     whole = verb(rig, "logs", launched.run.name, "--which", "setup").splitlines()
     assert f"  {whole[-1].strip()}\nHint: launch logs {launched.run.name} --which setup" in launched.text
     assert "of disk free" in whole[0]
-    assert not left(rig)
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 
 
 def _lift_the_refusal(rig: Rig) -> None:
@@ -118,7 +118,7 @@ def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> N
     assert launched.wait(900) == 4, launched.text
     print(launched.text)
     assert rig.witness("run-refused") and not rig.witness("run")
-    assert not left(rig)
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 
 
 def test_g02_ctrl_c_while_provisioning_ends_the_request_and_the_machine(rig: Rig) -> None:
@@ -129,7 +129,7 @@ def test_g02_ctrl_c_while_provisioning_ends_the_request_and_the_machine(rig: Rig
     print(launched.text)
     assert not rig.alive()
     assert launched.record["state"] == "verified"
-    assert not left(rig)
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 
 
 @pytest.mark.long  # in every run: test_run.py's, with a machine that takes its time in this process
@@ -144,4 +144,4 @@ def test_g06_a_budget_that_is_spent_on_the_way_up_ends_the_machine_with_7(rig: R
     assert launched.record["state"] == "verified"
     spent_at, created = rig.witness("terminate")[0]["time"], launched.record["created"]
     assert spent_at - created < 0.45 / 27.52 * 3600 + 30
-    assert not left(rig)
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")

@@ -28,7 +28,7 @@ def test_g01_machines_whose_making_was_answered_with_an_error_are_ended(rig: Rig
     made = [one["id"] for one in rig.witness("run")]
     assert made and rig.witness("run-answer-lost")
     assert {one["id"] for one in rig.witness("terminate")} == set(made)
-    assert not left(rig)
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 
 
 def test_g07_unproven_is_exit_5_and_tried_again_and_its_name_is_nobody_elses(rig: Rig) -> None:
@@ -61,7 +61,7 @@ def test_g07_unproven_is_exit_5_and_tried_again_and_its_name_is_nobody_elses(rig
     assert "down: verified" in removed.ok()
     assert launched.record["state"] == "verified" and launched.record["ended_by"] == "gc"
     assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
-    assert not left(rig)
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 
 
 @pytest.mark.long
@@ -92,7 +92,7 @@ def test_g21_g22_a_killed_run_goes_on_on_a_new_machine_which_is_kept_while_its_r
     summary = json.loads((resumed.run / "results" / "summary.json").read_text())
     assert summary["steps"] == _STEPS
     assert len(rig.witness("run")) == 2 == len({one["id"] for one in rig.witness("terminate")})
-    assert not left(rig)
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 
 
 def _durable(rig: Rig) -> int:

@@ -18,11 +18,11 @@ def _figure(said: str, name: str) -> float:
 
 
 def test_a_frozen_link_is_noticed_and_mended(rig: Rig) -> None:
-    assert _figure(_in_trouble(rig, "frozen"), "mended") <= 20
+    assert _figure(_in_trouble(rig, "frozen"), "mended") <= 60
 
 
 def test_a_killed_link_is_mended_at_once(rig: Rig) -> None:
-    assert _figure(_in_trouble(rig, "killed"), "slowest") <= 3
+    assert _figure(_in_trouble(rig, "killed"), "slowest") <= 15
 
 
 def test_g15_a_swapped_host_key_is_refused_with_a_hint(rig: Rig) -> None:

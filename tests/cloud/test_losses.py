@@ -15,6 +15,7 @@ import pytest
 from tests.cloud.launched import RENTED, Launched, left, running, verb
 from tests.cloud.rig import REPOSITORY, Rig
 from tests.support.environment import PROGRAMS
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -92,4 +93,4 @@ def _the_machine_is_taken_back(rig: Rig, launched: Launched) -> None:
     assert (state["step"], state["client_state"]) == (1, {"place": 7})
     assert (Path(launched.run) / "results" / "logs" / "gateway.log").exists()
     assert not rig.alive()
-    assert not left(rig)
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")

@@ -207,7 +207,7 @@ def test_the_run_went_well_and_the_users_own_configuration_held(seen: Seen) -> N
     assert seen.labels["lab"] == "of-ours"
     for left_out in ("api_server is ignored", "aws.remote_identity is ignored"):
         assert left_out in seen.launched.text
-    assert not left(seen.rig, str(PROGRAM))
+    wait_until(lambda: not left(seen.rig, str(PROGRAM)))
 
 
 def test_g14_no_secret_was_ever_in_a_command_line_on_either_side(seen: Seen) -> None:

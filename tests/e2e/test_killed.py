@@ -201,7 +201,7 @@ def test_g21_a_lost_machine_is_begun_again_from_the_durable_step(tmp_path: Path)
         run.wait_for_steps(3)
         refused = run.launch_verb("--resume", "dev")
         assert refused.wait(600) == 2 and "dev is live" in refused.stderr
-        wait_until(lambda: run.standing() == (3, 3, 1), 20, "what is committed is durable while it lives")
+        wait_until(lambda: run.standing() == (3, 3, 1), what="what is committed is durable while it lives")
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
         run.wait_for_nothing()

@@ -86,7 +86,7 @@ def test_g21_live_a_killed_training_ends_with_the_same_steps_and_best_and_trains
         lambda: lives.in_mid_step(after=4), 900, "a step in the trainer", rarest_seconds=SOONEST_SECONDS
     )
     os.kill(first.process.pid, signal.SIGKILL)
-    wait_until(lambda: not processes_of(first.run_id), 60, "nothing is left")
+    wait_until(lambda: not processes_of(first.run_id), what="nothing is left")
 
     again = lives.launch("--resume", "dev")
     assert again.wait(1200) == 0, again.stdout + again.stderr

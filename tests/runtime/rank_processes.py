@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 from collections.abc import Callable
 
 from runtime.trainer.ranks import Ranks
 from tests.runtime.trainer_fixtures import tiny_model
+from tests.support.ports import free_port
 
 _LIFE_SECONDS = 120
 
@@ -17,9 +17,7 @@ _LIFE_SECONDS = 120
 def run_ranks(size: int, work: Callable[[Ranks], None], seconds: float = _LIFE_SECONDS) -> None:
     """Do `work` in `size` processes at once; each must end well, and within this bound."""
     tiny_model()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")  # torch is imported already, with one thread
     children = [context.Process(target=_one, args=(rank, size, port, work)) for rank in range(size)]
     for child in children:

@@ -16,6 +16,7 @@ import pytest
 
 from runtime.gateway.arbor.batch_ids import BatchIds
 from runtime.gateway.arbor.jobs import LEAST_LISTED, MOST_UNTRAINED
+from runtime.shared.files import write_json
 from tests.runtime.arbor_wire import GENERATIONS, Wire, wires
 from tests.runtime.failpoints import arm
 from tests.support.waiting import wait_until
@@ -292,7 +293,7 @@ def test_a13_a_job_of_a_lost_machine_and_one_of_a_failed_runtime_are_errors(own)
     fresh = it.begin()["job_id"]
     it.pending(fresh)
     supervisor = {"phase": "failed", "children": [], "detail": "the trainer failed for good"}
-    (it.folder / "supervisor.json").write_text(json.dumps(supervisor))
+    write_json(it.folder / "supervisor.json", supervisor)
     for route in ("status", "step", "initialize"):
         body = {"job_id": fresh, "batch": it.group("y"), "batch_id": 1, "model": "policy"}
         status, _, words = it.refused(route, **body)

@@ -141,7 +141,7 @@ def test_g20_a_full_disk_is_waited_for_and_said(run: Run, straight: Run, tmp_pat
     pid = run.start(failpoint=arm(file, "checkpoint.file@4:full"))
     said = wait_until(lambda: run.said() if run.said().get("error") else {})
     assert "not committed yet" in said["error"] and "No space left" in said["error"]
-    assert not file.exists() and run.step <= 1
+    assert not file.exists() and said["step"] <= 1
     assert run.trainers.wait(pid) == 0
     assert run.step == 3
     assert_ends_like(run, straight)

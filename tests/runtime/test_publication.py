@@ -257,13 +257,13 @@ def test_g23_an_engine_that_never_answers_a_probe_ends_the_publication_in_bounde
     checkpoint = committed(1)
 
     async def scenario() -> None:
-        client = EngineClient(door.socket, control_seconds=1.0)
+        client = EngineClient(door.socket, control_seconds=4.0)
         for path in (LOAD, VERIFY, SCORE):
             door.fault = Fault(silent=frozenset({path}))
             begun = time.monotonic()
-            with pytest.raises(NotProvenError, match=f"{path}: no answer within 1 s"):
+            with pytest.raises(NotProvenError, match=f"{path}: no answer within 4 s"):
                 await Prover([client], served_name).prove(checkpoint)
-            assert time.monotonic() - begun < 25
+            assert time.monotonic() - begun < 60
             door.fault = Fault()
             assert f"{served_name}@v1" not in await client.adapters()
         await client.close()
