@@ -36,8 +36,10 @@ from runtime.shared.batch import read_batch
 from runtime.tiny.chat import messages
 from runtime.tiny.grammar import training_phrases
 from tests.e2e.conftest import make_home
+from tests.support.at_rest import stands_still
 from tests.support.launched import Launched
 from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 CLIENTS = 40
 # A group's members are asked the same, and no two have the same reward.
@@ -168,6 +170,7 @@ class Storm:
         launch = self._launched.process_handle()
         launch.suspend()
         try:
+            wait_until(lambda: stands_still(launch.pid))
             yield
         finally:
             launch.resume()

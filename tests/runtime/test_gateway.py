@@ -17,7 +17,7 @@ from openai import NotFoundError, OpenAI
 
 from runtime.shared import processes
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
-from tests.support.at_rest import AtRest
+from tests.support.at_rest import AtRest, stands_still
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -265,6 +265,7 @@ def test_c06_an_answer_nobody_waits_for_is_no_sample(gateway: Gateway, engine) -
     (core,) = processes.children(engine.pid)
     os.kill(core, signal.SIGSTOP)
     try:  # the gateway has seen that nobody waits before there is an answer, within the grace a retry has
+        wait_until(lambda: stands_still(core))
         hang_up(gateway, "never-back", "q-lost", tokens=8)
         wait_until(AtRest(gateway.process.pid), what="the gateway to have seen it")
     finally:

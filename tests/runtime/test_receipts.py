@@ -187,11 +187,10 @@ def test_c52_forty_clients_with_short_timeouts_while_the_laptop_sleeps_train_one
     with ThreadPoolExecutor(CLIENTS) as pool:
         asked = [pool.submit(roll_out, number) for number in range(CLIENTS)]
         wait_until(lambda: engine.asked >= CLIENTS, what="all are being answered")
-        relay.pause()
-        engine.answers.set()
-        wait_until(gateway.recorded, what="the gateway sends them")
-        wait_until(lambda: timeouts.count(0) == CLIENTS, what="none of the clients was there any more")
-        relay.resume()
+        with relay.paused():
+            engine.answers.set()
+            wait_until(gateway.recorded, what="the gateway sends them")
+            wait_until(lambda: timeouts.count(0) == CLIENTS, what="none of the clients was there any more")
         words = [it.result(timeout=300) for it in asked]
 
     assert len(set(words)) == CLIENTS

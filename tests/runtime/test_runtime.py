@@ -21,6 +21,7 @@ import pytest
 from runtime.shared import processes
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.gateway_process import MESSAGES, TOKEN
+from tests.support.at_rest import stands_still
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -286,6 +287,7 @@ def test_g23_a_child_that_is_frozen_is_said_within_30_seconds_and_goes_on_when_i
     for frozen in ("gateway", "engine-0"):
         child = runtime.child(frozen)
         os.kill(child["pid"], signal.SIGSTOP)
+        wait_until(lambda child=child: stands_still(child["pid"]))
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(runtime.sample, f"asked-while-{frozen}-stood-still")
             said = wait_until(lambda frozen=frozen: runtime.child(frozen)["detail"])

@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from runtime.shared.processes import in_child
+from tests.support.at_rest import stands_still
 from tests.support.environment import PROGRAMS, runtime_environ
+from tests.support.waiting import wait_until
 
 
 class RelayProcess:
@@ -59,13 +63,15 @@ class RelayProcess:
         found = psutil.Process(self._process.pid).net_connections("tcp")
         return sum(one.laddr.port == self.port and one.status != psutil.CONN_LISTEN for one in found)
 
-    def pause(self) -> None:
-        """Stand still, as when the laptop sleeps."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, it stands still, as when the laptop sleeps."""
         self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        try:
+            wait_until(lambda: stands_still(self.pid))
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        self.resume()
         self._process.communicate(timeout=60)
