@@ -31,6 +31,8 @@ STILL_SECONDS = 60.0
 _LEAST_SECONDS = 180.0
 _LOOK_EVERY_SECONDS = 0.25
 _END_SECONDS = 5.0
+# So much later than we would, where we see that it stands still, it ends by itself: in words of its own.
+_LATER_SECONDS = 15
 _READ_BYTES = 65536
 # rsync's words for a connection that broke, and ssh's.
 _LOST = (10, 12, 30, 35, 255)
@@ -98,7 +100,8 @@ def run(arguments: list[str], folder: Path, copy: Copy) -> Moved:
 
     Raises RsyncError, FileNotFoundError where there is no rsync.
     """
-    command = ["rsync", "--partial", f"--timeout={max(1, round(copy.still_seconds))}", *_telling()]
+    still_seconds = max(1, round(copy.still_seconds)) + (_LATER_SECONDS if _telling() else 0)
+    command = ["rsync", "--partial", f"--timeout={still_seconds}", *_telling()]
     if copy.rate is not None:
         command.append(f"--bwlimit={max(1, round(copy.rate / 1024))}")
     # A file: what ssh started itself, and left behind, would keep a pipe open.
