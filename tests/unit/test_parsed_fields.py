@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from runtime.gateway.samples import parsed_fields
 from runtime.gateway.samples.parsed_fields import Names, names
 
-CHAT, XML, JSON = ChatAdapter(), XMLAdapter(), JSONAdapter()
+CHAT, XML, JSON, BAML = ChatAdapter(), XMLAdapter(), JSONAdapter(), BAMLAdapter()
 # Its class looks to a type checker like what is made of it.
 of_fields: Any = dspy.Signature
 
@@ -202,7 +202,8 @@ def test_a10_json_and_xml_answers_have_the_name_too(kind: str) -> None:
         value = CHAT.parse(of, chat({"answer": text, "note": "n <"}))
         as_json = JSON.format_assistant_message_content(of, value)
         for said in (as_json, f"Here:\n```json\n{as_json}\n```"):
-            assert sampled(of, inputs, said, JSON).parsed == written(of, inputs, JSON.parse(of, said)).parsed
+            trained = written(of, inputs, JSON.parse(of, said)).parsed
+            assert [sampled(of, inputs, said, adapter).parsed for adapter in (JSON, BAML)] == [trained] * 2
         as_xml = XML.format_assistant_message_content(of, value)
         if "<b>" not in text and kind != "any_table":  # which itself reads as something else than it wrote
             assert (
@@ -262,7 +263,7 @@ SHOWN_IN_PART = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("adapter", [JSON, BAMLAdapter()], ids=["json", "baml"])
+@pytest.mark.parametrize("adapter", [JSON, BAML], ids=["json", "baml"])
 @pytest.mark.parametrize("said", SHOWN_IN_PART)
 def test_a10_of_an_answer_that_could_not_be_parsed_the_json_adapter_may_show_an_object_alone(
     said: str, adapter: Any

@@ -27,7 +27,7 @@ _MOST_TRIES = 2_000
 _MOST_READ = 4_000_000
 _KEY_BYTES = 16
 _THOUGHTS = re.compile(
-    r"\A\s*<(think|thinking|budget:thinking)>.*?</(?:think|thinking|budget:thinking)>", re.DOTALL
+    r"\A\s*<(?:think|thinking|budget:thinking)>.*?</(?:think|thinking|budget:thinking)>", re.DOTALL
 )
 _BRACES = re.compile(r"[{}]")
 _HEADER = re.compile(r"\[\[ ## (\w+) ## \]\]")
