@@ -778,7 +778,7 @@ ROWS = [pytest.param(row, id=f"{what} {row.did}") for what, rows in TABLE.items(
 def test_abuse(row: Abuse, run: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:
     run.answer = row.answer
     row.before(run)
-    session = connect(run.base_url, TOKEN, Patience(answer_seconds=5.0, away_seconds=0.3))
+    session = connect(run.base_url, TOKEN, Patience(answer_seconds=30.0, away_seconds=0.3))
     lm = row.configured(run) if row.configured else None
     grpo, error, said, began = None, None, "", time.monotonic()
     with dspy.context(lm=lm) if lm is not None else nullcontext():

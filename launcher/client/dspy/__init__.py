@@ -1,1 +1,5 @@
 """All that needs DSPy: the policy as an LM, the optimizer GRPO."""
+
+from launcher.client.dspy import ast_in_threads
+
+ast_in_threads.mend()
