@@ -27,6 +27,10 @@ _POLL_SECONDS = 0.05
 # Its fixtures end what they started: engines, rigs, whole runs.
 _END_SECONDS = 180
 _TAIL_CHARACTERS = 6000
+# A test that takes longer hangs: the lane says where each of its threads is, and ends. Else all of its tests
+# would be waited for until somebody ends the whole suite, which says nothing.
+_HANGS_SECONDS = 1500
+_HANGS = ("-o", f"faulthandler_timeout={_HANGS_SECONDS}", "-o", "faulthandler_exit_on_timeout=true")
 # pytest's own words: all passed, some failed.
 _RAN = (0, 1)
 
@@ -56,7 +60,7 @@ class Lane:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [python, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider",
-                 "-p", "tests.support.lane_reports", "--rootdir", REPOSITORY, *words, f"@{chosen}"],
+                 "-p", "tests.support.lane_reports", "--rootdir", REPOSITORY, *_HANGS, *words, f"@{chosen}"],
                 cwd=REPOSITORY,
                 env={**environ, FILE_VARIABLE: str(folder / "reports"), LANE_VARIABLE: name},
                 stdin=subprocess.DEVNULL,

@@ -62,6 +62,18 @@ def test_what_a_lane_says_of_each_test_arrives_and_one_that_breaks_is_said(lane:
     assert "ended with 7" in (lane.close() or "")
 
 
+def test_a_test_that_hangs_ends_its_lane_which_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "test_hanging.py"
+    file.write_text("import threading\ndef test_hangs(): threading.Event().wait()\n")
+    words = ("--rootdir", str(tmp_path), "-o", "faulthandler_timeout=0.1")
+    lane = Lane("some", sys.executable, [str(file)], os.environ, *words)
+    try:
+        with pytest.raises(LaneError, match=r"(?s)ended without running .*Timeout.* in test_hangs"):
+            lane.reports("test_hanging.py::test_hangs")
+    finally:
+        lane.close()
+
+
 def test_each_folder_of_slow_tests_has_its_lanes_and_no_lane_is_without_tests() -> None:
     files = [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests").glob("*/test_*.py")]
     taken = {name: [file for file in files if lane_of(f"{file}::test_x") == name] for name in (None, *LANES)}
