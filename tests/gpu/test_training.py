@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from runtime.shared import model_shape
@@ -82,9 +83,13 @@ def test_layers_computed_twice_give_the_same_step_in_the_memory_that_was_planned
     assert again_peak < 1.1 * said["predicted_computed_again"], "a plan that fits must fit"
 
 
-def test_how_fast_a_step_is(trained_model: Path, card: dict[str, Any]) -> None:
-    """MFU: 4 operations a token and weight that multiplies (forward, and backward to the activations: the
-    base's own gradients are not computed), attention left out, over what the card is said to do."""
+@pytest.mark.parametrize("pack_tokens", [PACK_TOKENS, 16384])
+def test_how_fast_a_step_is(trained_model: Path, card: dict[str, Any], pack_tokens: int) -> None:
+    """With `-s` each step is said as it ends. 16,384: what a trainer has on a card of its own.
+
+    MFU: 4 operations a token and weight that multiplies (forward, and backward to the activations: the
+    base's own gradients are not computed), attention left out, over what the card is said to do.
+    """
     policy = policy_on_gpu(trained_model)
     optimizer = torch.optim.AdamW(list(policy.masters.values()), lr=1e-4)
     took = []
@@ -92,16 +97,18 @@ def test_how_fast_a_step_is(trained_model: Path, card: dict[str, Any]) -> None:
         batch = long_batch(step, groups=8)
         torch.cuda.synchronize()
         begun = time.perf_counter()
-        update(policy, optimizer, batch, SETTINGS, ALONE)
+        update(policy, optimizer, batch, settings_of(pack_tokens=pack_tokens), ALONE)
         torch.cuda.synchronize()
         took.append(time.perf_counter() - begun)
-    tokens = places(batch, PACK_TOKENS)
+        print(f"rows of {pack_tokens}, step {step}: {took[-1]:.2f} s", flush=True)
+    tokens = places(batch, pack_tokens)
     a_second = tokens / statistics.median(took[2:])
     weights = sum(weight.numel() for weight in policy.model.parameters() if weight.dim() == 2)
     peak = next((peak for name, peak in _PEAK.items() if name in card["gpu"]), None)
     say(
         "step: speed of the trainer",
         model="qwen3-0.6b",
+        pack_tokens=pack_tokens,
         places=tokens,
         first_seconds=round(took[0], 2),
         seconds=round(statistics.median(took[2:]), 3),
