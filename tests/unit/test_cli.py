@@ -1,4 +1,4 @@
-"""What the verbs print and answer: exit codes, the keys of `--json`. What is refused: test_refusals.py."""
+"""What the verbs print and answer: exit codes, the keys of `--json`. What is refused: test_refusals_*.py."""
 
 from __future__ import annotations
 
