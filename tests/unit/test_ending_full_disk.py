@@ -1,6 +1,6 @@
 """launcher/run/ending.py on a home that is full from some phase on: a real file system of 512 KiB.
 
-`tests/unit/test_ending.py` has the same with a real guardian and a real program, where it fills up in one.
+`test_ending_record.py` has the same with a real guardian and a real program, where it fills up in one.
 """
 
 from __future__ import annotations
