@@ -1,0 +1,47 @@
+"""What a run has cost, as `launch status` says it: over all its lives, until it is proven to be down."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.ledger.records import RecordStore
+from tests.support import recorded_machine
+from tests.support.left_alone import PRICE, left_alone, store, there, typed
+from tests.support.typed import Typed
+
+__all__ = ["store", "there", "typed"]
+
+pytestmark = pytest.mark.process
+
+
+def test_g06_a_run_that_is_taken_up_costs_what_its_lives_cost(
+    typed: Typed, store: RecordStore, there: Path
+) -> None:
+    record = left_alone(store, there, ago=96 * 3600.0)
+    an_hour_later = store.load(record.id).life.begun + 3600.0
+    store.update(record.id, state="verified", ended=an_hour_later, ended_by="launch")
+    store.reopen(record.id)
+    store.update(record.id, state="work", machine=recorded_machine.describe(there, PRICE))
+    (described,) = json.loads(typed("status", "--json").stdout)["runs"]
+    assert 12.0 <= described["cost"] < 13.0, "one hour of the first life, and a moment of this one"
+    first, second = described["lives"]
+    assert first["price_per_hour"] == second["price_per_hour"] == PRICE
+    assert first["ended"] - first["begun"] == pytest.approx(3600.0)
+    assert second["ended"] is None and time.time() - second["begun"] < 1000
+    shown = typed("status", "dev").stdout
+    assert "$0.0" in shown and "so far, $12.0" in shown and "since its first start" in shown
+    assert "since start number 2, 1h" in shown
+    assert "4d" not in typed("status").stdout
+
+
+def test_g06_what_is_not_proven_to_be_down_goes_on_costing(
+    typed: Typed, store: RecordStore, there: Path
+) -> None:
+    record = left_alone(store, there, ago=7200.0)
+    store.update(record.id, state="unverified", ended=time.time() - 3600.0)
+    (described,) = json.loads(typed("status", "--json").stdout)["runs"]
+    assert described["cost"] == pytest.approx(2 * PRICE, abs=0.5)

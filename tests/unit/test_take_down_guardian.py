@@ -1,0 +1,142 @@
+"""A run whose launch is gone, ended by its guardian: not without its results, unless those were given up.
+
+Also where its package was replaced in mid-run; not where another launch has taken the run up.
+Neighbours: `test_guardian.py` has the ways in which a launcher goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.base import processes
+from launcher.base.home import Home
+from launcher.base.processes import ProcessId
+from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.safety import guardian
+from tests.support import recorded_machine
+from tests.support.environment import PROGRAMS, REPOSITORY
+from tests.support.left_alone import PRICE, environ, left_alone, store, there, typed
+from tests.support.typed import Typed
+from tests.support.waiting import wait_until
+
+__all__ = ["store", "there", "typed"]
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trouble", [None, "pull-fails", "pull-hangs"])
+def test_g29_the_guardian_tries_to_bring_them_home_and_then_ends_it(
+    typed: Typed, store: RecordStore, there: Path, trouble: str | None
+) -> None:
+    record = left_alone(store, there)
+    if trouble is not None:
+        (there / trouble).touch()
+    begun = time.monotonic()
+    done = _guarded(store, record)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun < guardian.PULL_SECONDS + 60
+    ended = store.load(record.id)
+    assert (ended.state, ended.ended_by) == ("verified", "guardian")
+    assert bool(ended.unpulled) == (trouble is not None)
+    assert recorded_machine.calls(there) == ["pull", "down"]
+
+
+def test_g29_what_was_given_up_is_not_said_to_be_at_home(store: RecordStore, there: Path) -> None:
+    """`launch down --give-up-results`, whose launch then dies: its guardian does not ask for them again."""
+    record = left_alone(store, there)
+    store.update(record.id, given_up=True)
+    done = _guarded(store, record)
+    assert done.returncode == 0, done.stderr
+    assert store.load(record.id).unpulled == "they were given up"
+    assert recorded_machine.calls(there) == ["down"]
+
+
+@pytest.mark.slow
+def test_g28_a_guardian_leaves_a_run_alone_that_another_launch_has_taken_up(
+    store: RecordStore, there: Path
+) -> None:
+    """Its launch stood still, `launch down` went on without it, and the run was resumed."""
+    record = left_alone(store, there)
+    watch = subprocess.Popen(
+        [sys.executable, PROGRAMS / "unit" / "end_run.py", store.runs.parent, record.id, "guardian"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ(),
+    )
+    assert watch.stdout is not None and watch.stdout.readline() == "ready\n"
+    named = ProcessId.of(watch.pid)
+    assert named is not None
+    wait_until(lambda: _idle(named), what="it waits for the end of its pipe")
+    store.update(record.id, state="verified", ended=time.time(), ended_by="down", proof={"verified": True})
+    store.reopen(record.id)
+    again = {"state": "work", "machine": recorded_machine.describe(there, PRICE), "url": "http://127.0.0.1:2"}
+    store.update(record.id, **again)
+    _, said = watch.communicate(timeout=180)
+    assert watch.returncode == 0, said
+    assert recorded_machine.calls(there) == [], said
+    assert store.load(record.id).state == "work"
+
+
+@pytest.mark.slow
+def test_g01_a_guardian_whose_package_was_replaced_in_mid_run_still_ends_everything(tmp_path: Path) -> None:
+    """What it needs at the moment of death it has imported before."""
+    package = tmp_path / "package"
+    for half in ("launcher", "runtime"):
+        shutil.copytree(
+            REPOSITORY / half, package / half, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
+        )
+    home = tmp_path / "home"
+    home.mkdir()
+    launcher = subprocess.Popen(
+        [sys.executable, PROGRAMS / "unit" / "watched_launcher.py", home, "KILL"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(package)},
+    )
+    assert launcher.stdout is not None and launcher.stdin is not None
+    said = json.loads(launcher.stdout.readline())
+    store = RecordStore(Home(home, home, home))
+    wait_until((home / "child").exists, what="the keeper's child runs")
+    watch = ProcessId.of(said["guardian"])
+    assert watch is not None
+    wait_until(lambda: _idle(watch), what="the guardian waits for the end of its pipe")
+    shutil.rmtree(package)
+    launcher.stdin.write(b"\n")
+    launcher.stdin.close()
+    launcher.wait(timeout=120)
+    log = store.folder(said["run_id"]) / guardian.LOG
+    try:
+        wait_until(lambda: not store.load(said["run_id"]).live, what=log.read_text)
+        assert store.load(said["run_id"]).ended_by == "guardian"
+    finally:
+        processes.end(lambda: processes.carrying(RUN_VARIABLE, said["run_id"]), 0)
+
+
+def _guarded(store: RecordStore, record: RunRecord) -> subprocess.CompletedProcess[str]:
+    """A guardian whose launcher is gone, to its end."""
+    return subprocess.run(
+        [sys.executable, PROGRAMS / "unit" / "end_run.py", store.runs.parent, record.id, "guardian"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=environ(),
+    )
+
+
+def _idle(process: ProcessId) -> bool:
+    """Whether it has slept for a while, in a read of its pipe: what it had to import is imported."""
+    ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    time.sleep(0.5)
+    return ticks == Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]

@@ -1,0 +1,175 @@
+"""Whoever ends a run does so alone: who comes second waits for its turn, and says for whom; not for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.base.errors import TeardownUnverified
+from launcher.base.processes import ProcessId
+from launcher.cli import ending_verbs
+from launcher.ledger import teardown_lock
+from launcher.ledger.records import RecordStore, RunRecord
+from launcher.machines.local import LocalMachine
+from launcher.safety import take_down
+from tests.support import recorded_machine
+from tests.support.environment import PROGRAMS
+from tests.support.left_alone import environ, left_alone, store, there, typed
+from tests.support.typed import Typed
+from tests.support.waiting import wait_until
+
+__all__ = ["store", "there", "typed"]
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def holding() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that hold the right to end a run."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def hold(
+    folder: Path, who: str, started: list[subprocess.Popen[str]], doing: str = "copying results"
+) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, PROGRAMS / "unit" / "hold_teardown.py", folder, who, doing],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ(),
+    )
+    started.append(process)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_g28_whoever_comes_second_waits_and_says_for_whom(
+    store: RecordStore, holding: list[subprocess.Popen[str]]
+) -> None:
+    folder = store.folder(store.create().id)
+    first = hold(folder, "gc", holding)
+    said: list[str] = []
+
+    def note(line: str) -> None:
+        said.append(line)
+        first.kill()  # the system frees what it held
+
+    with teardown_lock.alone(folder, "down", note):
+        holder = teardown_lock.holder(folder)
+        assert holder is not None and (holder.who, holder.process) == ("down", ProcessId.own())
+    assert said[0] == f"{folder.name}: gc (pid {first.pid}) is ending it: copying results; waiting"
+    assert teardown_lock.holder(folder) is None
+
+
+@pytest.mark.parametrize("insist", [False, True])
+def test_g28_a_holder_that_is_stopped_is_not_waited_for_for_ever(
+    store: RecordStore, holding: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, insist: bool
+) -> None:
+    assert teardown_lock._SAY_EVERY_SECONDS < 30 >= teardown_lock.STILL_SECONDS
+    monkeypatch.setattr(teardown_lock, "STILL_SECONDS", 0.5)
+    folder = store.folder(store.create().id)
+    first = hold(folder, "gc", holding)
+    first.send_signal(signal.SIGSTOP)
+    said: list[str] = []
+    if insist:
+        with teardown_lock.alone(folder, "guardian", said.append, insist=True):
+            assert "it is stuck; continuing without it" in said[-1]
+        return
+    with (
+        pytest.raises(TeardownUnverified, match="could not verify") as refused,
+        teardown_lock.alone(folder, "down", said.append),
+    ):
+        pytest.fail("not reached")
+    assert refused.value.hint == f"kill -CONT {first.pid}"
+
+
+def test_g28_a_full_disk_does_not_keep_anybody_from_waiting(
+    store: RecordStore, holding: list[subprocess.Popen[str]]
+) -> None:
+    """Who holds it is written over what stood there: no byte more than when the run was made."""
+    folder = store.folder(store.create().id)
+    size = (folder / teardown_lock.FILE).stat().st_size
+    hold(folder, "gc", holding)
+    assert (folder / teardown_lock.FILE).stat().st_size == size > 0
+    shutil.rmtree(folder)
+    with teardown_lock.alone(folder, "down", lambda line: pytest.fail(line)) as turn:
+        turn.doing("its folder is gone: nobody could be asked")
+
+
+def test_g29_down_says_8_also_to_a_launch_that_began_its_end_late_and_keeps_the_machine(
+    typed: Typed,
+    store: RecordStore,
+    there: Path,
+    holding: list[subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`down` had waited for that for long enough, and waits for its own turn: not for the whole lease."""
+    record = left_alone(store, there)
+    deaf = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; echo deaf; exec sleep 600"], stdout=subprocess.PIPE, text=True
+    )
+    holding.append(deaf)
+    assert deaf.stdout is not None and deaf.stdout.readline() == "deaf\n"
+    store.update(record.id, launch=ProcessId.of(deaf.pid))
+    monkeypatch.setattr(ending_verbs, "_ORDERLY_SECONDS", 0.0)
+    asked = take_down.after_guardian
+
+    def begin_late(*words: Any) -> RunRecord:
+        hold(store.folder(record.id), "launch", holding, teardown_lock.KEEPING)
+        return asked(*words)
+
+    monkeypatch.setattr(take_down, "after_guardian", begin_late)
+    done = typed("down", "dev")
+    assert done.returncode == 8, done.stderr
+    assert "dev is kept: its newest results could not be copied" in done.stderr
+    assert f"launch (pid {holding[-1].pid}) keeps trying" in done.stderr
+    assert "launch down dev --give-up-results" in done.stderr
+    assert store.load(record.id).live and recorded_machine.calls(there) == []
+
+
+@pytest.mark.slow
+def test_g28_down_gc_and_the_guardian_at_once_are_one_teardown(store: RecordStore, tmp_path: Path) -> None:
+    record = store.create(name="dev")
+    machine = LocalMachine(record.id, store.folder(record.id) / "machine", tmp_path / "environments")
+    machine.arm()
+    terms = tmp_path / "terms"
+    keeper = subprocess.Popen([sys.executable, PROGRAMS / "unit" / "count_terms.py", terms, "6"])
+    wait_until(terms.exists, what="the keeper counts")
+    named = ProcessId.of(keeper.pid)
+    assert named is not None
+    described = machine.describe() | {"keeper": dataclasses.asdict(named)}
+    gone = ProcessId(2**22, "long ago")
+    store.update(record.id, state="work", launch=gone, machine=described)
+    program = PROGRAMS / "unit" / "end_run.py"
+    ending = {
+        who: subprocess.Popen(
+            [sys.executable, program, store.runs.parent, record.id, who],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ(),
+        )
+        for who in ("down", "gc", "resume", "guardian")
+    }
+    keeper.wait(timeout=180)
+    said = {who: "".join(process.communicate(timeout=180)) for who, process in ending.items()}
+    assert {who: process.returncode for who, process in ending.items()} == dict.fromkeys(ending, 0), said
+    assert terms.read_text().splitlines() == ["TERM"], said
+    by = store.load(record.id).ended_by
+    assert by in ending
+    assert sum("is ending it" in text for who, text in said.items() if who != by) >= 1, said
+    assert all(f"ended by {by}" in said[who] for who in ("down", "gc", "resume")), said
