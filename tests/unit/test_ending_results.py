@@ -116,7 +116,7 @@ def test_g29_a_machine_is_not_kept_past_its_deadline(live: Lives) -> None:
         (sys.executable, "-c", "import time; time.sleep(600)"),
         acts={"pull": raising("LaunchError")},
         price=PRICE,
-        planned={"deadline_seconds": 5.0},
+        planned={"deadline_seconds": 12.0},
         lease_seconds=3600.0,
     )
     assert lived.code == 7, lived.stderr
