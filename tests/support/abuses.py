@@ -1,11 +1,14 @@
-"""Programs and metrics as users write them when they do not think of training: for the table of abuses."""
+"""Programs as users write them when they do not think of training, and what the policy answers them.
+
+Neighbours: the rows in `abuse_rows/` say what becomes of them; the metrics and adapters of users stand there.
+What is plain here, `predict`, `length`, `varied`, is for other tests of the client as well.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,6 +34,10 @@ def member(asked: Asked) -> int:
 def varied(asked: Asked) -> str:
     """An answer of another length for each rollout of a group."""
     return answering(french="mot" + "x" * member(asked))(asked)
+
+
+def bad_for_the_first(asked: Asked) -> str:
+    return BAD if member(asked) == 0 else varied(asked)
 
 
 def length(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
@@ -312,74 +319,3 @@ def at_temperature(temperature: float) -> Callable[[], dspy.Module]:
         return program
 
     return program
-
-
-# ----------------------------------------------------------------- adapters
-
-
-class Plain(dspy.ChatAdapter):
-    """A custom adapter: `french: …` on one line; raises what Python raises on anything else."""
-
-    def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
-        name, value = completion.split(": ")
-        return {name: value}
-
-
-class Lenient(dspy.ChatAdapter):
-    """A custom adapter that makes the best of what the strict parse refuses."""
-
-    def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
-        try:
-            return super().parse(signature, completion)
-        except dspy.utils.exceptions.AdapterParseError:
-            return {"french": completion}
-
-
-class OwnWay(dspy.ChatAdapter):
-    """A custom adapter that never calls parse()."""
-
-    def __call__(
-        self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any
-    ) -> list[dict[str, Any]]:
-        (text,) = lm(messages=self.format(signature, demos, inputs), **lm_kwargs)
-        if "##" not in text:
-            raise dspy.utils.exceptions.AdapterParseError("OwnWay", signature, text)
-        return [{"french": text}]
-
-
-# ----------------------------------------------------------------- metrics
-
-
-def slow_for_some(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
-    if prediction.french == "mot":
-        time.sleep(4)
-    return float(len(prediction.french))
-
-
-async def asynchronous(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
-    await asyncio.sleep(0)
-    return float(len(prediction.french))
-
-
-def writes_into_the_example(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
-    example["tags"].append("seen")
-    example["french"] = prediction.french
-    return float(len(prediction.french) + 10 * len(example["tags"]))
-
-
-class Judge(dspy.Module):
-    """A metric that is a module, as dspy.evaluate's are."""
-
-    def forward(self, example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
-        return float(len(prediction.french))
-
-
-def returning(value: Any) -> Callable[..., Any]:
-    return lambda example, prediction, trace=None: value
-
-
-def raising(error: BaseException) -> Callable[..., Any]:
-    def metric(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
-        raise error
-
-    return metric
