@@ -27,7 +27,8 @@ from runtime.shared.batch import read_batch
 from runtime.shared.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
 from runtime.shared.schema import StepRequest
 from tests.runtime.recorded import answer, choice, record_choices
-from tests.support.small_run import FLAT, Asked, SmallRun
+from tests.support.small_counts import FLAT
+from tests.support.small_run import Asked, SmallRun
 
 FAILED = "failed.json"  # of a step that trains nothing
 _SECONDS = 30.0

@@ -16,7 +16,8 @@ from launcher.client import Session, StepFailed, Trajectory, TrajectoryGroup, ga
 from launcher.client.by_trajectories import TrainResult
 from launcher.client.trajectories.members import EMPTY, NO_REWARD, OTHERS, TWICE
 from tests.runtime.queue_run import QueueRun
-from tests.support.small_run import FLAT, TOKEN
+from tests.support.small_counts import FLAT
+from tests.support.small_run import TOKEN
 
 OTHER = Choice.model_validate(
     {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "from elsewhere"}}

@@ -20,7 +20,8 @@ _XML = re.compile(r"<(\w+)>\n?(.*?)\n?</\1>", re.DOTALL)
 class Request(Protocol):
     """A completion that was asked for."""
 
-    body: dict[str, Any]
+    @property
+    def body(self) -> dict[str, Any]: ...
 
     def tag(self, name: str) -> str | None: ...
 

@@ -1,33 +1,32 @@
 """A small stand-in for a run's endpoint, for tests of the client alone: it speaks our routes over real HTTP.
 
-It records each request, answers fixed completions, and counts a step's samples by their tags, as the runtime
-does. It samples and trains nothing. `break_next` makes the next requests fail as a lost link does; `go` ends
-it for good in the middle of whatever is asked.
+It records each request and answers fixed completions; it samples and trains nothing. `break_next` makes the
+next requests fail as a lost link does; `go` ends it for good in the middle of whatever is asked.
+
+Neighbours: `small_door.py` is its HTTP, `small_versions.py` has the versions it served, and `small_counts.py`
+counts the samples of a step.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
 from runtime.shared.schema import RestoreRequest, RuntimeConfig, StepRequest, Validation
 from runtime.shared.train_kwargs import Run, TrainKwargs, read
 from tests.support.played_text import Matched
+from tests.support.small_counts import FLAT, counts_of
+from tests.support.small_door import Door, Reply, Request, error
+from tests.support.small_versions import SmallVersions
 
 TOKEN = "a-token-of-the-test"
 # An answer that ends so was cut off at its length limit.
 CUT_OFF = "<cut off>"
-FLAT = "no variance in its group"
 # For threads: a test that fails must not wait for its real patience.
 PATIENCE = Patience(answer_seconds=20.0, away_seconds=5.0)
 
@@ -60,21 +59,14 @@ def answering(**fields: str) -> Answer:
 
 
 @dataclass
-class SmallRun:
+class SmallRun(SmallVersions):
     """The endpoint. Change `answer` at will; look at `asked`, `steps`, `restored`, `pinned`."""
 
     answer: Answer = field(default_factory=lambda: answering(french="bonjour"))
     asked: list[Asked] = field(default_factory=list)
-    steps: dict[int, dict[str, Any]] = field(default_factory=dict)
     requests: dict[int, StepRequest] = field(default_factory=dict)
     validations: list[Validation] = field(default_factory=list)
     keeps_validations: bool = True
-    pinned: list[str] = field(default_factory=list)
-    # Pinned by a version's name, by what was compiled to it.
-    named: list[str] = field(default_factory=list)
-    # The checkpoint that was named best last, and whose.
-    best: tuple[str, str] | None = None
-    restored: list[str] = field(default_factory=list)
     posted: list[tuple[str, str | None]] = field(default_factory=list)
     run_id: str = "run-1"
     # What the run trains, by its name on the hub.
@@ -84,17 +76,6 @@ class SmallRun:
     train_kwargs: list[dict[str, Any]] = field(default_factory=list)
     # Jobs of OpenAI's SDK by their ids: the job and its events, the newest first.
     tuned: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = field(default_factory=dict)
-    # By version, the hash of its weights: those of a machine that was lost are never made again.
-    weights: dict[int, str] = field(default_factory=dict)
-    machine: int = 1
-    # Versions after it were counted again, since a machine was lost: their numbers alone say nothing.
-    reused_after: int | None = None
-    # Whether what was trained is gone by the time that somebody asks for it to be kept.
-    prunes: bool = False
-    # What goes for what is pinned next.
-    lets_go: list[str] = field(default_factory=list)
-    version: int = 0
-    client_state: dict[str, Any] | None = None
     break_next: list[int | str] = field(default_factory=list)
     fail_step: str | None = None
     refuse_empty: bool = True
@@ -118,18 +99,14 @@ class SmallRun:
     meaning: dict[str, Any] = field(default_factory=dict)
     # Steps of which somebody has asked whether they are committed.
     committed: set[int] = field(default_factory=set)
-    # Which version it claims to have answered with, whatever was asked; None: the one that was named.
-    claims: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        handler = type("Handler", (_Handler,), {"run": self})
-        self._server = _Server(("127.0.0.1", 0), handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
+        self._door = Door(self.handle)
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
+        return f"http://127.0.0.1:{self._door.port}/v1"
 
     def wait_for(self, number: int, committed: bool) -> None:
         """Before it says what became of a step."""
@@ -154,27 +131,18 @@ class SmallRun:
         self.reused_after = min(to_step, to_step if self.reused_after is None else self.reused_after)
         self.client_state = self.requests[to_step].client_state if to_step else None
 
-    def name_of(self, version: int) -> str:
-        """The name that means this version's weights alone."""
-        return f"policy@v{version}+{self.weights[version][:12]}"
-
     def go(self) -> None:
         """Away for good: whoever is connected is cut off, and nobody listens any more."""
-        self._server.gone = True
-        self._server.shutdown()
-        self._server.server_close()
+        self._door.go()
 
     def rewound(self, what: str) -> tuple[int, dict[str, Any]]:
         """The refusal of what only the lost machine knew."""
-        status, body = _error(409, f"{what} was lost: the run was rewound to step {self.version}", "rewound")
+        status, body = error(409, f"{what} was lost: the run was rewound to step {self.version}", "rewound")
         body["error"] |= {"step": self.version, "client_state": self.client_state}
         return status, body
 
     def close(self) -> None:
-        if self._server.gone:
-            return
-        self._server.shutdown()
-        self._server.server_close()
+        self._door.close()
 
     # ------------------------------------------------------------- what the runtime would do
 
@@ -186,7 +154,7 @@ class SmallRun:
             if known is None or asked.tag("request") is None:
                 self.asked.append(asked)
             if version is None:
-                return *_error(409, "different weights", "version_reused"), {}
+                return *error(409, "different weights", "version_reused"), {}
         answer = self.answer(asked)
         if not isinstance(answer, str):
             return answer[0], answer[1], {}
@@ -209,110 +177,26 @@ class SmallRun:
         }
         return 200, body, {"x-slipway-policy-version": str(version)}
 
-    def version_of(self, model: str) -> int | None:
-        """The version that answers to a name: `policy` is the newest, `base` the model before training.
-
-        None where the name has the hash of other weights, or needs one and has none.
-        """
-        if self.claims is not None:
-            return self.claims
-        named = re.search(r"@v(\d+)(?:\+(\w+))?$", model)
-        if named is None:
-            return 0 if model == "base" else self.version
-        version = int(named[1])
-        if named[2] is None and self.reused_after is not None and version > self.reused_after:
-            return None
-        return version if self.weights.get(version, "").startswith(named[2] or "") else None
-
-    def pin(self, name: str) -> tuple[int, Any]:
-        version = self.version_of(name) if "@v" in name else int(name.removeprefix("step-"))
-        if version is None:
-            return _error(409, "different weights", "version_reused")
-        if version not in self.steps or self.prunes:
-            return _error(404, f"there is no checkpoint {name!r}", "not_found")
-        (kept,) = [it for it in self.checkpoints() if it["version"] == version]
-        (self.named if "@v" in name else self.pinned).append(kept["name"])
-        return 200, kept | {"pinned": True, "let_go": self.lets_go}
-
     def step(self, request: StepRequest) -> tuple[int, dict[str, Any]]:
         for number, known in self.requests.items():
             if known.key == request.key:
                 same = known == request
-                return (202, self.steps[number]) if same else _error(409, "a different body", "key_reused")
+                return (202, self.steps[number]) if same else error(409, "a different body", "key_reused")
         if self.lost & {member.rollout for group in request.groups for member in group.members}:
             return self.rewound("these rollouts")
-        counts = self._counts(request)
-        if request.examples:
-            counts |= {"samples": len(request.examples), "trained": len(request.examples)}
+        texts = Matched(self.answered, self.taken)
+        counts = counts_of(request, self.asked, texts, drops_flat=self.drop_flat)
         if self.refuse_empty and not counts["trained"] + counts["dropped"].get(FLAT, 0):
-            status, body = _error(422, "no sample of this step can be trained", "nothing_to_train")
+            status, body = error(422, "no sample of this step can be trained", "nothing_to_train")
             body["error"]["counts"] = counts
             return status, body
-        number = self._next()
+        number = self.next_step()
         self.requests[number] = request
         self.client_state = request.client_state
         self.steps[number] |= {"key": request.key, "counts": counts, "metrics": self.metrics}
         if self.fail_step:
             self.steps[number] |= {"state": "failed", "error": self.fail_step, "version": None}
         return 202, self.steps[number]
-
-    def restore(self, name: str, request: RestoreRequest) -> tuple[int, dict[str, Any]]:
-        if self.prunes:
-            return _error(404, f"there is no checkpoint {name!r}", "not_found")
-        self.restored.append(name)
-        self.client_state = request.client_state
-        number = self._next()
-        self.steps[number] |= {"key": request.key}
-        return 202, self.steps[number]
-
-    def _next(self) -> int:
-        number = max(self.steps, default=0) + 1
-        self.version = number
-        self.weights[number] = hashlib.sha256(f"{self.machine}/{number}".encode()).hexdigest()
-        self.steps[number] = {
-            "id": number, "key": "", "state": "published", "version": number,
-            "publication": {"sha256": self.weights[number]},
-        }  # fmt: skip
-        return number
-
-    def _counts(self, request: StepRequest) -> dict[str, Any]:
-        sampled: dict[tuple[str | None, str | None, str | None], int] = defaultdict(int)
-        for it in self.asked:
-            if it.tag("purpose") != "eval":
-                sampled[it.tag("rollout"), it.tag("predictor"), it.tag("call")] += 1
-        trained, dropped, samples, flat = 0, defaultdict[str, int](int), 0, 0
-        for group in request.groups:
-            is_flat = len({it.reward for it in group.members if it.reward is not None}) < 2
-            flat += is_flat
-            for member in group.members:
-                if member.messages is not None:
-                    continue  # counted below
-                wanted = member.predictor or group.predictor
-                found = sum(
-                    count
-                    for (rollout, predictor, call), count in sampled.items()
-                    if rollout == member.rollout
-                    and predictor == wanted
-                    and (member.call is None or call == str(member.call))
-                )
-                samples += found
-                if member.reward is None:
-                    dropped[member.failure or "no reward"] += max(1, found)
-                elif is_flat and self.drop_flat:
-                    dropped[FLAT] += found
-                else:
-                    trained += found
-        by_text, unknown = Matched(self.answered, self.taken).of(request.groups)
-        samples, trained = samples + by_text + unknown, trained + by_text + unknown
-        return {
-            "retokenised": unknown,
-            "groups": len(request.groups),
-            "members": sum(len(group.members) for group in request.groups),
-            "samples": samples,
-            "trained": trained,
-            "groups_without_variance": flat,
-            "dropped": dict(dropped),
-        }
 
     def status(self) -> dict[str, Any]:
         return {
@@ -356,7 +240,7 @@ class SmallRun:
             }
         if name.removeprefix("openai/").removeprefix("arbor:") in ("policy", "base", self.hub_name):
             return 200, {"id": name, "object": "model"}
-        return _error(404, f"this run trains {self.hub_name}", "model_not_found")
+        return error(404, f"this run trains {self.hub_name}", "model_not_found")
 
     def read_train_kwargs(self, body: TrainKwargs) -> tuple[int, dict[str, Any]]:
         """By the runtime's own table."""
@@ -369,119 +253,60 @@ class SmallRun:
         answer = read(body.train_kwargs, Run(config), **asked)
         return 200, answer.model_dump(mode="json")
 
-    def checkpoints(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": f"step-{number:06d}",
-                "step": number,
-                "version": number,
-                "created": 0.0,
-                "bytes": 1,
-                "weights": self.weights.get(number, ""),
-            }
-            for number in self.steps
-        ]
+    # ------------------------------------------------------------- its routes
 
-
-def _error(status: int, message: str, code: str | None = None) -> tuple[int, dict[str, Any]]:
-    return status, {"error": {"message": message, "type": "an_error", "param": None, "code": code}}
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256  # as many clients at once as a step has rollouts
-    gone = False
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """HTTP/1.1 with keep-alive, as the gateway's."""
-
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: in two, the second waits 40 ms for the first's ACK
-    run: SmallRun
-
-    def do_GET(self) -> None:
-        self._handle(None)
-
-    def do_POST(self) -> None:
-        self._handle(self.rfile.read(int(self.headers.get("content-length", 0))))
-
-    def _handle(self, content: bytes | None) -> None:
-        if isinstance(self.server, _Server) and self.server.gone:
-            self.close_connection = True
-            return
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        path, asked = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
-        with self.run.lock:
-            self.run.posted.append((path, headers.get("x-slipway-request")))
-            trouble = self.run.break_next.pop(0) if self.run.break_next else None
+    def handle(self, request: Request) -> Reply | None:
+        """What a request is answered; None: the connection is lost."""
+        with self.lock:
+            self.posted.append((request.path, request.headers.get("x-slipway-request")))
+            trouble = self.break_next.pop(0) if self.break_next else None
         if isinstance(trouble, int):
-            self._send(*_error(trouble, "not now"))
-        elif trouble == "cut before":
-            self.close_connection = True
-        else:
-            if content is None and path.startswith("/slipway/steps/"):
-                self.run.wait_for(int(path.rpartition("/")[2]), asked.get("until") == ["committed"])
-            status, body, extra = self._answer(path, headers, content)
-            if path.endswith("/pin") and "best_of" in asked:
-                self.run.best = (path.split("/")[-2], asked["best_of"][0])
-            if trouble == "cut after" or (isinstance(self.server, _Server) and self.server.gone):
-                self.close_connection = True
-            else:
-                self._send(status, body, extra)
+            return *error(trouble, "not now"), {}
+        if trouble == "cut before":
+            return None
+        if request.content is None and request.path.startswith("/slipway/steps/"):
+            self.wait_for(int(request.path.rpartition("/")[2]), request.query.get("until") == ["committed"])
+        reply = self._answer(request)
+        if request.path.endswith("/pin") and "best_of" in request.query:
+            self.best = (request.path.split("/")[-2], request.query["best_of"][0])
+        return None if trouble == "cut after" else reply
 
-    def _answer(
-        self, path: str, headers: dict[str, str], content: bytes | None
-    ) -> tuple[int, Any, Mapping[str, str]]:
-        run = self.run
-        if headers.get("authorization") != f"Bearer {TOKEN}":
-            return *_error(401, "wrong token"), {}
+    def _answer(self, request: Request) -> Reply:
+        path, content = request.path, request.content or b""
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return *error(401, "wrong token"), {}
         if path == "/v1/chat/completions":
-            return run.complete(Asked(headers, json.loads(content or b"")))
+            return self.complete(Asked(request.headers, json.loads(content)))
         if path.startswith("/v1/models"):
-            return *run.models(path.removeprefix("/v1/models").strip("/")), {}
-        with run.lock:
-            return *self._training(path, content), {}
+            return *self.models(path.removeprefix("/v1/models").strip("/")), {}
+        with self.lock:
+            return *self._training(path.strip("/").split("/"), content), {}
 
-    def _training(self, path: str, content: bytes | None) -> tuple[int, Any]:
-        run, parts = self.run, path.strip("/").split("/")
+    def _training(self, parts: list[str], content: bytes) -> tuple[int, Any]:
         match parts:
             case ["slipway", "status"]:
-                return 200, run.status()
+                return 200, self.status()
             case ["slipway", "steps"]:
-                return run.step(StepRequest.model_validate_json(content or b""))
+                return self.step(StepRequest.model_validate_json(content))
             case ["slipway", "steps", number]:
-                known = run.steps.get(int(number))
-                return (200, known) if known else run.rewound(f"step {number}")
+                known = self.steps.get(int(number))
+                return (200, known) if known else self.rewound(f"step {number}")
             case ["slipway", "checkpoints"]:
-                return 200, run.checkpoints()
+                return 200, self.checkpoints()
             case ["slipway", "checkpoints", name, "pin"]:
-                return run.pin(name)
+                return self.pin(name)
             case ["slipway", "checkpoints", name, "restore"]:
-                return run.restore(name, RestoreRequest.model_validate_json(content or b""))
+                return self.restore(name, RestoreRequest.model_validate_json(content))
             case ["slipway", "validations"]:
-                run.validations.append(Validation.model_validate_json(content or b""))
-                return (200, {}) if run.keeps_validations else _error(409, "it keeps no more")
+                self.validations.append(Validation.model_validate_json(content))
+                return (200, {}) if self.keeps_validations else error(409, "it keeps no more")
             case ["slipway", "train_kwargs"]:
-                return run.read_train_kwargs(TrainKwargs.model_validate_json(content or b""))
-            case ["v1", "fine_tuning", "jobs", name, *what] if name in run.tuned:
-                job, events = run.tuned[name]
+                return self.read_train_kwargs(TrainKwargs.model_validate_json(content))
+            case ["v1", "fine_tuning", "jobs", name, *what] if name in self.tuned:
+                job, events = self.tuned[name]
                 if what == ["cancel"]:
                     job["status"] = "cancelled"
                 return 200, {"data": events} if what == ["events"] else job
             case ["slipway", "metrics"]:
-                return 200, run.metric_lines()
-        return _error(404, "no such route")
-
-    def _send(self, status: int, body: Any, extra: Mapping[str, str] | None = None) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {"content-type": "application/json", **(extra or {})}.items():
-            self.send_header(name, value)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-        self.wfile.flush()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """Tests print nothing."""
+                return 200, self.metric_lines()
+        return error(404, "no such route")

@@ -17,7 +17,8 @@ from launcher.client.dspy.rollouts import Finished, Run
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.tagging import Answered, Predictors, Rollout
 from tests.support.lives import begin_life
-from tests.support.small_run import CUT_OFF, FLAT, Asked, SmallRun
+from tests.support.small_counts import FLAT
+from tests.support.small_run import CUT_OFF, Asked, SmallRun
 
 FORM = "[[ ## french ## ]]\n{}\n\n[[ ## completed ## ]]"
 # Of twelve examples, those whose answers differ from one another.
