@@ -150,11 +150,6 @@ def asks_as_often_as_it_likes(ask: Ask, english: str) -> dspy.Prediction:
     return answer
 
 
-def asks_sometimes(ask: Ask, english: str) -> dspy.Prediction:
-    answer = ask(english=english)
-    return answer if len(answer.french) > len("mot") else ask(english=english)
-
-
 def returns_nothing(ask: Ask, english: str) -> None:
     ask(english=english)
 

@@ -69,7 +69,7 @@ def test_abuse(row: Abuse, run: SmallRun, capfd: pytest.CaptureFixture[str]) -> 
 
 
 # Many times what any row takes: each of them would go on for ever if it were not bounded.
-BOUND_SECONDS = 60
+BOUND_SECONDS = 240
 
 DEFAULTS = {
     "num_train_steps": 1,
@@ -136,4 +136,4 @@ def test_a_program_that_asks_another_run_is_refused(run: SmallRun) -> None:
 def test_the_table_is_long_and_has_no_row_twice() -> None:
     ids = Counter(str(row.id) for row in ROWS)
     assert max(ids.values()) == 1
-    assert len(ROWS) > 100
+    assert len(ROWS) >= 119

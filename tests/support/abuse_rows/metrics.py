@@ -15,7 +15,7 @@ from tests.support.abuse_rows.row import LENGTHS, Abuse, tagged_examples
 
 def slow_for_some(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
     if prediction.french == "mot":
-        time.sleep(4)
+        time.sleep(12)
     return float(len(prediction.french))
 
 
@@ -120,8 +120,8 @@ METRICS = [
     Abuse(
         "is slow for some: those runs are excluded, not zero",
         metric=slow_for_some,
-        asked_for={"rollout_seconds": 2},
-        says="the metric gave no score within 2 s",
+        asked_for={"rollout_seconds": 5},
+        says="the metric gave no score within 5 s",
         outcomes={"overdue": 2, "scored": 6},
         rewards={None, 4.0, 5.0, 6.0},
     ),

@@ -125,23 +125,23 @@ PROGRAMS = [
     Abuse(
         "asks for ever and swallows whatever is raised: left behind, excluded",
         a.of(a.asks_for_ever_whatever_comes),
-        asked_for={"rollout_calls": 5, "rollout_seconds": 2},
-        says=r"a rollout ended overdue: no result within 2 s",
+        asked_for={"rollout_calls": 5, "rollout_seconds": 5},
+        says=r"a rollout ended overdue: no result within 5 s",
         outcomes={"overdue": 2, "scored": 6},
         rewards={None, 4.0, 5.0, 6.0},
     ),
     Abuse(
         "hangs sometimes, with one thread: the others still have their turn",
         a.of(a.hangs),
-        asked_for={"num_threads": 1, "rollout_seconds": 2},
+        asked_for={"num_threads": 1, "rollout_seconds": 5},
         outcomes={"overdue": 2, "scored": 6},
         rewards={None, 4.0, 5.0, 6.0},
-        counts={"dropped": {"overdue: no result within 2 s": 2}},
+        counts={"dropped": {"overdue: no result within 5 s": 2}},
     ),
     Abuse(
         "hangs sometimes, with 64 threads",
         a.of(a.hangs),
-        asked_for={"num_threads": 64, "rollout_seconds": 2},
+        asked_for={"num_threads": 64, "rollout_seconds": 5},
         outcomes={"overdue": 2, "scored": 6},
     ),
     Abuse(
