@@ -74,11 +74,11 @@ class Metric:
     def _failed(self, error: BaseException, example: dspy.Example) -> None:
         with self._lock:
             self._failures_in_a_row += 1
-            count = self._failures_in_a_row
-        if count >= self._patience:
+            is_enough = self._failures_in_a_row >= self._patience
+        if is_enough:
             what = str(error) if isinstance(error, Unscored) else f"it raised {type(error).__name__}: {error}"
             raise TrainingFailed(
-                f"The metric gave no score {count} times in a row",
+                f"The metric gave no score {self._patience} times in a row",
                 why=what,
                 hint=f"the last failure was on {_short(example)}",
             ) from error
