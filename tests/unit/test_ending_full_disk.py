@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_calls import PHASES
+from tests.support.small_disk import said_on_small_disk
 
 pytestmark = pytest.mark.process
 
@@ -22,29 +18,7 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """How the runs were, by the phase in which the disk was full; where this user may mount a small one."""
-    program = PROGRAMS / "unit" / "fill_small_disk.py"
-    mount = 'mount -t tmpfs -o size=512k none "$1" && exec "$2" "$3" "$1"'
-    done = subprocess.run(
-        [
-            "unshare",
-            "-rm",
-            "sh",
-            "-c",
-            mount,
-            "sh",
-            tmp_path_factory.mktemp("small"),
-            sys.executable,
-            program,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    if done.returncode and done.stderr.startswith(("unshare:", "mount:")):
-        pytest.skip(f"this user may not mount a small disk: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return said_on_small_disk("fill_small_disk.py", tmp_path_factory.mktemp("small"))
 
 
 def test_g27_on_a_full_disk_nothing_is_begun(lives: dict[str, dict[str, Any]]) -> None:

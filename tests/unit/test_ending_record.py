@@ -7,10 +7,6 @@ What launch could not write its guardian finishes. Neighbours: `test_ending_full
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +15,8 @@ import pytest
 
 from launcher.ledger.records import RecordStore
 from tests.support.ends import KINDS, PRICE, UP, ended_well, soon
-from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lived import Lives
+from tests.support.small_disk import said_on_small_disk
 from tests.support.waiting import wait_until
 
 # `soon` is for every test here.
@@ -100,19 +96,7 @@ def test_g27_a_disk_that_is_full_in_mid_run_stops_no_end(tmp_path: Path) -> None
     """On a real file system of 512 KiB, where this user may mount one; else the test above has to do."""
     small = tmp_path / "small"
     small.mkdir()
-    program = PROGRAMS / "unit" / "live_on_small_disk.py"
-    mount = 'mount -t tmpfs -o size=512k none "$1" && exec "$2" "$3" "$1"'
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", mount, "sh", small, sys.executable, program],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    if done.returncode and done.stderr.startswith(("unshare:", "mount:")):
-        pytest.skip(f"this user may not mount a small disk: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = said_on_small_disk("live_on_small_disk.py", small)
     assert said["full"], "the disk was full"
     assert said["calls"][-2:] == ["down", "proof"] and "pull" in said["calls"]
     assert said["code"] in (3, 8) and said["live_when_full"]
