@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.long
 
 LONG_VARIABLE = "SLIPWAY_LONG_DIR"
 STEPS, INSTANTS, SEED = 36, 30, 14
-# What a step takes here, about: an instant falls anywhere in it.
+# What a step takes at most, of what an instant falls into: on a quiet computer it is a fifth of that.
 STEP_SECONDS = 2.5
 JOB_FAILED = 6
 _READY_SECONDS = 900
@@ -49,10 +50,10 @@ VICTIMS: tuple[Victim, ...] = ("launch", "program", "trainer")
 
 @dataclass(frozen=True)
 class Instant:
-    """`seconds` after so many steps were committed, or after its life began to train if that is later."""
+    """`share` of a step after so many were committed, or after its life began to train if that is later."""
 
     steps: int
-    seconds: float
+    share: float
     victim: Victim
 
 
@@ -62,10 +63,7 @@ def instants() -> list[Instant]:
     places = sorted(chance.uniform(1, STEPS - 1) for _ in range(INSTANTS))
     victims: list[Victim] = [VICTIMS[number % len(VICTIMS)] for number in range(INSTANTS)]
     chance.shuffle(victims)
-    return [
-        Instant(int(place), place % 1 * STEP_SECONDS, victim)
-        for place, victim in zip(places, victims, strict=True)
-    ]
+    return [Instant(int(place), place % 1, victim) for place, victim in zip(places, victims, strict=True)]
 
 
 class Lives:
@@ -98,6 +96,11 @@ class Lives:
     @property
     def committed(self) -> int:
         return max((int(it.name[5:]) for it in (self.machine / "checkpoints").glob("step-*")), default=0)
+
+    def step_seconds(self) -> float:
+        """From one commit to the next, of the quickest so far: between others lies the end of a life."""
+        times = sorted(it.stat().st_mtime for it in (self.machine / "checkpoints").glob("step-*"))
+        return min([STEP_SECONDS, *(later - sooner for sooner, later in pairwise(times))])
 
     def begin(self) -> Launched:
         """The next life, once it trains."""
@@ -140,12 +143,13 @@ class Lives:
         """Kill at this instant; the life is over afterwards, but for one that lost its trainer."""
         life = self.life or self.begin()
         self.wait(lambda: self.committed >= instant.steps, _STEP_PATIENCE, f"{instant.steps} steps")
-        time.sleep(instant.seconds)
+        seconds = instant.share * self.step_seconds()
+        time.sleep(seconds)
         if instant.victim == "trainer":
             self.wait(lambda: self.trainer() is not None, _STEP_PATIENCE, "a trainer")
         line = {"instant": len(self.done) + 1, "victim": instant.victim, "time": round(time.time(), 3)}
         victim = {"launch": lambda: life.process.pid, "program": self.program, "trainer": self.trainer}
-        line |= {"after_seconds": round(instant.seconds, 3), "committed": self.committed}
+        line |= {"after_seconds": round(seconds, 3), "committed": self.committed}
         os.kill(victim[instant.victim]() or 0, signal.SIGKILL)
         line |= {"during": self.phase(), "life": len(self.begun())}
         if instant.victim != "trainer":
