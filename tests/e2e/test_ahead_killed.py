@@ -38,7 +38,7 @@ pytestmark = pytest.mark.long
 
 LONG_VARIABLE = "SLIPWAY_LONG_DIR"
 STEPS, INSTANTS, SEED = 36, 30, 14
-# What a step takes at most, of what an instant falls into: on a quiet computer it is a fifth of that.
+# An instant falls into so much of a step at most: on a quiet computer a whole one takes less.
 STEP_SECONDS = 2.5
 JOB_FAILED = 6
 _READY_SECONDS = 900

@@ -1,9 +1,9 @@
-"""`ast.parse` in threads, where Python up to 3.11.7 fails one now and then.
+"""`ast.parse` in threads, where Python 3.11 fails one now and then.
 
 DSPy parses with it a signature that a program makes as it runs, as `dspy.ReAct` does for each turn, and
-values of some types. Those Pythons count the depth of the tree in one place for all threads: where garbage is
-collected in the middle of one and another thread goes on, it ends with SystemError (python/cpython#106905,
-mended in 3.11.8). Neither the program nor the policy did it, and the same once more does well.
+values of some types. Python 3.11 counts the depth of the tree in one place for all threads: where garbage is
+collected in the middle of one and another thread goes on, it ends with SystemError (python/cpython#106905).
+Neither the program nor the policy did it, and the same once more does well.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-_MENDED_IN = (3, 11, 8)
+# Seen with 3.11.2 and 3.11.7, not with 3.12.1. Where a later 3.11 does not fail, nothing is parsed twice.
+_NO_LONGER_IN = (3, 12)
 _WORDS = "AST constructor recursion depth mismatch"
-# It is one of some 100,000 with eight threads that do nothing else.
+# One of half a million failed, with eight threads that did nothing else: ten in a row will not.
 _TRIES = 10
 
 _Asked = ParamSpec("_Asked")
@@ -26,9 +27,9 @@ _Tree = TypeVar("_Tree")
 def mend() -> None:
     """Have this process's `ast.parse`, which `ast.literal_eval` calls, begin anew where that failed it.
 
-    Nothing is done where Python is newer, or it was done before.
+    Nothing is done from Python 3.12 on, or where it was done before.
     """
-    if sys.version_info < _MENDED_IN and not hasattr(ast.parse, "__wrapped__"):
+    if sys.version_info < _NO_LONGER_IN and not hasattr(ast.parse, "__wrapped__"):
         ast.parse = anew(ast.parse)
 
 
