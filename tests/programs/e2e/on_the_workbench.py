@@ -3,7 +3,8 @@
 It trains so many steps, or `--compiles` times so many, one after the other, or (`--together`) inside
 dspy.BetterTogether, whose candidates are then scored once more. With `--until FILE` the rollouts of the step
 `--hold-at` wait for that file. RESULT gets as JSON: `compiles`, what each training says of itself;
-`exchanges`, greedy requests that name what was compiled, with the texts that answered; `candidates`.
+`exchanges`, greedy requests that name what was compiled, with the texts that answered and their tokens'
+logprobs; `candidates`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,9 @@ def vowels(example: Any, prediction: Any, trace: Any = None) -> float:
     return float(sum(it in "aeiou" for it in prediction.french))
 
 
-def fingerprint(example: Any, prediction: Any, trace: Any = None) -> float:
-    """Another text has another score, so that weights are told apart by what they score."""
-    return zlib.crc32(prediction.french.encode()) % 9973 / 9973
+def likelihood(example: Any, prediction: Any, trace: Any = None) -> float:
+    """The sum of the answer's logprobs, which tells weights apart even where their greedy texts are one."""
+    return sum(token.logprob for token in prediction.logprobs.content)
 
 
 METRICS: dict[str, Metric] = {it.__name__: it for it in (letters, brevity, vowels)}
@@ -65,9 +65,9 @@ def held(metric: Metric, step: int, until: Path) -> Metric:
     return waiting
 
 
-def student(run: Session, temperature: float | None = None) -> dspy.Predict:
+def student(run: Session, **settings: Any) -> dspy.Predict:
     program = dspy.Predict("english -> french")
-    program.set_lm(PolicyLM(run, temperature=temperature, max_tokens=TOKENS))
+    program.set_lm(PolicyLM(run, max_tokens=TOKENS, **settings))
     return program
 
 
@@ -109,9 +109,11 @@ def ask(run: Session, model: str) -> list[dict[str, Any]]:
                 "messages": messages("english", "french", phrase.english),
                 "temperature": 0,
                 "max_tokens": TOKENS,
+                "logprobs": True,
             }
-            answer = client.chat.completions.create(**body)
-            exchanges.append({"body": body, "text": answer.choices[0].message.content})
+            choice: Any = client.chat.completions.create(**body).choices[0]
+            logprobs = [token.logprob for token in choice.logprobs.content]
+            exchanges.append({"body": body, "text": choice.message.content, "logprobs": logprobs})
     return exchanges
 
 
@@ -135,13 +137,13 @@ def train_together(run: Session, asked: argparse.Namespace) -> dict[str, Any]:
     held_out = examples(held_out_phrases(SCORED_PHRASES))
     weights = grpo(METRICS[asked.metric], asked)
     prompts = dspy.BootstrapFewShot(metric=letters, max_bootstrapped_demos=1, max_labeled_demos=1)
-    best: Any = dspy.BetterTogether(metric=fingerprint, p=prompts, w=weights).compile(
-        student(run, temperature=0.0),
+    best: Any = dspy.BetterTogether(metric=likelihood, p=prompts, w=weights).compile(
+        student(run, temperature=0.0, logprobs=True),
         trainset=examples(training_phrases(16, asked.seed)),
         valset=held_out,
         strategy="p -> w",
     )
-    score = dspy.Evaluate(devset=held_out, metric=fingerprint, num_threads=4)
+    score = dspy.Evaluate(devset=held_out, metric=likelihood, num_threads=4)
     candidates = {it["strategy"]: it for it in best.candidate_programs}
     return {
         "compiles": [described(weights, after_step, candidates["p -> w"]["program"])],
@@ -149,7 +151,7 @@ def train_together(run: Session, asked: argparse.Namespace) -> dict[str, Any]:
             strategy: {"score": it["score"], "again": score(it["program"]).score}
             for strategy, it in candidates.items()
         },
-        "newest": score(student(run, temperature=0.0)).score,
+        "newest": score(student(run, temperature=0.0, logprobs=True)).score,
     }
 
 
