@@ -132,7 +132,10 @@ def train(run: Session, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def train_together(run: Session, asked: argparse.Namespace) -> dict[str, Any]:
-    """Prompts, then weights. Scores are of greedy answers; `newest`: that of the newest weights."""
+    """Prompts, then weights. Scores are of greedy answers.
+
+    `untrained`, `newest`: exchanges with the weights of the candidate that was not trained, and the newest.
+    """
     after_step = run.status().step
     held_out = examples(held_out_phrases(SCORED_PHRASES))
     weights = grpo(METRICS[asked.metric], asked)
@@ -145,13 +148,15 @@ def train_together(run: Session, asked: argparse.Namespace) -> dict[str, Any]:
     )
     score = dspy.Evaluate(devset=held_out, metric=likelihood, num_threads=4)
     candidates = {it["strategy"]: it for it in best.candidate_programs}
+    untrained = candidates[""]["program"].predictors()[0].lm.model
     return {
         "compiles": [described(weights, after_step, candidates["p -> w"]["program"])],
         "candidates": {
             strategy: {"score": it["score"], "again": score(it["program"]).score}
             for strategy, it in candidates.items()
         },
-        "newest": score(student(run, temperature=0.0, logprobs=True)).score,
+        "untrained": ask(run, untrained),
+        "newest": ask(run, run.model),
     }
 
 
