@@ -15,7 +15,9 @@ import pytest
 
 from launcher.base.errors import LaunchError, NotPulled
 from launcher.cli import ending_verbs
+from launcher.ledger.teardown_lock import Holder
 from launcher.machines import machine_of_record
+from launcher.safety.take_down import Keeping
 from launcher.screen.output import Output
 from launcher.values.machine import Proof
 from tests.support import pretend_machine
@@ -38,9 +40,19 @@ def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
     def found_by_its_record(machine: PretendMachine) -> None:
         machine.found_again = True  # else `down` would find nothing that it could end a second time
 
+    looks: list[str | None] = []
+    look = Keeping.look
+
+    def looking(keeping: Keeping, holder: Holder | None) -> None:
+        looks.append(holder and holder.who)
+        look(keeping, holder)
+
+    monkeypatch.setattr(Keeping, "look", looking)
+
     def pull_slowly() -> None:
-        monkeypatch.setattr(ending_verbs, "_ORDERLY_SECONDS", 0.1)  # it is past that, and at it
-        time.sleep(3.0)
+        wait_until(lambda: "launch" in looks, what="down sees that launch is at it")
+        monkeypatch.setattr(ending_verbs, "_ORDERLY_SECONDS", 0.0)  # and is past that
+        wait_until(lambda: looks.count("launch") > 3, what="down goes on waiting")
 
     outcomes: list[BaseException | int] = []
     down = _down_once_it_works(live, monkeypatch, outcomes, give_up=False)
