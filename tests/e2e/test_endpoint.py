@@ -54,7 +54,7 @@ def test_models_lists_the_policy_and_its_version(client: openai.OpenAI) -> None:
 
 
 def test_chat_answers_and_names_the_version_that_answered(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="policy", messages=PROMPT, max_tokens=16)
+    answer = client.chat.completions.create(model="policy", messages=PROMPT, max_tokens=16, temperature=0)
     assert answer.choices[0].message.content
     assert answer.model == "policy@v0"
     assert answer.usage and answer.usage.completion_tokens > 0
@@ -105,7 +105,9 @@ def test_logprobs_come_when_asked_for_and_only_then(client: openai.OpenAI) -> No
 
 
 def test_completions(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="policy", prompt="le chat", max_tokens=8)
+    answer = client.completions.create(
+        model="policy", prompt="le chat", max_tokens=8, extra_body={"ignore_eos": True}
+    )
     assert answer.choices[0].text
 
 
@@ -204,7 +206,7 @@ def test_an_engine_that_dies_is_restarted_and_the_request_is_answered(
 ) -> None:
     engine = _engine(endpoint)
     engine.send_signal(signal.SIGKILL)
-    answer = client.chat.completions.create(model="policy", messages=PROMPT, max_tokens=8)
+    answer = client.chat.completions.create(model="policy", messages=PROMPT, max_tokens=8, temperature=0)
     assert answer.choices[0].message.content
     assert _engine(endpoint).pid != engine.pid
 

@@ -6,11 +6,13 @@ recorded and what the trainer was given are three records; each is read by itsel
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,8 +44,16 @@ def value(text: str) -> float:
 class Picky(dspy.ChatAdapter):
     """Refuses about half of the answers, whatever they say, as a parse() that raises a ValueError does."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._disliked: dict[str, str] = {}
+
+    def refuses(self, completion: str) -> bool:
+        """The first it ever sees among them: one at least is asked again."""
+        return odd(completion) or completion == self._disliked.setdefault("first", completion)
+
     def parse(self, signature: Any, completion: str) -> dict[str, Any]:
-        if odd(completion):
+        if self.refuses(completion):
             raise ValueError("not in the mood")
         return {"french": completion}
 
@@ -80,7 +90,9 @@ class Retrying(dspy.Module):
 
 
 class Restless(dspy.Module):
-    """Asks `first` once to four times, and `second` in some runs only."""
+    """Asks `first` once to four times, and `second` in every other run only."""
+
+    runs = itertools.count()  # of the class: a program is copied
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,10 +100,10 @@ class Restless(dspy.Module):
         self.second = dspy.Predict("english -> french")
 
     def forward(self, english: str) -> dspy.Prediction:
-        answer = self.first(english=english)
-        for _ in range(zlib.crc32(answer.french.encode()) % 4):
+        answer, run = self.first(english=english), next(self.runs)
+        for _ in range(run % 4):
             self.first(english=english)
-        return self.second(english=english) if odd(answer.french) else answer
+        return self.second(english=english) if run % 2 else answer
 
 
 def with_demos() -> dspy.Module:
@@ -226,19 +238,20 @@ class Answer:
     failed: bool
 
 
-def answers(trained: Trained) -> dict[tuple[str, str, int], Answer]:
+def answers(trained: Trained, refuses: Callable[[str], bool] = odd) -> dict[tuple[str, str, int], Answer]:
     found = {}
     for key, line in trained.recorded.items():
         (choice,) = line["answer"]["choices"]
         text = choice["message"]["content"]
-        found[key] = Answer(text, odd(text) or choice["finish_reason"] == "length")
+        found[key] = Answer(text, refuses(text) or choice["finish_reason"] == "length")
     return found
 
 
 def test_swallowed_parse_errors_are_trained_as_format_failures(trainer: Trainer) -> None:
-    trained = trainer.train(Retrying(), Picky())
+    picky = Picky()
+    trained = trainer.train(Retrying(), picky)
     check_exact(trained)
-    answered = answers(trained)
+    answered = answers(trained, picky.refuses)
     for key, answer in answered.items():
         expected = FORMAT_FAILURE if answer.failed else value(answer.text)
         assert trained.reward_of(*key) == pytest.approx(expected)
@@ -266,8 +279,8 @@ def test_predictors_called_a_varying_number_of_times_are_trained_on_all_their_ca
     calls = Counter((rollout, predictor) for rollout, predictor, _ in trained.recorded)
     first = [count for (_, predictor), count in calls.items() if predictor == "first"]
     second = [count for (_, predictor), count in calls.items() if predictor == "second"]
-    assert len(first) == 2 * ROLLOUTS and len(set(first)) > 1
-    assert 0 < len(second) < 2 * ROLLOUTS
+    assert len(first) == 2 * ROLLOUTS and set(first) == {1, 2, 3, 4}
+    assert len(second) == ROLLOUTS
     rewards: dict[str, set[float | None]] = defaultdict(set)
     for rollout, predictor, call in trained.recorded:
         rewards[rollout].add(trained.reward_of(rollout, predictor, call))
@@ -276,11 +289,12 @@ def test_predictors_called_a_varying_number_of_times_are_trained_on_all_their_ca
 
 def test_demos_and_a_custom_adapter_are_in_the_prompt_that_is_trained(trainer: Trainer) -> None:
     plain = trainer.train(dspy.Predict("english -> french"), Picky())
-    trained = trainer.train(with_demos(), Picky())
+    picky = Picky()
+    trained = trainer.train(with_demos(), picky)
     check_exact(trained)
     longest = max(len(line["prompts"][0]) for line in plain.recorded.values())
     assert min(len(line["prompts"][0]) for line in trained.recorded.values()) > longest
-    for key, answer in answers(trained).items():
+    for key, answer in answers(trained, picky.refuses).items():
         assert (trained.reward_of(*key) == FORMAT_FAILURE) == answer.failed
 
 

@@ -138,7 +138,8 @@ def test_a14_an_imitation_teaches_and_its_program_asks_what_came_out(
     lines = {it["step"]: it for it in session.metrics()}
     losses = [lines[step]["metrics"]["loss"] for step in taught.steps]
     print(f"exact match {taught.before} -> {taught.after}, loss {losses}")
-    assert losses[-1] < losses[0]
+    epoch = PHRASES // 16
+    assert mean(losses[-epoch:]) < mean(losses[:epoch])  # of the same examples
     assert taught.after > taught.before + 5
 
 

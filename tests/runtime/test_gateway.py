@@ -84,7 +84,7 @@ def test_completions_take_text_and_token_ids_one_or_many(gateway: Gateway) -> No
     (line,) = of_rollout(gateway, "texts")
     assert len(line["prompts"]) == 2 and [sample["prompt"] for sample in line["samples"]] == [0, 1]
     ids = line["prompts"][0]
-    ask = {"model": "policy", "prompt": ids, "max_tokens": 4, "logprobs": 0}
+    ask = {"model": "policy", "prompt": ids, "max_tokens": 4, "logprobs": 0, "ignore_eos": True}
     body = gateway.http.post("/rollouts/ids/v1/completions", json=ask).json()
     assert len(body["choices"][0]["logprobs"]["token_logprobs"]) == 4
     assert of_rollout(gateway, "ids")[0]["prompts"] == [ids]

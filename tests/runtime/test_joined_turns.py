@@ -38,7 +38,7 @@ MORE = [
     for animal in ("dog", "red cat", "old man")
 ]
 # The tiny model's answers end by themselves before that, whatever is sampled: one cut off would stand alone.
-ENOUGH = 120
+ENOUGH = 300
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 

@@ -104,7 +104,7 @@ def test_what_ends_an_answer_is_recorded_as_it_was_sampled(engine: RunningEngine
     """Stop strings and tokens, the end of text, a length: every sampled id is there, whatever the text is."""
 
     async def scenario(client: EngineClient) -> None:
-        (_, _, (plain,), _) = await answered(client, admitted("chat", {"max_tokens": 64}))
+        (_, _, (plain,), _) = await answered(client, admitted("chat", {"max_tokens": 200}))
         ids = plain.completion_ids
         assert (plain.finish_reason, ids[-1]) == ("stop", EOS)  # the end of text is a sampled token like any
         for streamed in (False, True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,22 @@ HELD_SECONDS = 600.0
 Metric = Callable[..., float]
 
 
+def apart(text: str) -> float:
+    """A little, for no reason: another text earns another, and no group is without variance."""
+    return zlib.crc32(text.encode()) % 97 / 1e4
+
+
 def letters(example: Any, prediction: Any, trace: Any = None) -> float:
-    return float(distinct_letters(prediction.french))
+    return distinct_letters(prediction.french) + apart(prediction.french)
 
 
 def brevity(example: Any, prediction: Any, trace: Any = None) -> float:
-    return -len(prediction.french) / 100  # better than an answer that does not parse: -1
+    """Better than an answer that does not parse: -1."""
+    return -len(prediction.french) / 100 + apart(prediction.french)
 
 
 def vowels(example: Any, prediction: Any, trace: Any = None) -> float:
-    return float(sum(it in "aeiou" for it in prediction.french))
+    return sum(it in "aeiou" for it in prediction.french) + apart(prediction.french)
 
 
 def likelihood(example: Any, prediction: Any, trace: Any = None) -> float:
