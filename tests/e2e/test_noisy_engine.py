@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -49,7 +50,7 @@ class Learned:
 def learn(folder: Path, loss: str, noise: float, seed: int) -> Learned:
     """The quickstart, its engine behind the tap."""
     home = make_home(folder / "home")
-    program = ["python", str(REPOSITORY / "examples" / "quickstart.py")]
+    program = [sys.executable, str(REPOSITORY / "examples" / "quickstart.py")]
     words = ["--set", f"train.loss={loss}", "--port", str(free_port()), "--", *program]
     launched = Launched(home, [*words, "--steps", str(STEPS), "--seed", str(seed)], cwd=folder)
     try:
