@@ -41,10 +41,12 @@ def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
         machine.found_again = True  # else `down` would find nothing that it could end a second time
 
     looks: list[str | None] = []
+    waits: set[Keeping] = set()  # each has one of its own: for launch to end it, and for a turn to do so
     look = Keeping.look
 
     def looking(keeping: Keeping, holder: Holder | None) -> None:
         looks.append(holder and holder.who)
+        waits.add(keeping)
         look(keeping, holder)
 
     monkeypatch.setattr(Keeping, "look", looking)
@@ -59,7 +61,7 @@ def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
     program = (sys.executable, "-c", "import time; time.sleep(600)")
     lived = live(program, acts={"pull": pull_slowly}, prepare=found_by_its_record, price=PRICE)
     down.join()
-    assert outcomes == [0]
+    assert outcomes == [0] and len(waits) == 1
     assert lived.machine.calls.count("pull") == lived.machine.calls.count("down") == 1
     assert lived.record.ended_by == "launch" and lived.code == 143
 
