@@ -47,10 +47,16 @@ def check(world: AgentWorld, program: str, said: dict[str, Any]) -> dict[str, An
     return counts
 
 
+@pytest.fixture(scope="module")
+def openai_agents(world: AgentWorld) -> dict[str, Any]:
+    """What a program says of its two agents of the OpenAI Agents SDK, by how they call tools."""
+    return world.said_by(AGENTS, "agents_rollouts.py")
+
+
 def test_b04_openai_agents_with_function_tools_as_they_come_train_on_what_was_sampled(
-    world: AgentWorld,
+    world: AgentWorld, openai_agents: dict[str, Any]
 ) -> None:
-    said = world.said_by(AGENTS, "agents_rollouts.py")
+    said = openai_agents | openai_agents["agents"]
     # Of our own package nothing was there but the client, beside releases that its own extras do not allow.
     assert said["unwanted"] == []
     assert said["strict"] and said["untouched"] and said["astray"] == 0
@@ -60,6 +66,18 @@ def test_b04_openai_agents_with_function_tools_as_they_come_train_on_what_was_sa
     assert counts["turns_joined"] == (TURNS - 1) * len(said["rollouts"]) and not counts["sealed"]
     tools = [tool["function"] for it in world.heard("agents")[0] for tool in it.asked["tools"]]
     assert len(tools) == TURNS and not any(tool.get("strict") for tool in tools)
+
+
+def test_r01_openai_agents_that_call_one_tool_at_a_time_train_on_what_was_sampled(
+    world: AgentWorld, openai_agents: dict[str, Any]
+) -> None:
+    said = openai_agents["one"]
+    counts = check(world, "one", said)
+    assert max(openai_agents["agents"]["calls"]) == 2 and set(said["calls"]) == {0, 1}
+    # Whose answer made two calls has a prompt next that it does not begin.
+    assert set(counts["sealed_by"]) <= {"calls after the first were left out"}
+    heard = world.heard("one").values()
+    assert not any("parallel_tool_calls" in it.asked for turns in heard for it in turns)
 
 
 def test_b04_pydantic_ai_as_it_is_installed_trains(world: AgentWorld) -> None:

@@ -287,6 +287,12 @@ def test_b05_what_is_sealed_is_counted_by_its_reason(tmp_path: Path) -> None:
     ended = "the template does not end an answer as it ended"
     assert why_apart(begun("f", end=ids("!")), *later) == ended
     assert why_apart(begun("g"), *later, x_slipway_continue="off") == "switched off"
+    one_call: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
+    several = Talk(tmp_path / "n", CALLING)
+    calls = [CALL, CALL | {"id": "c2"}]
+    several.say([SYSTEM, ASKED], WRITTEN * 2, replies=[said(None, *calls)], **one_call)
+    given = [SYSTEM, ASKED, said(None, CALL), RESULT]
+    assert why_apart(several, *given, **one_call) == "calls after the first were left out"
     held = begun("h").say(later, "le chien", response_format={"type": "json_object"})
     assert held.conversation.apart == "held to a grammar"
     full = begun("i")
@@ -307,6 +313,14 @@ def test_b05_what_is_sealed_is_counted_by_its_reason(tmp_path: Path) -> None:
     apart = begun("m")
     apart.say([MORE], "un chien")
     assert pick(apart.store, "r").counts.sealed_by == {"another conversation": 1}
+
+
+def test_r01_a_turn_that_made_one_call_is_gone_on_from(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, CALLING, tools=[TOOL], parallel_tool_calls=False)
+    talk.say([ASKED], WRITTEN, replies=[said(None, CALL)])
+    turn = talk.say([ASKED, said(None, CALL), RESULT], "le chien")
+    assert (turn.conversation.continues, turn.conversation.apart) == (talk.samples[0], None)
+    assert pick(talk.store, "r").counts.turns_joined == 1
 
 
 def test_a_run_can_do_without(tmp_path: Path) -> None:

@@ -209,7 +209,6 @@ def test_b05_the_first_sequences_that_were_sealed_are_said_with_what_to_do(gatew
 UNTRAINABLE: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": [TOOL], "tool_choice": "required"},
     "response_format": {"response_format": {"type": "json_object"}},
-    "parallel_tool_calls": {"tools": [TOOL], "parallel_tool_calls": False},
     "top_p": {"top_p": 0.9},
     "temperature": {"temperature": 0},
 }
@@ -237,7 +236,7 @@ def test_b06_what_cannot_be_trained_is_said_at_the_first_such_request(gateway: G
         assert "x-slipway-untrainable" not in gateway.chat(**fields).headers
     whole = gateway.chat("untrainable", headers={"x-slipway-untrainable": "refuse"}, tools=[TOOL])
     assert (whole.status_code, "x-slipway-untrainable" in whole.headers) == (200, False)
-    assert len(exchanges(gateway, "untrainable")) == 5 * 4 + 1
+    assert len(exchanges(gateway, "untrainable")) == 4 * 4 + 1
 
 
 @pytest.mark.slow

@@ -41,6 +41,8 @@ class Engine:
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
     refusal: dict[str, Any] | None = None
+    # Its answer where it has tools; of a stream, the parts of it.
+    calls: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -51,7 +53,9 @@ class Engine:
         self.bodies.append(body)
         if self.refusal is not None:
             return web.json_response({"error": self.refusal}, status=400)
-        said = {"role": "assistant", "content": "oui"}
+        said: dict[str, Any] = {"role": "assistant", "content": "oui"}
+        if self.calls:
+            said |= {"tool_calls": self.calls}
         if body.get("stream"):
             return web.Response(body=_events(body, {"delta": said}), content_type="text/event-stream")
         choices = [_choice(index, {"message": said}) for index in range(body.get("n") or 1)]
@@ -106,6 +110,7 @@ def gateway(started: tuple[Path, Engine], tmp_path_factory: pytest.TempPathFacto
 def engine(started: tuple[Path, Engine]) -> Engine:
     started[1].bodies.clear()
     started[1].refusal = None
+    started[1].calls = []
     return started[1]
 
 
@@ -362,6 +367,46 @@ def test_strict_tools_of_no_rollout_stay_strict(gateway: Gateway, engine: Engine
     answer = gateway.chat(tools=[tool(strict=True)])
     assert "x-slipway-ignored" not in answer.headers
     assert engine.last["tools"] == [tool(strict=True)]
+
+
+def called(place: int) -> dict[str, Any]:
+    return {"id": f"c{place}", "type": "function", "function": {"name": "look", "arguments": f"[{place}]"}}
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_r01_one_call_at_a_time_is_what_the_client_gets_and_all_that_was_sampled_is_trained(
+    gateway: Gateway, engine: Engine, stream: bool, calls: int
+) -> None:
+    """openai-agents sends it for agents that are to call one tool after the other."""
+    name = f"one-{stream}-{calls}"
+    engine.calls = [called(place) | ({"index": place} if stream else {}) for place in range(calls)]
+    answer = gateway.chat(name, tools=[tool(strict=True)], parallel_tool_calls=False, stream=stream, n=1)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-slipway-ignored"] == "tools.strict, parallel_tool_calls"
+    assert "x-slipway-untrainable" not in answer.headers
+    assert "parallel_tool_calls" not in engine.last and engine.last["tools"] == [tool()]
+    whole = json.loads(answer.text.split("data: ")[1]) if stream else answer.json()
+    said = whole["choices"][0]["delta" if stream else "message"]
+    assert [call["id"] for call in said.get("tool_calls") or ()] == [f"c{it}" for it in range(calls)][:1]
+    (line,) = [line for line in gateway.recorded() if line["tags"]["rollout"] == name]
+    (sample,) = line["samples"]
+    assert (sample["completion_ids"], sample["unscorable"]) == ([3, 4, 5], None)
+
+
+def test_r01_of_no_rollout_the_engine_is_asked_for_one_call(gateway: Gateway, engine: Engine) -> None:
+    engine.calls = [called(0), called(1)]
+    answer = gateway.chat(tools=[tool()], parallel_tool_calls=False)
+    assert "x-slipway-ignored" not in answer.headers and engine.last["parallel_tool_calls"] is False
+    for others in ({"parallel_tool_calls": True}, {}):
+        given = gateway.chat("several", tools=[tool()], **others).json()
+        assert len(given["choices"][0]["message"]["tool_calls"]) == 2
+
+
+@pytest.mark.parametrize("value", [0, "no", 0.0, []])
+def test_r01_what_the_engine_would_take_for_one_call_is_refused(gateway: Gateway, value: Any) -> None:
+    error = refused(gateway.chat("one", tools=[tool()], parallel_tool_calls=value))
+    assert error["param"] == "parallel_tool_calls"
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])

@@ -30,7 +30,7 @@ MESSAGES = [{"role": "user", "content": "[[ ## english ## ]]\nthe black cat and 
 CUT = {
     "greedy", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "response_format", "structured_outputs",
-    "tool_choice", "parallel_tool_calls", "tools",
+    "tool_choice", "tools",
 }  # fmt: skip
 
 Answered = tuple[Asked, list[list[int]], list[Sample], dict[int, Choice]]
@@ -95,7 +95,7 @@ def test_c09_what_may_be_trained_on_has_the_engines_own_logprobs_under_every_set
                 if sample.unscorable is None and asked.body["temperature"] == 1.0:
                     assert await furthest(client, prompts, sample) < 1e-3, body
         assert reasons - {None} <= CUT and {"top_p", "logit_bias", "min_tokens", None} <= reasons
-        assert kind == "completion" or {"tool_choice", "parallel_tool_calls"} <= reasons
+        assert kind == "completion" or "tool_choice" in reasons
 
     with_engine(engine, scenario)
 

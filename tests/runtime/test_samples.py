@@ -120,10 +120,6 @@ CUTTING = [
     ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": False},
-        "parallel_tool_calls",
-    ),
 ]
 KEEPING = {
     "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0,
@@ -152,6 +148,21 @@ def test_c09_what_an_agents_sdk_sends_with_every_tool_costs_a_rollout_no_sample(
     sampled(store, "forced", tools=[strict], tool_choice="required")
     counts = pick(store, "free", "chosen", "forced").counts
     assert (counts.trained, counts.dropped) == (2, {"tool_choice": 1})
+
+
+def test_c09_r01_calls_one_at_a_time_cost_a_rollout_no_sample(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    sampled(store, "one", tools=[TOOL], parallel_tool_calls=False)
+    sampled(store, "chosen", tools=[TOOL], tool_choice="auto", parallel_tool_calls=False)
+    sampled(store, "forced", tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+    counts = pick(store, "one", "chosen", "forced").counts
+    assert (counts.trained, counts.dropped) == (2, {"tool_choice": 1})
+
+
+def test_c09_what_a_grammar_holds_to_one_call_is_no_sample() -> None:
+    """Of no rollout the engine is asked as its client asked."""
+    body = asked(tools=[TOOL], parallel_tool_calls=False).body
+    assert distribution.cut_by(body) == "parallel_tool_calls"
 
 
 def test_settings_at_their_neutral_values_leave_the_support_whole() -> None:

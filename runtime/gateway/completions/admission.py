@@ -72,6 +72,11 @@ class Asked:
         return self.body.get("n") or 1 if distribution.temperature(self.body) == 0 else 1
 
     @property
+    def one_call(self) -> bool:
+        """Whether it is given the first of an answer's calls alone; the engine is not asked for that."""
+        return tools.ONE_CALL in self.ignored
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Every sampling setting of the request, for the record."""
         return {name: value for name, value in self.body.items() if name not in _NOT_SETTINGS}

@@ -62,6 +62,10 @@ class Choice:
         """The calls it makes, whole."""
         return [content.Call(*map("".join, parts)) for _, parts in sorted(self.calls.items())]
 
+    def given_calls(self, asked: Asked) -> list[content.Call]:
+        """Those of them that its client is given."""
+        return self.said_calls[:1] if asked.one_call else self.said_calls
+
     def _take_call(self, place: int, part: dict[str, Any]) -> None:
         name, arguments = self.calls.setdefault(place, ([], []))
         name.append(part.get("name") or "")
@@ -113,7 +117,7 @@ def samples(
             why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
         if why_not is None:
             why_not = _unfit_prompt(choice.prompt_ids, engine)
-        name = _content(asked, choice)
+        name, calls = _content(asked, choice), choice.given_calls(asked)
         found.append(
             Sample(
                 id=_sample_id(asked, index),
@@ -124,7 +128,8 @@ def samples(
                 unscorable=why_not,
                 content=name,
                 around="" if name is None else content.around(choice.text),
-                turn=turn and turn.answered(choice.text, choice.said_calls),
+                turn=turn and turn.answered(choice.text, calls),
+                has_more_calls=len(choice.calls) > len(calls),
             )
         )
     return prompts, found
@@ -191,10 +196,18 @@ def _strip(asked: Asked, body: dict[str, Any], model: str) -> None:
         for name in _EMPTY:
             if name in part and part[name] is None:
                 del part[name]
-    if not asked.wants_logprobs:
-        for choice in choices:
-            if "logprobs" in choice:
-                choice["logprobs"] = None
+    for choice in choices:
+        if not asked.wants_logprobs and "logprobs" in choice:
+            choice["logprobs"] = None
+        if asked.one_call:
+            _leave_one_call(choice.get("message", choice.get("delta")) or {})
+
+
+def _leave_one_call(message: dict[str, Any]) -> None:
+    """Of a message, or a part of one in a stream, the first of its calls: in place."""
+    if calls := message.pop("tool_calls", None):
+        first = [call for place, call in enumerate(calls) if call.get("index", place) == 0]
+        message |= {"tool_calls": first} if first else {}
 
 
 def _copy(body: dict[str, Any], copies: int) -> None:

@@ -38,6 +38,7 @@ TEMPLATE_CHANGED = "chat_template_kwargs changed"
 SWITCHED_OFF = "switched off"
 TOO_LONG = "too long for the context"
 HELD = "held to a grammar"
+ONE_CALL = "calls after the first were left out"
 NOT_ASKED = "the engine did not say"
 
 # Of a request: what a template is told beside messages and tools.
@@ -153,6 +154,8 @@ class Continuing:
             return HELD  # vLLM looks for the end of a thought in all of the prompt's ids there
         if sample.finish_reason not in WHOLE or not sample.completion_ids:
             return CUT_OFF
+        if sample.has_more_calls:  # what it sampled says more than the client has of it
+            return ONE_CALL
         if exchange.conversation is None or exchange.conversation.tools != turn.conversation.tools:
             return TOOLS_CHANGED
         if any(exchange.settings.get(name) != asked.body.get(name) for name in _TOLD):

@@ -17,7 +17,7 @@ _GREEDY = "greedy"
 _ADVICE = {
     _GREEDY: "a temperature of 0 has one answer and nothing to compare: ask with a temperature of 1",
     "tool_choice": 'it holds the answer to a call: leave it out or say "auto", and ask for the call in words',
-    "parallel_tool_calls": "it holds calls to a grammar: leave it out, and take the first call of an answer",
+    "parallel_tool_calls": "it holds calls to a grammar: name the rollout, or leave it out",
     "response_format": "it holds the answer to a grammar: leave it out, and ask for the form in words",
 }
 _OF_ANY = "it bends what the policy would say by itself: leave it out"

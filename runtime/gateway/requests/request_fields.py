@@ -247,6 +247,9 @@ def _check_values(body: Body) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) == 0:  # of a prompt that fills the context vLLM says just this: then it means that
             raise BadField(name, f"{name} is at least 1")
+    if not isinstance(body.get("parallel_tool_calls", True), bool):
+        # vLLM would take 0 or "no" for false.
+        raise BadField("parallel_tool_calls", "parallel_tool_calls is true or false")
     if not isinstance(body.get("structured_outputs", {}), dict):
         # vLLM's own check of it asks for a key before it asks for the type, and answers 500.
         raise BadField("structured_outputs", "structured_outputs is an object")

@@ -1,9 +1,11 @@
-"""What a request's tools ask of the engine: `strict` is dropped in a rollout, and added to a forced call.
+"""What a request's tools ask of the engine: in a rollout no grammar, of a forced call the tool's schema.
 
 vLLM 0.32 keeps the arguments of a `strict` tool to their schema by a grammar, also where the model may answer
-in words: then no answer is one of the policy's own any more (C9). Of a tool that is not strict it takes any
-JSON as the arguments of a forced call, a number or a text too.
-Neighbours: admission.py frees, request_fields.py holds; distribution.py says what may be trained on. Pure.
+in words, and keeps calls to one (`parallel_tool_calls: false`) by a grammar for the whole call: then no
+answer is one of the policy's own any more (C9). Of a tool that is not strict it takes any JSON as the
+arguments of a forced call, a number or a text too.
+Neighbours: admission.py frees, answers.py gives the first call alone, request_fields.py holds;
+distribution.py says what may be trained on. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ Body = dict[str, Any]
 
 # What an answer's header of ignored fields says.
 STRICT = "tools.strict"
+ONE_CALL = "parallel_tool_calls"
 _FREE = (None, "auto")
 _UNFORCED = (*_FREE, "none")
 # Where one of them stands beside no `type`, it says what the arguments are.
@@ -25,16 +28,20 @@ class NotAnObjectError(ValueError):
 
 
 def freed(body: Body) -> tuple[Body, tuple[str, ...]]:
-    """The body without the `strict` of tools the model is free to call, and what that ignores.
+    """The body without what makes a grammar of tools the model is free to call, and what that ignores.
 
-    Left as it is where a call is forced or forbidden: `strict` costs no sample there.
+    Left as it is where a call is forced or forbidden: it costs no sample there.
     """
     tools = body.get("tools")
     if body.get("tool_choice") not in _FREE or not isinstance(tools, list):
         return body, ()
-    if not any(_function(tool).get("strict") for tool in tools):
-        return body, ()
-    return body | {"tools": [_without_strict(tool) for tool in tools]}, (STRICT,)
+    ignored: tuple[str, ...] = ()
+    if any(_function(tool).get("strict") for tool in tools):
+        body, ignored = body | {"tools": [_without_strict(tool) for tool in tools]}, (STRICT,)
+    if tools and body.get(ONE_CALL) is False:
+        body = {name: value for name, value in body.items() if name != ONE_CALL}
+        ignored = (*ignored, ONE_CALL)
+    return body, ignored
 
 
 def held(body: Body) -> Body:

@@ -40,6 +40,8 @@ class Sample:
     retokenised: bool = False
     # The name of the conversation that it ends (conversations.py), where it is an answer of a chat.
     turn: str | None = None
+    # Its client was given the first of its calls alone.
+    has_more_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ _ADVICE = {
     "tools changed": "give every turn of a conversation the same tools",
     "chat_template_kwargs changed": "give every turn the same chat_template_kwargs and reasoning_effort",
     "other temperature": "ask every turn of a conversation at one temperature",
+    "calls after the first were left out": "ask in words for one call at a time, or allow several",
     "cut off": "give answers more max_tokens",
     "another conversation": "name the agents of a rollout apart, by the header x-slipway-predictor",
     "too long for the context": "ask for fewer max_tokens, or start with more --set engine.max_model_len",

@@ -1,6 +1,7 @@
-"""An OpenAI Agents SDK program as its users write it, in rollouts of its run. Prints one JSON object.
+"""OpenAI Agents SDK programs as their users write them, in rollouts of a run. Prints one JSON object.
 
-The tool is `@function_tool` as it comes, with `strict: true`.
+The tool is `@function_tool` as it comes, with `strict: true`. One agent calls as it likes, the other calls
+one tool after the other.
 """
 
 from __future__ import annotations
@@ -8,9 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import Any
 
 import httpx2
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI
 
 from launcher.client import connect, group
@@ -28,33 +37,42 @@ def add(first: int, second: int) -> int:
 
 
 client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key)
-adder = Agent(
-    name="adder",
-    instructions="Add what you are given.",
-    tools=[add],
-    model=OpenAIChatCompletionsModel(model=run.model, openai_client=client),
-)
+model = OpenAIChatCompletionsModel(model=run.model, openai_client=client)
+instructions = "Add what you are given."
+one_call = ModelSettings(parallel_tool_calls=False)
+AGENTS = {
+    "agents": Agent(name="adder", instructions=instructions, tools=[add], model=model),
+    "one": Agent(name="adder", instructions=instructions, tools=[add], model=model, model_settings=one_call),
+}
 
 
-async def roll_out(number: int) -> Rollout:
+async def roll_out(name: str, number: int) -> tuple[Rollout, list[int]]:
+    """A rollout, and how many calls each answer made that its agent was given."""
     async with run.rollout() as rollout:
-        await Runner.run(adder, f"agents {number}: what is the sum?")
+        done = await Runner.run(AGENTS[name], f"{name} {number}: what is the sum?")
     rollout.reward = float(number % 2)  # whatever a tiny model says, there is something to learn
-    return rollout
+    calls = [sum(it.type == "function_call" for it in answer.output) for answer in done.raw_responses]
+    return rollout, calls
+
+
+async def trained(name: str) -> dict[str, Any]:
+    found = await asyncio.gather(*(roll_out(name, number) for number in range(ROLLOUTS)))
+    rollouts = [rollout for rollout, _ in found]
+    return {
+        "rollouts": [it.id for it in rollouts],
+        "requests": [it.requests for it in rollouts],
+        "samples": [it.samples for it in rollouts],
+        "calls": [count for _, calls in found for count in calls],
+        "counts": run.step([group("sums", rollouts)]).counts.model_dump(),
+    }
 
 
 async def main() -> None:
     theirs = httpx2.AsyncClient._send_single_request
-    rollouts = await asyncio.gather(*(roll_out(number) for number in range(ROLLOUTS)))
-    status = run.step([group("sums", rollouts)])
-    said = {
-        "strict": all(getattr(tool, "strict_json_schema", False) for tool in adder.tools),
-        "rollouts": [it.id for it in rollouts],
-        "requests": [it.requests for it in rollouts],
-        "samples": [it.samples for it in rollouts],
+    said = {name: await trained(name) for name in AGENTS} | {
+        "strict": all(getattr(tool, "strict_json_schema", False) for tool in AGENTS["agents"].tools),
         "astray": run.astray,
         "untouched": httpx2.AsyncClient._send_single_request is theirs,
-        "counts": status.counts.model_dump(),
         "unwanted": sorted({"runtime", "sky", "dspy", "typer", "aiohttp"} & set(sys.modules)),
     }
     print(json.dumps(said))
