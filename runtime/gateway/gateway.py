@@ -194,7 +194,9 @@ def build_parts(config: RuntimeConfig) -> Parts:
         validations=validations,
         arbor=arbor,
         art=art,
-        fine_tuning=FineTuning(state_dir, steps, versions, config.train.learning_rate),
+        fine_tuning=FineTuning(
+            state_dir, steps, versions, config.train.learning_rate, lambda: _context_tokens(config, clients)
+        ),
         state_dir=state_dir,
         config=config,
     )

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 import runtime
-from runtime.gateway.fine_tuning.conversations import MOST_ANSWERS, ConversationError, read
+from runtime.gateway.fine_tuning.conversations import MOST_ANSWERS, ConversationError, check_lengths, read
 from tests.runtime.gateway_process import TOKEN, Gateway
 from tests.support.waiting import wait_until
 
@@ -64,9 +64,26 @@ def test_a14_a_line_ends_where_json_lines_end_and_nowhere_else(tmp_path: Path) -
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("escaped", [False, True])
+def test_r02_a_line_is_measured_by_what_an_engine_would_be_given(escaped: bool) -> None:
+    """Not by how it is written: as escapes a character takes up to twelve bytes, as UTF-8 up to four."""
+    fits, beyond = ("я" * (16 * 512 - len("messagesrolecontent") * 2) for _ in range(2))
+    beyond += "я" * 100
+
+    def written(text: str, **fields: Any) -> bytes:
+        said = {"messages": [{"role": "", "content": text}], **fields}
+        return json.dumps(said, ensure_ascii=escaped).encode()
+
+    check_lengths(b"\n".join([written(fits), b"", written(fits, metadata={"a": beyond})]), 512)
+    for text in (written(beyond), b"x" * (16 * 512 + 1), b"[" * (16 * 512 + 1)):
+        with pytest.raises(ConversationError, match=r"line 3: \d+ characters, and the context of 512"):
+            check_lengths(b"\n".join([written(fits), b"", text]), 512)
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    running = Gateway(tmp_path_factory.mktemp("gateway"), None, TINY)
+    settings = {"engine": {"max_model_len": 512}}
+    running = Gateway(tmp_path_factory.mktemp("gateway"), None, TINY, **settings)
     yield running
     running.stop()
 
@@ -100,6 +117,20 @@ def test_a14_files_are_kept_listed_read_back_and_deleted(client: openai.OpenAI, 
         client.files.create(file=("a", b"x"), purpose="assistants")
     left = sorted(path.name for path in (gateway.folder / "files").iterdir())
     assert f"{second}.data" in left and not any(first.id in name for name in left)
+
+
+@pytest.mark.slow
+def test_r02_a_line_that_no_context_holds_is_refused_at_the_upload(
+    client: openai.OpenAI, gateway: Gateway
+) -> None:
+    kept = {one.id for one in client.files.list()}
+    long = line([SAID[0], SAID[1] | {"content": "chat " * 4_000_000}])
+    with pytest.raises(openai.BadRequestError, match=r"line 2: 20000\d+ characters") as refused:
+        uploaded(client, "\n".join([line(), long, line()]))
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "file")
+    assert {one.id for one in client.files.list()} == kept
+    many = "\n".join([line()] * 200_000)  # as long, of lines that are not
+    assert client.files.retrieve(uploaded(client, many)).bytes == len(many) > 20_000_000
 
 
 @pytest.mark.slow

@@ -34,15 +34,18 @@ CALLS = {
 
 
 class Template:
-    """What of an engine's client renders."""
+    """What of an engine's client renders. `asked`: how often."""
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, context: int = 1024) -> None:
         self.template = template
+        self.context = context
+        self.asked = 0
         self.tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
 
     async def tokenize(
         self, text: Any, *, add_generation_prompt: bool = True, tools: Any = None
     ) -> list[int]:
+        self.asked += 1
         if isinstance(text, list):
             text = self.tokenizer.apply_chat_template(
                 text,
@@ -52,6 +55,9 @@ class Template:
                 tokenize=False,
             )
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    async def context_length(self) -> int:
+        return self.context
 
     def render(self, answer: Any, tools: Any = None) -> tuple[str, str]:
         """As texts."""
@@ -85,3 +91,26 @@ def test_c53_an_answer_that_calls_tools_is_what_the_template_makes_of_it_with_it
 def test_c53_what_a_template_shows_otherwise_has_no_exact_ids(template: str, answer: Any, why: str) -> None:
     with pytest.raises(NotRenderedError, match=why):
         Template(template).render(answer)
+
+
+LONG = "le chat " * 300
+CALLED_LONG = [{"function": {"name": "paint", "arguments": LONG}}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "tools", "context", "asked"),
+    [
+        (LONG, None, 128, 0),
+        (CALLS | {"tool_calls": CALLED_LONG}, None, 128, 0),
+        (CALLS, [{"type": "function", "function": {"name": "paint", LONG: 1}}], 128, 0),
+        # Of a question that fills the context by itself no more is asked.
+        ("oui", None, 8, 1),
+    ],
+)
+def test_r02_no_engine_is_given_what_no_context_holds(
+    answer: Any, tools: Any, context: int, asked: int
+) -> None:
+    engine = Template(WHOLE, context)
+    with pytest.raises(NotRenderedError, match="longer than the context"):
+        engine.render(answer, tools)
+    assert engine.asked == asked

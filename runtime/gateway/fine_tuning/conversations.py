@@ -1,6 +1,7 @@
 """Reads a file of conversations, as OpenAI's fine-tuning has it: one JSON object a line, with `messages`.
 
-Neighbours: `job_runner.py` asks, in a thread: a file may be large. What is wrong is said with its line.
+Neighbours: `routes.py` asks at the upload whether an engine could be given it, `job_runner.py` reads it; each
+in a thread: a file may be large. What is wrong is said with its line.
 Knows nothing of tokens: what the chat template makes of a conversation is found out when a step is built.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from runtime.gateway.requests.text_length import characters, most_characters
 from runtime.shared.schema import SupervisedExample
 
 MOST_LINES = 100_000
@@ -42,6 +44,30 @@ def read(path: Path) -> list[SupervisedExample]:
     if not found:
         raise ConversationError("it is empty")
     return found
+
+
+def check_lengths(content: bytes, context_tokens: int) -> None:
+    """Raises ConversationError for the first line that is longer than any context of so many tokens."""
+    most = most_characters(context_tokens)
+    number, start = 0, 0
+    while start < len(content):
+        number, end = number + 1, content.find(b"\n", start)
+        end = len(content) if end < 0 else end
+        if end - start > most and (count := _length(content[start:end])) > most:
+            holds = f"the context of {context_tokens} tokens holds at most {most}"
+            raise ConversationError(f"line {number}: {count} characters, and {holds}: split it")
+        start = end + 1
+
+
+def _length(line: bytes) -> int:
+    """The characters of a line that an engine would be given."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return len(line)
+    if isinstance(said, dict):
+        said = {name: value for name, value in said.items() if name not in _PASSED_OVER}
+    return characters(said)
 
 
 def _conversation(line: bytes) -> SupervisedExample:

@@ -8,6 +8,7 @@ Neighbours: `routes.py` asks; `conversations.py` reads what is in one. Knows not
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -46,6 +47,7 @@ class FileStore:
         self._folder = folder
         self._folder.mkdir(parents=True, exist_ok=True)
         self._files: dict[str, StoredFile] = {}
+        self._adding = asyncio.Lock()
         for path in sorted(folder.glob("file-*.json")):
             said = files.read_json(path)
             if isinstance(said, dict):
@@ -54,15 +56,26 @@ class FileStore:
             if path.stem not in self._files:  # the end came between its two files
                 path.unlink(missing_ok=True)
 
-    def add(self, content: bytes, filename: str, purpose: str) -> StoredFile:
+    async def add(self, content: bytes, filename: str, purpose: str) -> StoredFile:
         """Keep a file. Raises ApiError where there is no room, OSError where the disk has none."""
-        total = sum(one.bytes for one in self._files.values()) + len(content)
+        async with self._adding:
+            one = self._named(len(content), filename, purpose)
+            await asyncio.to_thread(self._write, one, content)
+            self._files[one.id] = one
+        return one
+
+    def _named(self, size: int, filename: str, purpose: str) -> StoredFile:
+        """What will be said of a file. Raises ApiError where there is no room."""
+        total = sum(one.bytes for one in self._files.values()) + size
         if total > MOST_BYTES or len(self._files) >= MOST_FILES:
             raise ApiError(413, "the run keeps no more files: delete some", code="too_many_files")
         name = Path(filename.replace("\\", "/")).name[:_LONGEST_NAME] or "file"
         # Ids are in the order of their making.
         file_id = f"file-{time.time_ns():016x}{uuid.uuid4().hex[:8]}"
-        one = StoredFile(file_id, len(content), int(time.time()), name, purpose)
+        return StoredFile(file_id, size, int(time.time()), name, purpose)
+
+    def _write(self, one: StoredFile, content: bytes) -> None:
+        """Raises OSError, and then leaves nothing."""
         try:
             (self._folder / f"{one.id}.data").write_bytes(content)
             files.sync(self._folder / f"{one.id}.data")
@@ -70,8 +83,6 @@ class FileStore:
         except OSError:
             (self._folder / f"{one.id}.data").unlink(missing_ok=True)
             raise
-        self._files[one.id] = one
-        return one
 
     def list(self) -> list[StoredFile]:
         """All of them, the newest first."""

@@ -173,7 +173,7 @@ class JobRunner:
             return
         table = "step,train_loss\n" + "".join(f"{step},{loss:.6f}\n" for step, loss in job.losses)
         if not job.result_files:
-            job.result_files = [self._files.add(table.encode(), "step_metrics.csv", RESULTS).id]
+            job.result_files = [(await self._files.add(table.encode(), "step_metrics.csv", RESULTS)).id]
         self._jobs.end(job, "succeeded", f"done: the model is {job.fine_tuned_model}")
 
 

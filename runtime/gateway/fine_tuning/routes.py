@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, File, Form, Query, Response, UploadFile
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from runtime.gateway.fine_tuning.conversations import ConversationError, check_lengths
 from runtime.gateway.fine_tuning.file_store import TO_LEARN_FROM, FileStore
 from runtime.gateway.fine_tuning.job_runner import JobRunner, Steps
 from runtime.gateway.fine_tuning.jobs import Hyperparameters, Job, JobStore
@@ -24,6 +25,7 @@ from runtime.shared.schema import StepSettings
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 _AUTO = "auto"
+ContextTokens = Callable[[], int | None]
 
 
 class JobRequest(BaseModel):
@@ -45,13 +47,20 @@ class JobRequest(BaseModel):
 class FineTuning:
     """Files, jobs and what drives them, wired together: `router` answers, `run` is to go on for ever."""
 
-    def __init__(self, state_dir: Path, steps: Steps, versions: Versions, learning_rate: float) -> None:
-        """`learning_rate`: the run's own."""
+    def __init__(
+        self,
+        state_dir: Path,
+        steps: Steps,
+        versions: Versions,
+        learning_rate: float,
+        context_tokens: ContextTokens,
+    ) -> None:
+        """`learning_rate`: the run's own; `context_tokens`: of the longest sequence, None while unknown."""
         store, jobs = FileStore(state_dir / "files"), JobStore(state_dir / "fine_tuning")
         runner = JobRunner(jobs, store, steps, versions.named, learning_rate)
         self.run = runner.run
         self.router = APIRouter(prefix="/v1")
-        _file_routes(self.router, store)
+        _file_routes(self.router, store, context_tokens)
         _job_routes(self.router, store, jobs, runner, versions)
 
 
@@ -106,13 +115,17 @@ def _job_routes(
         return _page(_checkpoints(jobs.get(job_id)), after, limit)
 
 
-def _file_routes(router: APIRouter, store: FileStore) -> None:
+def _file_routes(router: APIRouter, store: FileStore, context_tokens: ContextTokens) -> None:
     @router.post("/files")
     async def upload(file: Annotated[UploadFile, File()], purpose: Annotated[str, Form()]) -> dict[str, Any]:
         if purpose != TO_LEARN_FROM:
             raise ApiError(400, f"files are for {TO_LEARN_FROM} here", param="purpose")
         content = await file.read()
-        return asdict(await _on_disk(store.add, content, file.filename or "file", purpose))
+        await _check_lengths(content, context_tokens())
+        try:
+            return asdict(await store.add(content, file.filename or "file", purpose))
+        except OSError as error:
+            raise _no_room(error) from error
 
     @router.get("/files")
     async def list_files(
@@ -145,8 +158,21 @@ async def _on_disk(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
     try:
         return work(*given, **named)
     except OSError as error:
-        message = f"the machine's disk does not take it: {error.strerror or error}"
-        raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
+        raise _no_room(error) from error
+
+
+def _no_room(error: OSError) -> ApiError:
+    message = f"the machine's disk does not take it: {error.strerror or error}"
+    return ApiError(503, message, code="disk", retry_after_seconds=5)
+
+
+async def _check_lengths(content: bytes, context_tokens: int | None) -> None:
+    """Raises ApiError(400) with the line that no engine could be given; None: nobody knows that yet."""
+    try:
+        if context_tokens is not None:
+            await asyncio.to_thread(check_lengths, content, context_tokens)
+    except ConversationError as error:
+        raise ApiError(400, str(error), param="file", code="context_length_exceeded") from error
 
 
 def _asked(request: JobRequest) -> tuple[Hyperparameters, StepSettings | None]:

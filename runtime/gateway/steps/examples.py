@@ -20,7 +20,7 @@ from runtime.gateway.engines.engine_client import EngineClient, EngineError
 from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import tools
-from runtime.gateway.steps.rendering import Message, NotRenderedError, Tools, render
+from runtime.gateway.steps.rendering import TOO_LONG, Message, NotRenderedError, Tools, render
 from runtime.shared.schema import StepCounts, SupervisedExample
 
 T = TypeVar("T")
@@ -148,7 +148,7 @@ async def _fitting(
 ) -> tuple[list[int], list[int]]:
     prompt, completion = await render(client, before, answer, given)
     if len(prompt) + len(completion) > await client.context_length():
-        raise NotRenderedError("longer than the context")
+        raise NotRenderedError(TOO_LONG)
     if not prompt:
         raise NotRenderedError("it has no prompt")
     return prompt, completion
@@ -172,7 +172,7 @@ def _shown(message: Message) -> Message:
 def _refusal(error: EngineError) -> str:
     """One reason for all messages of a kind: it becomes a key in the counts."""
     too_long = "maximum context length" in error.message or "maximum model length" in error.message
-    return "longer than the context" if too_long else "the engine does not take its messages"
+    return TOO_LONG if too_long else "the engine does not take its messages"
 
 
 def _joined(number: int, parts: list[tuple[list[int], list[int]]]) -> list[Learnable]:

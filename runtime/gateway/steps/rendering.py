@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.requests.text_length import characters, most_characters
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 
 # What is rendered to see how an answer ends.
 _ANY_ANSWER = "a"
+TOO_LONG = "longer than the context"
 
 
 class NotRenderedError(Exception):
@@ -28,10 +30,16 @@ async def render(
 
     `answer`: a text, or an assistant's message, which may have tool calls. Raises EngineError, and
     NotRenderedError where the template would show the answer otherwise than right after the prompt it is an
-    answer to: a text as its own ids, a message in another form with the end that a text has.
+    answer to: a text as its own ids, a message in another form with the end that a text has; and where both
+    are longer than the context.
     """
     said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+    context_tokens = await client.context_length()
+    if characters([messages, said, tools]) > most_characters(context_tokens):
+        raise NotRenderedError(TOO_LONG)
     prompt = await client.tokenize(messages, tools=tools)
+    if len(prompt) >= context_tokens:
+        raise NotRenderedError(TOO_LONG)
     rest = await _after(client, prompt, [*messages, said], tools)
     text = _only_text(said)
     if text is not None:

@@ -1,0 +1,33 @@
+"""How much text a context can hold, by its characters: what is longer is no engine's to tokenise.
+
+vLLM bounds what a request may say; what it is asked to tokenise alone, it tokenises whatever its length, and
+answers nobody meanwhile.
+Neighbours: fine_tuning/conversations.py asks of a file, steps/rendering.py of what is to be made into ids.
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# English has 4 or 5, a program with much indentation 8; a longer average is filling.
+CHARACTERS_PER_TOKEN = 16
+
+
+def most_characters(context_tokens: int) -> int:
+    """More than this is longer than a context of so many tokens."""
+    return CHARACTERS_PER_TOKEN * context_tokens
+
+
+def characters(value: Any) -> int:
+    """Those of every text in a JSON value, names included."""
+    count, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            count += len(one)
+        elif isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list):
+            left += one
+    return count
