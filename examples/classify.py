@@ -64,7 +64,7 @@ def main() -> None:
     program.set_lm(PolicyLM(run, max_tokens=64))
     cut = len(examples) * 3 // 5
     train, test = examples[:cut], examples[cut:]
-    before = evaluate(program, test, right)
+    before = evaluate(program, test, right, model="base")  # after a resume, too
 
     imitation = {"num_train_epochs": asked.epochs, "gradient_accumulation_steps": 16}
     if asked.offline:
@@ -84,13 +84,17 @@ def main() -> None:
     program = dspy.Predict(signature)
     program.set_lm(PolicyLM(run, max_tokens=64))  # the newest, which is what was taught
     program = optimizer.compile(program, trainset=train)
+    written = run.run_dir / "classify.json" if run.run_dir else None
+    if optimizer.summary["had_finished"] and written and written.exists():
+        print(f"this training had finished before: {written} stays as it is")
+        return
     after = evaluate(program, test, right)
     scores = {"before": before, "imitation": between, "reward": after}
     for name, found in scores.items():
         print(f"{name:<10}{found.score:.2f} ± {found.standard_error:.2f}")
-    if run.run_dir:
+    if written:
         found = {name: it.score for name, it in scores.items()} | {"report": optimizer.report.to_dict()}
-        (run.run_dir / "classify.json").write_text(json.dumps(found, indent=2) + "\n")
+        written.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def knowing(program, examples):

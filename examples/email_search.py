@@ -307,20 +307,25 @@ async def main() -> None:
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
 
-    def game(fact, temperature=1.0):
+    def game(fact, temperature=1.0, model=run.model):
         messages = messages_for(fact, turns, asked.offline)
-        return rollout(client, run.model, mailbox, fact, messages, turns, tokens, temperature)
+        return rollout(client, model, mailbox, fact, messages, turns, tokens, temperature)
 
-    async def score(after):
+    async def score(after, model=run.model, step=None):
         """Of the held-out questions, one game each, as a validation of the run."""
-        games = [TrajectoryGroup([game(fact, temperature=0.0)]) for fact in held_out]
+        games = [TrajectoryGroup([game(fact, 0.0, model)]) for fact in held_out]
         groups = await gather_trajectory_groups(games, pbar_desc=f"held out, {after}")
-        run.log(groups)
+        run.log(groups, step=step)
         return rewards_of(groups)
 
-    before = await score("before")
+    written = run.run_dir / "email_search.json" if run.run_dir else None
+    begun = run.read_state().get("email_search", 0)
+    if begun >= steps and written and written.exists():
+        print(f"this training had finished before: {written} stays as it is")
+        return
+    before = await score("before", "base", step=0)  # after a resume, too
     counts, rewards = {"trained": 0, "dropped": 0}, []
-    for number in range(run.read_state().get("email_search", 0), steps):
+    for number in range(begun, steps):
         facts = random.Random(f"{asked.seed} {number}").sample(train, asked.questions)
         groups = await gather_trajectory_groups(
             (TrajectoryGroup(game(fact) for _ in range(asked.tries)) for fact in facts),
@@ -339,9 +344,9 @@ async def main() -> None:
     error = stdev(rises) / len(rises) ** 0.5
     scores = f"{fmean(before):.3f} → {fmean(after):.3f} over {len(rises)}"
     print(f"held-out: {scores}: {fmean(rises):+.3f} ± {error:.3f}")
-    if run.run_dir:
+    if written:
         found = {"before": fmean(before), "after": fmean(after), "error": error, "rewards": rewards, **counts}
-        (run.run_dir / "email_search.json").write_text(json.dumps(found, indent=2) + "\n")
+        written.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

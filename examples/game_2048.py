@@ -53,19 +53,24 @@ async def train(asked) -> None:
     # ART's notebook has 3e-5; the tiny player learns in larger steps.
     rate = 4e-3 if asked.offline else 3e-5
 
-    def games(names):
-        return (rules.play(client, run.model, begun, tiles) for begun, tiles in names)
+    def games(names, model=run.model):
+        return (rules.play(client, model, begun, tiles) for begun, tiles in names)
 
-    async def judge():
+    async def judge(model=run.model, step=None):
         seeds = [(f"held-out-{place}", f"held-out-{place}") for place in range(asked.held_out)]
         groups = await gather_trajectory_groups(
-            (TrajectoryGroup(games([pair])) for pair in seeds), pbar_desc="held out"
+            (TrajectoryGroup(games([pair], model)) for pair in seeds), pbar_desc="held out"
         )
         found = score([game for group in groups for game in group])
-        run.log(groups, split="val", metrics={"won": found["won"]})
+        run.log(groups, split="val", metrics={"won": found["won"]}, step=step)
         return found
 
-    before = await judge()
+    written = run.run_dir / "game_2048.json" if run.run_dir else None
+    begun = run.read_state().get("2048", 0)
+    if begun >= asked.steps and written and written.exists():
+        print(f"this training had finished before: {written} stays as it is")
+        return
+    before = await judge("base", step=0)  # after a resume, too
     print(f"before: {said(before)}")
     if before["allowed"] < 0.5:
         raise SystemExit(
@@ -75,7 +80,7 @@ async def train(asked) -> None:
         )
     counts = []
     # A program that is started again after it was stopped goes on where its last step was taken.
-    for step in range(run.read_state().get("2048", 0), asked.steps):
+    for step in range(begun, asked.steps):
         # Of a group the tiles drop alike, so that its games differ by what the policy does.
         seeds = [f"{asked.seed}-{step}-{place}" for place in range(asked.beginnings)]
         groups = await gather_trajectory_groups(
@@ -95,14 +100,14 @@ async def train(asked) -> None:
             print(f"after {step + 1} steps: {said(await judge())}")
     after = await judge()
     print(f"after: {said(after)}")
-    if run.run_dir:
+    if written:
         dropped = sum((Counter(it.dropped) for it in counts), Counter())
         found = {
             "seed": asked.seed, "before": before, "after": after, "dropped": dropped,
             "trained": sum(it.trained for it in counts), "joined": sum(it.joined for it in counts),
             "sealed": sum(it.sealed for it in counts),
         }  # fmt: skip
-        (run.run_dir / "game_2048.json").write_text(json.dumps(found, indent=2) + "\n")
+        written.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def score(games):

@@ -167,7 +167,7 @@ def main() -> None:
     program.set_lm(PolicyLM(run, max_tokens=64 if asked.offline else 1024))
     metric = metric_of(Judge(outside))
 
-    before = evaluate(program, test, metric)
+    before = evaluate(program, test, metric, model="base")  # after a resume, too
     optimizer = GRPO(
         metric,
         num_train_steps=steps,
@@ -176,6 +176,10 @@ def main() -> None:
         seed=asked.seed,
     )
     program = optimizer.compile(program, trainset=train)
+    written = run.run_dir / "papillon.json" if run.run_dir else None
+    if optimizer.summary["had_finished"] and written and written.exists():
+        print(f"this training had finished before: {written} stays as it is")
+        return
     after = evaluate(program, test, metric)
 
     report = optimizer.report
@@ -186,7 +190,7 @@ def main() -> None:
         print("that is no rise that could be told from chance")
     print(f"groups {report.groups}, of which without variance {report.groups_without_variance}")
     print(f"answers {report.samples}: trained {report.trained}, dropped {dict(report.dropped)}")
-    if run.run_dir:
+    if written:
         summary = {
             "before": before.to_dict(),
             "after": after.to_dict(),
@@ -194,7 +198,7 @@ def main() -> None:
             "predictors": sorted(optimizer.history[0]["rewards"]),
             "asked_outside": stranger.asked if stranger else None,
         }
-        (run.run_dir / "papillon.json").write_text(json.dumps(summary, indent=2) + "\n")
+        written.write_text(json.dumps(summary, indent=2) + "\n")
 
 
 def own_key():

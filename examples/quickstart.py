@@ -57,7 +57,7 @@ def main() -> None:
     held_out = phrases(HELD_OUT + VALIDATION, 0, held_out=True)
     test, validation = held_out[:HELD_OUT], held_out[HELD_OUT:]
 
-    before = evaluate(program, test, metric)
+    before = evaluate(program, test, metric, model="base")  # after a resume, too
     optimizer = GRPO(
         metric,
         num_train_steps=asked.steps or STEPS[asked.reward],
@@ -67,6 +67,10 @@ def main() -> None:
         seed=asked.seed,
     )
     program = optimizer.compile(program, trainset=train, valset=validation)
+    written = run.run_dir / "summary.json" if run.run_dir else None
+    if optimizer.summary["had_finished"] and written and written.exists():
+        print(f"this training had finished before: {written} stays as it is")
+        return
     after = evaluate(program, test, metric)
 
     show(before, after, test)
@@ -83,8 +87,8 @@ def main() -> None:
         "seconds": round(time.monotonic() - began, 1),
         "training": optimizer.summary,
     }
-    if run.run_dir:
-        (run.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    if written and run.run_dir:
+        written.write_text(json.dumps(summary, indent=2) + "\n")
         draw(optimizer.history, f"compile {optimizer.summary['compile']}", run.run_dir / "reward.png")
         print(f"\nThe figures and the reward curve are in {run.run_dir}")
 

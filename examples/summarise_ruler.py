@@ -118,8 +118,13 @@ async def main() -> None:
     async def judged(group):
         return await ruler_score_group(group, judge, more, RUBRIC.format(words=WORDS))
 
+    written = run.run_dir / "summarise_ruler.json" if run.run_dir else None
+    begun = run.read_state().get("summarise_ruler", 0)
+    if begun >= steps and written and written.exists():
+        print(f"this training had finished before: {written} stays as it is")
+        return
     counts, rewards = {"trained": 0, "dropped": 0, "not_judged": 0}, []
-    for number in range(run.read_state().get("summarise_ruler", 0), steps):
+    for number in range(begun, steps):
         picked = random.Random(f"{asked.seed} {number}").sample(train, asked.documents)
         groups = await gather_trajectory_groups(
             (
@@ -161,8 +166,8 @@ async def main() -> None:
         print(f"held-out, judged together: {scores}: {fmean(rises):+.3f} ± {error:.3f}")
         found |= {"before": fmean(before), "after": fmean(after), "error": error}
     print(f"groups that the judge left out: {counts['not_judged']}, pairs: {len(held_out) - len(pairs)}")
-    if run.run_dir:
-        (run.run_dir / "summarise_ruler.json").write_text(json.dumps(found, indent=2) + "\n")
+    if written:
+        written.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def judge_for(name, offline):

@@ -282,16 +282,19 @@ async def main() -> None:
     rng = random.Random("held out")
     held_out = [make(rng, world, questions) for _ in range(asked.held_out)]
 
-    async def score(after):
+    async def score(after, model=run.model, step=None):
         """Of the held-out puzzles, one answer each, as a validation of the run."""
-        tries = [
-            TrajectoryGroup([rollout(client, run.model, it, tokens, temperature=0.0)]) for it in held_out
-        ]
+        tries = [TrajectoryGroup([rollout(client, model, it, tokens, temperature=0.0)]) for it in held_out]
         groups = await gather_trajectory_groups(tries, pbar_desc=f"held out, {after}")
-        run.log(groups)
+        run.log(groups, step=step)
         return rewards_of(groups)
 
-    before = await score("before")
+    written = run.run_dir / "temporal_clue.json" if run.run_dir else None
+    place = run.read_state().get("temporal_clue")
+    if place and place["steps"] >= steps and written and written.exists():
+        print(f"this training had finished before: {written} stays as it is")
+        return
+    before = await score("before", "base", step=0)  # after a resume, too
 
     def tried():
         """One puzzle after the other; begun again, the same ones."""
@@ -307,7 +310,7 @@ async def main() -> None:
         per_step=asked.puzzles,
         steps=steps,
         staleness=asked.staleness,
-        place=run.read_state().get("temporal_clue"),
+        place=place,
         max_exceptions=0.1,
     ):
         result = await run.train_async(groups, state={"temporal_clue": groups.place})
@@ -322,9 +325,9 @@ async def main() -> None:
     error = stdev(rises) / len(rises) ** 0.5
     scores = f"{fmean(before):.3f} → {fmean(after):.3f} over {len(rises)}"
     print(f"held-out: {scores}: {fmean(rises):+.3f} ± {error:.3f}")
-    if run.run_dir:
+    if written:
         found = {"before": fmean(before), "after": fmean(after), "error": error, "rewards": rewards, **counts}
-        (run.run_dir / "temporal_clue.json").write_text(json.dumps(found, indent=2) + "\n")
+        written.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,13 @@ async def train(asked) -> None:
     # ART's notebook has 5e-5; the tiny player learns in larger steps.
     rate = 4e-3 if asked.offline else 5e-5
 
-    before = await judge(run, client, asked.held_out)
+    name = "self-play" if asked.self_play else "tic-tac-toe"
+    written = run.run_dir / "tic_tac_toe.json" if run.run_dir else None
+    begun = run.read_state().get(name, 0)
+    if begun >= asked.steps and written and written.exists():
+        print(f"this training had finished before: {written} stays as it is")
+        return
+    before = await judge(run, client, asked.held_out, "base", step=0)  # after a resume, too
     print(f"before: {said(before)}")
     if before["allowed"] < 0.5:
         raise SystemExit(
@@ -69,8 +75,7 @@ async def train(asked) -> None:
         )
     counts = []
     # A program that is started again after it was stopped goes on where its last step was taken.
-    name = "self-play" if asked.self_play else "tic-tac-toe"
-    for step in range(run.read_state().get(name, 0), asked.steps):
+    for step in range(begun, asked.steps):
         opponent = earlier(run, client) if asked.self_play else at_random(asked.seed, step)
         groups = await gather_trajectory_groups(
             (
@@ -96,14 +101,14 @@ async def train(asked) -> None:
             print(f"after {step + 1} steps: {said(await judge(run, client, asked.held_out))}")
     after = await judge(run, client, asked.held_out)
     print(f"after: {said(after)}")
-    if run.run_dir:
+    if written:
         dropped = sum((Counter(it.dropped) for it in counts), Counter())
         found = {
             "seed": asked.seed, "self_play": asked.self_play, "before": before, "after": after,
             "trained": sum(it.trained for it in counts), "joined": sum(it.joined for it in counts),
             "sealed": sum(it.sealed for it in counts), "dropped": dropped,
         }  # fmt: skip
-        (run.run_dir / "tic_tac_toe.json").write_text(json.dumps(found, indent=2) + "\n")
+        written.write_text(json.dumps(found, indent=2) + "\n")
 
 
 # A game.
@@ -208,17 +213,19 @@ def earlier(run, client):
     return lambda place, mark: Policy(client, name, "XO"[mark == "X"])
 
 
-async def judge(run, client, count):
+async def judge(run, client, count, model=None, step=None):
     """Held-out openings against opponents that are always the same, whatever was trained."""
     boards = openings(3, held_out=True)
     groups = await gather_trajectory_groups(
         (
-            TrajectoryGroup([play(Policy(client, run.model, "O"), AtRandom("X", f"held-out-{place}"), board)])
+            TrajectoryGroup(
+                [play(Policy(client, model or run.model, "O"), AtRandom("X", f"held-out-{place}"), board)]
+            )
             for place, board in zip(range(count), itertools.cycle(boards), strict=False)
         ),
         pbar_desc="held out",
     )
-    run.log(groups, split="val")
+    run.log(groups, split="val", step=step)
     games = [game for group in groups for game in group]
     won = [game.metrics["won"] for game in games]
     moves = sum(game.metrics["moves"] for game in games)

@@ -60,7 +60,7 @@ def main() -> None:
     train = phrases(240, asked.seed, held_out=False)
     test = phrases(100, 0, held_out=True)
 
-    before = evaluate(program, test, metric)
+    before = evaluate(program, test, metric, model="base")  # after a resume, too
     optimizer = GRPO(
         metric,
         num_train_steps=asked.steps,
@@ -69,14 +69,18 @@ def main() -> None:
         seed=asked.seed,
     )
     program = optimizer.compile(program, trainset=train)
+    written = run.run_dir / "summary.json" if run.run_dir else None
+    if optimizer.summary["had_finished"] and written and written.exists():
+        print(f"this training had finished before: {written} stays as it is")
+        return
     after = evaluate(program, test, metric)
 
     for name, score in after.predictors.items():
         print(f"{name:<8}{before.predictors.get(name, 0.0):.3f} -> {score:.3f}")
     print(f"{'both':<8}{before.score:.3f} -> {after.score:.3f}")
-    if run.run_dir:
+    if written and run.run_dir:
         summary = {"before": before.to_dict(), "after": after.to_dict(), "training": optimizer.summary}
-        (run.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        written.write_text(json.dumps(summary, indent=2) + "\n")
         draw(optimizer.history, f"compile {optimizer.summary['compile']}", run.run_dir / "reward.png")
 
 

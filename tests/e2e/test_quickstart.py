@@ -175,6 +175,11 @@ def _newest_manifest(machine: Path) -> dict[str, Any]:
     return json.loads((newest / "manifest.json").read_text())
 
 
+def _validations(results: Path) -> Iterator[dict[str, Any]]:
+    lines = (json.loads(line) for line in (results / "grpo.jsonl").read_text().splitlines())
+    return (line for line in lines if line["kind"] == "validation")
+
+
 def _adapter_hash(machine: Path) -> tuple[int, str]:
     manifest = _newest_manifest(machine)
     return manifest["step"], manifest["adapter_sha256"]
@@ -221,9 +226,14 @@ def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finis
         assert again.wait(900) == 0, again.stdout + again.stderr
         results = again.run_dir / "results"
         summary = json.loads((results / "summary.json").read_text())
-        assert summary["before"]["version"] == 1
-        # One of 300 greedy answers may be as near to another as makes a difference in other company.
-        assert summary["before"]["score"] == pytest.approx(ended["score"], abs=1.01 / 300)
+        assert summary["before"]["score"] == pytest.approx(
+            finished.summary["before"]["score"], abs=1.01 / 300
+        )
+        first = next(_validations(results))
+        (kept,) = (it for it in _validations(finished.results) if it["checkpoint"] == named)
+        assert (start["step"], first["version"]) == (0, 1)
+        # One of 80 greedy answers may be as near to another as makes a difference in other company.
+        assert first["score"] == pytest.approx(kept["score"], abs=1.01 / 80)
         lines = map(json.loads, (results / "publications.jsonl").read_text().splitlines())
         admitted, first = next(lines), next(lines)
         assert (admitted["version"], admitted["outcome"]) == (0, "admitted")

@@ -27,6 +27,8 @@ from tests.support.waiting import SOONEST_SECONDS, wait_until
 pytestmark = pytest.mark.slow
 
 STEPS = 12
+# Of the tiny model in the quickstart, before any training; as a run that nobody interrupts prints it.
+BASE_SCORE = 0.21
 
 
 class Lives:
@@ -101,7 +103,10 @@ def test_g21_live_a_killed_training_ends_with_the_same_steps_and_best_and_trains
     samples = [sample["id"] for batch in batches.values() for sample in batch.get("samples", [])]
     assert len(samples) == len(set(samples)) > 0
 
-    summary = json.loads((lives.results / "summary.json").read_text())["training"]
+    figures = json.loads((lives.results / "summary.json").read_text())
+    assert figures["before"]["version"] == 0, "N1: the base, not the policy that this life began with"
+    assert figures["before"]["score"] == pytest.approx(BASE_SCORE, abs=0.03)
+    summary = figures["training"]
     validated = [line for line in lives.lines("grpo.jsonl") if line["kind"] == "validation"]
     assert [line["step"] for line in validated] == [0, 10, STEPS]
     assert summary["steps"] == STEPS

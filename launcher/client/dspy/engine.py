@@ -75,8 +75,9 @@ class _Dialect:
             with self._lock:
                 self.astray += 1
         sampling, purpose = _how(call, self.session)
-        if call is not None and call.rollout.model is not None and request.model == self.session.model:
-            request = replace(request, model=call.rollout.model)
+        instead = None if call is None else call.rollout.model
+        if instead is not None and (instead == BASE_MODEL or request.model == self.session.model):
+            request = replace(request, model=instead)
         body = json.loads(self._chat.build_request(_shaped(request, sampling), stream=False).body)
         if request.config.top_k is not None and not sampling:
             body["top_k"] = request.config.top_k  # the dialect drops it; vLLM takes it

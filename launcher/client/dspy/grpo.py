@@ -94,7 +94,7 @@ class GRPO(Teleprompter):
     is refused, as is `multitask=False`.
 
     After `compile`, also after one that raised: `report` has the totals, `history` each step, validation and
-    alarm, `summary` the figures.
+    alarm, `summary` the figures (`had_finished`: an earlier life of this program had done every step).
     """
 
     # Another room's optimizer may have another loop around the same steps.
@@ -346,5 +346,6 @@ class GRPO(Teleprompter):
             "after": scores[-1].score if scores else None,
             "best": training.place.best.score if training.place.best else None,
             "restored": training.place.restored,
+            "had_finished": training.had_finished,
             "report": training.report.to_dict(),
         }

@@ -61,7 +61,7 @@ class Rollout:
     seed: str | None = None
     # The model before training is evaluated in the policy's place.
     of_base: bool = False
-    # Asked in the place of the newest version: what is scored beside training is one version.
+    # Asked in the place of the newest version, as what is scored beside training is one; the base, of any.
     model: str | None = None
     # Requests after which a program is taken to ask for ever.
     most_calls: int | None = None

@@ -90,10 +90,13 @@ class Training:
     held_out: HeldOut = field(init=False)
     validations: Validations = field(init=False)
     served: Served = field(init=False)
+    # Whether an earlier life of the program had done all of it.
+    had_finished: bool = field(init=False)
     # What is served at the end, and the name that means it whatever is trained later.
     kept: tuple[int, str] | None = None
 
     def __post_init__(self) -> None:
+        self.had_finished = self.place.is_over(self.plan.steps)
         self._predictors = Predictors(self.program)
         self.alarms = Alarms(self.plan.thresholds)
         self._vain = Vain(self.report)

@@ -116,6 +116,10 @@ class Place:
     outstanding: Outstanding | None = None
     validating: Validating | None = None
 
+    def is_over(self, steps: int) -> bool:
+        """Whether nothing of so many steps is left to train."""
+        return self.superseded or 0 < steps <= self.step
+
     # ------------------------------------------------------------- validations
 
     def validated(self, step: int) -> Validated | None:

@@ -13,10 +13,11 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import dspy
 
+from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.examples import checked
 from launcher.client.dspy.programs import attach, strict_adapter
 from launcher.client.dspy.rollouts import Finished, Limits, Run, Runner, run_all
@@ -89,13 +90,17 @@ def evaluate(
     failure_score: float = 0.0,
     rollout_seconds: float = Limits.run_seconds,
     rollout_calls: int = Limits.run_calls,
+    model: Literal["base"] | None = None,
 ) -> Evaluation:
     """The program's score at temperature 0 on `examples`, with the version its LM names, or the newest.
 
-    With `PolicyLM(model="base")` it is the model before training. `num_threads`: runs at once; None is all of
-    them, up to 64. Raises EndpointLost when no run got an answer, TrainingFailed when the metric never scores
-    or no run ends in time, ValueError for a program without a predictor that asks the policy.
+    `model="base"`: the model before any training answers in the policy's place, whatever version the program
+    names, in a resumed run too. `num_threads`: runs at once; None is all of them, up to 64. Raises
+    EndpointLost when no run got an answer, TrainingFailed when the metric never scores or no run ends in
+    time, ValueError for a program without a predictor that asks the policy.
     """
+    if model not in (None, BASE_MODEL):
+        raise ValueError(f"model is {BASE_MODEL!r} or None; a version is named with PolicyLM(model=…)")
     examples = checked("examples", examples)
     if not examples:
         raise ValueError("there are no examples to evaluate on")
@@ -104,7 +109,7 @@ def evaluate(
     limits = Limits(num_threads, rollout_seconds, rollout_calls)
     trained = attach(program, session or connect(), may_be_base=True)
     runner = Runner(program, metric, strict_adapter(adapter), limits, trained.lm)
-    return scored(runner, examples, Predictors(program), failure_score, of_base=trained.of_base)
+    return scored(runner, examples, Predictors(program), failure_score, model=model, of_base=trained.of_base)
 
 
 def scored(
@@ -118,8 +123,8 @@ def scored(
 ) -> Evaluation:
     """The same of what is checked, within a training by its `workers`: see `evaluate` for what it raises.
 
-    `model`: the version that is asked in the place of the newest. It looks at nothing of the program itself:
-    rollouts may be under way that write into it.
+    `model`: the version that is asked in the place of the newest, or the base. It looks at nothing of the
+    program itself: rollouts may be under way that write into it.
     """
     batch = uuid.uuid4().hex[:12]
 
