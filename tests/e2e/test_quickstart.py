@@ -229,11 +229,11 @@ def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finis
         assert summary["before"]["score"] == pytest.approx(
             finished.summary["before"]["score"], abs=1.01 / 300
         )
-        first = next(_validations(results))
+        start = next(_validations(results))
         (kept,) = (it for it in _validations(finished.results) if it["checkpoint"] == named)
-        assert (start["step"], first["version"]) == (0, 1)
+        assert (start["step"], start["version"]) == (0, 1)
         # One of 80 greedy answers may be as near to another as makes a difference in other company.
-        assert first["score"] == pytest.approx(kept["score"], abs=1.01 / 80)
+        assert start["score"] == pytest.approx(kept["score"], abs=1.01 / 80)
         lines = map(json.loads, (results / "publications.jsonl").read_text().splitlines())
         admitted, first = next(lines), next(lines)
         assert (admitted["version"], admitted["outcome"]) == (0, "admitted")

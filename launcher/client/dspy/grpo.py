@@ -320,9 +320,8 @@ class GRPO(Teleprompter):
 
     def _name_version(self, training: Training, trained: Trained) -> None:
         """The program asks the version it was compiled to by its name, whatever is trained after it (C55)."""
-        if training.place.made is not None:
-            name = training.place.made
-            version: int | None = int(version_in(name) or 0)
+        if (name := training.place.made) is not None:
+            version = int(version_in(name) or 0)
         else:
             version, name = training.kept or training.served.keep()
         made(training.place, name, training.session)
