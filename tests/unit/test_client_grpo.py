@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -220,14 +221,18 @@ def test_when_the_second_predictor_fails_the_first_is_not_blamed_for_its_format(
 
 def test_a_program_that_raises_gets_the_failure_score_for_what_it_sampled(run: SmallRun) -> None:
     def refuse(french: str) -> None:
-        raise ZeroDivisionError("as programs do")
+        if french == "raise":
+            raise ZeroDivisionError("as programs do")
 
-    run.answer = chain_answer
+    run.answer = lambda asked: (
+        answering(french="raise")(asked) if "word 0" in asked.user else chain_answer(asked)
+    )
     grpo = optimizer(failure_score=0.5)
     grpo.compile(Chain(refuse), trainset=examples(2))
-    rewards = [(it.predictor, {m.reward for m in it.members}) for it in run.requests[1].groups]
-    assert rewards == [("first", {0.5})] * 2
-    assert grpo.report.outcomes == {"crashed": 8}
+    rewards = sorted((it.predictor, {m.reward for m in it.members}) for it in run.requests[1].groups)
+    assert rewards == [("first", {0.5}), ("first", {7.0}), ("second", {7.0})]
+    assert grpo.report.outcomes == {"crashed": 4, "scored": 4}
+    assert grpo.history[0]["parse_rate"] == 0.5
 
 
 def test_a_program_that_swallows_the_parse_error_is_scored_and_the_bad_answer_penalised(
@@ -318,16 +323,57 @@ def test_steps_with_nothing_to_train_on_stop_the_training_by_name(run: SmallRun)
     assert not run.requests
 
 
-def test_a_program_that_always_raises_stops_the_training_with_its_exception(
-    run: SmallRun, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("valset", [0, 3], ids=["first step", "validation"])
+def test_n03_a_program_that_always_raises_ends_at_once_with_its_exception_and_where(
+    run: SmallRun, capfd: pytest.CaptureFixture[str], valset: int
 ) -> None:
     def refuse(french: str) -> None:
         raise ZeroDivisionError("as programs do")
 
     run.answer = chain_answer
+    grpo = optimizer(num_train_steps=10)
+    with pytest.raises(TrainingFailed) as failed:
+        grpo.compile(Chain(refuse), trainset=examples(4), valset=examples(valset))
+    assert re.search(
+        rf"every one of the .*{valset or 8} r\w+.*\n"
+        r"ZeroDivisionError: as programs do \(tests/unit/test_client_grpo\.py:\d+ in refuse\)",
+        str(failed.value),
+    )
+    assert len(run.asked) == (valset or 8)
+    said = capfd.readouterr().err
+    assert "parsed" not in said and "score" not in said.replace("ended crashed", "")
+
+
+def test_n03_after_a_step_that_ran_through_three_that_crash_end_the_training(run: SmallRun) -> None:
+    def refuse(french: str) -> None:
+        if run.version:
+            raise ZeroDivisionError("as programs do")
+
+    run.answer = chain_answer
+    grpo = optimizer(num_train_steps=10)
     with pytest.raises(TrainingFailed, match=r"3 steps in a row\nZeroDivisionError: as programs do"):
-        optimizer(num_train_steps=10).compile(Chain(refuse), trainset=examples(4))
-    assert capfd.readouterr().err.count("a rollout ended crashed: ZeroDivisionError: as programs do") == 1
+        grpo.compile(Chain(refuse), trainset=examples(4))
+    assert grpo.report.outcomes == {"scored": 8, "crashed": 24}
+
+
+def test_n03_in_a_validation_what_crashed_has_not_parsed_and_is_said_with_its_reason(
+    run: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(french: str) -> None:
+        if french == "raise":
+            raise ZeroDivisionError("as programs do")
+
+    run.answer = lambda asked: (
+        answering(french="raise") if re.search(r"word [1-9]", asked.user) else chain_answer
+    )(asked)
+    found = evaluate(Chain(refuse), examples(4), length)
+    assert (found.parse_rate, found.outcomes) == (0.25, {"scored": 1, "crashed": 3})
+    optimizer().compile(Chain(refuse), trainset=examples(1), valset=examples(4))
+    said = capfd.readouterr().err
+    assert "crashed 3 · parsed 25%" in said
+    assert said.count("a run of the validation crashed: ZeroDivisionError: as programs do (tests/") == 1
+    with pytest.raises(TrainingFailed, match="in every one of the evaluation's 3 runs"):
+        evaluate(Chain(refuse), examples(4)[1:], length)
 
 
 def test_a_metric_may_judge_each_predictor_by_itself(run: SmallRun) -> None:

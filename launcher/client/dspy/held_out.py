@@ -77,6 +77,8 @@ class HeldOut:
             self._pin(checkpoint, place.id)
         self._tell(place.id, step, evaluation, figures)
         self.journal.validation(validated, figures, best, found.seconds)
+        if reason := next((it.reason for it in evaluation.finished if it.outcome == "crashed"), None):
+            self.journal.once("validation crashed", f"a run of the validation crashed: {reason}")
         if not comparable(scores):
             judged = sum(it is not None for it in scores)
             self.journal.note(

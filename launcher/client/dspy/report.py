@@ -205,6 +205,7 @@ class Journal:
             f"validation after {validated.step} of {self._steps} steps",
             f"score {validated.score:.3f} ±{figures['standard_error']:.3f}{_each(figures['predictors'])}"
             + (" (best so far)" if best and validated.step else ""),
+            *([f"crashed {crashed}"] if (crashed := figures["outcomes"].get("crashed")) else []),
             *_left_out(figures["outcomes"]),
             f"parsed {validated.parse_rate:.0%}",
             f"{seconds:.1f} s",

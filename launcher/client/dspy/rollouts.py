@@ -12,6 +12,8 @@ import asyncio
 import copy
 import inspect
 import logging
+import os
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import dspy
@@ -36,12 +39,19 @@ Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "outside"
 exception; without an answer from the endpoint; failed by another model or a judge; not within its time."""
 
 DEFAULT_CALLS = 256
+RUN_BY_HAND = "run the program once by hand on an example of the"
 # Runs at once where nobody says: as many as an engine takes by default, and no more than judges often allow;
 # where the engines are known to have places for more, so many, or a step's. Each has a thread.
 MOST_AT_ONCE = 64
 MOST_WITH_PLACES = 256
 # Before whatever a pool rolls out.
 _FIRST = -1
+# Where code lies that is not the program's: Python's own, what is installed, ours.
+_NOT_THE_USERS = (
+    "<frozen",
+    *(f"{sysconfig.get_path(it)}{os.sep}" for it in ("stdlib", "platstdlib", "purelib", "platlib")),
+    f"{Path(__file__).parents[2]}{os.sep}",
+)
 
 
 @dataclass(frozen=True)
@@ -65,13 +75,18 @@ class Finished:
 
     @property
     def parsed(self) -> bool:
-        """Whether every answer of the policy in this run parsed."""
-        return not self.run.rollout.unparsed
+        """Whether every answer of the policy in this run parsed; of one that crashed nobody knows."""
+        return self.outcome != "crashed" and not self.run.rollout.unparsed
 
     @property
     def cut_off(self) -> bool:
         """Whether an answer of the policy ended at its length limit."""
         return bool(self.run.rollout.cut_off)
+
+
+def all_failed(finished: Sequence[Finished]) -> bool:
+    """Whether the program itself failed in every run. One that asks for ever may have the policy to blame."""
+    return all(it.outcome == "crashed" and not it.run.rollout.asked_too_often for it in finished)
 
 
 @dataclass(frozen=True)
@@ -238,7 +253,18 @@ def _is_race_of_parallel(error: BaseException) -> bool:
 def _described(error: BaseException) -> str:
     if isinstance(error, RolloutOver):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}{_where(error)}"
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the user's own code that it came through: ` (optimize.py:30 in forward)`."""
+    places = traceback.extract_tb(error.__traceback__)
+    own = [it for it in places if not it.filename.startswith(_NOT_THE_USERS)]
+    if not own:
+        return ""
+    path = Path(own[-1].filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f" ({shown}:{own[-1].lineno} in {own[-1].name})"
 
 
 class _Once(logging.Filter):

@@ -86,7 +86,7 @@ class Rollout:
         with self._lock:
             if self._ended:
                 raise RolloutOver("this rollout is over: its batch continued without it")
-            if self.most_calls is not None and self.calls.total() >= self.most_calls:
+            if self.asked_too_often:
                 raise RolloutOver(f"it called the policy more than {self.most_calls} times")
             call = Call(self, predictor, self.calls[predictor])
             self.calls[predictor] += 1
@@ -120,6 +120,11 @@ class Rollout:
         with self._lock:
             if not self._ended:
                 self.unparsed.add(call.key)
+
+    @property
+    def asked_too_often(self) -> bool:
+        """Whether it has made all the requests that it may."""
+        return self.most_calls is not None and self.calls.total() >= self.most_calls
 
     @property
     def versions(self) -> set[int]:

@@ -9,7 +9,7 @@ Advantages and losses are the runtime's; here are only rollouts and their reward
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -99,7 +99,7 @@ class Training:
         self.had_finished = self.place.is_over(self.plan.steps)
         self._predictors = Predictors(self.program)
         self.alarms = Alarms(self.plan.thresholds)
-        self._vain = Vain(self.report)
+        self._vain = Vain(self.report, has_run=self.place.step > 0)
         self.served = Served(self.session, self.journal)
         self.rolling = Rolling(
             self.program,
@@ -215,8 +215,10 @@ class Training:
 
     # ------------------------------------------------------------- a step
 
-    def _say_unparsed(self, cut_off_rate: float) -> None:
-        self.journal.once("unparsed", f"no run had answers that could be parsed; {unparsed(cut_off_rate)}")
+    def _say_unparsed(self, parse_rate: float, cut_off_rate: float, outcomes: Mapping[str, int]) -> None:
+        if not parse_rate and any(count for name, count in outcomes.items() if name != "crashed"):
+            said = f"no run had answers that could be parsed; {unparsed(cut_off_rate)}"
+            self.journal.once("unparsed", said)
 
     def _train(self, rolled: Rolled) -> None:
         """Train the step, while later ones are rolled out.
@@ -309,8 +311,7 @@ class Training:
         self.journal.step(line)
         if not status.counts.trained:
             self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
-        if not rolled.parse_rate:
-            self._say_unparsed(rolled.cut_off_rate)
+        self._say_unparsed(*rates, rolled.grouped.outcomes)
         self.history.append({"kind": "step", **asdict(line)})
         seen = observe(rolled.step + 1, rolled.finished, rolled.grouped, rolled.cut_off_rate, status)
         self._ring(self.alarms.observe(seen))
@@ -326,8 +327,8 @@ class Training:
 
     def _validated(self, entry: dict[str, Any], step: int) -> None:
         self.history.append(entry)
-        if not entry["parse_rate"]:
-            self._say_unparsed(entry["cut_off_rate"])
+        self._vain.has_run = True
+        self._say_unparsed(entry["parse_rate"], entry["cut_off_rate"], entry["outcomes"])
         score = entry["score"] if self.held_out.comparable() else float("nan")
         self._ring(self.alarms.validated(step, score))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.client.dspy.report import Report, counted, listed
-from launcher.client.dspy.rollouts import Finished
+from launcher.client.dspy.rollouts import RUN_BY_HAND, Finished, all_failed
 from launcher.client.failures import TrainingFailed
 
 # Steps that teach nothing, one after the other, before the training gives up.
@@ -23,18 +23,29 @@ class Vain:
     """Counts steps in a row of which nothing came, by the reason. Each method raises TrainingFailed."""
 
     report: Report
+    # Whether a run has come to an end before, in an earlier life of this training too.
+    has_run: bool = False
     _crashed: int = 0
     _unparsed: int = 0
     _empty: int = 0
 
     def crashed(self, finished: Sequence[Finished]) -> None:
-        """A step was rolled out."""
-        self._crashed = self._crashed + 1 if all(it.outcome == "crashed" for it in finished) else 0
+        """A step was rolled out. A program that fails by itself and never ran through is not tried again."""
+        if any(it.outcome != "crashed" for it in finished):
+            self._crashed, self.has_run = 0, True
+            return
+        self._crashed += 1
+        if all_failed(finished) and not self.has_run:
+            raise TrainingFailed(
+                f"The program raised in every one of the {len(finished)} rollouts of its first step",
+                why=finished[0].reason,
+                hint=f"{RUN_BY_HAND} trainset",
+            )
         if self._crashed >= STEPS_IN_A_ROW:
             raise TrainingFailed(
                 f"The program raised in every rollout of {self._crashed} steps in a row",
                 why=finished[0].reason,
-                hint="run the program once by hand on an example of the trainset",
+                hint=f"{RUN_BY_HAND} trainset",
             )
 
     def trained(

@@ -20,7 +20,7 @@ import dspy
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.examples import checked
 from launcher.client.dspy.programs import attach, strict_adapter
-from launcher.client.dspy.rollouts import Finished, Limits, Run, Runner, run_all
+from launcher.client.dspy.rollouts import RUN_BY_HAND, Finished, Limits, Run, Runner, all_failed, run_all
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.tagging import Predictors, Rollout
 from launcher.client.dspy.workers import Workers
@@ -96,8 +96,8 @@ def evaluate(
 
     `model="base"`: the model before any training answers in the policy's place, whatever version the program
     names, in a resumed run too. `num_threads`: runs at once; None is all of them, up to 64. Raises
-    EndpointLost when no run got an answer, TrainingFailed when the metric never scores or no run ends in
-    time, ValueError for a program without a predictor that asks the policy.
+    EndpointLost when no run got an answer, TrainingFailed when the metric never scores, the program raises in
+    every run or none ends in time, ValueError for a program without a predictor that asks the policy.
     """
     if model not in (None, BASE_MODEL):
         raise ValueError(f"model is {BASE_MODEL!r} or None; a version is named with PolicyLM(model=…)")
@@ -134,6 +134,12 @@ def scored(
     runs = [Run(example, index, rollout(index)) for index, example in enumerate(examples)]
     finished = run_all(runner, runs, workers)
     check_answered(finished, "evaluation")
+    if all_failed(finished):
+        raise TrainingFailed(
+            f"The program raised in every one of the evaluation's {len(finished)} runs",
+            why=finished[0].reason,
+            hint=f"{RUN_BY_HAND} set that is evaluated",
+        )
     return _evaluation(finished, failure_score)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import dspy
 
 from tests.support import abuses as a
-from tests.support.abuse_rows.row import ALL, LENGTHS, Abuse, drops_flat
+from tests.support.abuse_rows.row import ALL, LENGTHS, Abuse
 from tests.support.small_run import Asked, SmallRun
 
 
@@ -66,20 +66,11 @@ PROGRAMS = [
         rewards={None, *LENGTHS} - {3.0},
     ),
     Abuse(
-        "raises always: three steps, then its own exception",
+        "raises always: its own exception, at once",
         a.of(a.raises),
         asked_for={"num_train_steps": 9},
-        says=r"The program raised in every rollout of 3 steps in a row\nZeroDivisionError: as programs do",
-        outcomes={"crashed": 24},
-        rewards={0.0},
-        exit=6,
-    ),
-    Abuse(
-        "raises always, and there is only one step",
-        a.of(a.raises),
-        before=drops_flat,
-        says=r"Nothing was trained in 1 step\n"
-        r"rollouts: 8 crashed; samples left out: 8 no variance in its group",
+        says=r"The program raised in every one of the 8 rollouts of its first step\n"
+        r"ZeroDivisionError: as programs do \(tests/support/abuses\.py:\d+ in raises\)",
         outcomes={"crashed": 8},
         exit=6,
     ),
@@ -95,8 +86,8 @@ PROGRAMS = [
         "calls sys.exit(0) in forward: it does not end the training as a success",
         a.of(a.exits),
         asked_for={"num_train_steps": 9},
-        says=r"The program raised in every rollout of 3 steps in a row\nSystemExit: 0",
-        outcomes={"crashed": 24},
+        says=r"The program raised in every one of the 8 rollouts of its first step\nSystemExit: 0",
+        outcomes={"crashed": 8},
         exit=6,
     ),
     Abuse(
