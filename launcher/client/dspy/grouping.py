@@ -56,6 +56,8 @@ class Grouped:
 
     groups: list[Group] = field(default_factory=list)
     rewards: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    # The rewards of each example, of all its predictors.
+    by_example: list[list[float]] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     # Trouble by its kind, the first of each kind in full: said once, then only counted.
     notes: dict[str, str] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class Grouped:
         return Grouped(
             self.groups + more.groups,
             rewards,
+            self.by_example + more.by_example,
             self.outcomes + more.outcomes,
             {**more.notes, **self.notes},
             self.outside + more.outside,
@@ -92,10 +95,12 @@ def build_groups(finished: Sequence[Finished], rules: Rules, prefix: str) -> Gro
         _note(grouped, it)
     for index, runs in by_example.items():
         grouped.without_calls += sum(not it.run.rollout.calls for it in runs)
+        grouped.by_example.append([])
         for predictor in _trained_predictors(runs):
             members = _members(grouped, runs, predictor, rules)
             if members:
-                grouped.rewards[predictor] += _rewards(members)
+                grouped.rewards[predictor] += (rewards := _rewards(members))
+                grouped.by_example[-1] += rewards
                 group_id = f"{prefix}/{index}/{predictor}"[:128]
                 grouped.groups.append(Group(id=group_id, predictor=predictor, members=members))
     return grouped

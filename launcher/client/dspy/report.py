@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, TextIO
 
+from launcher.client import standard_error
 from launcher.client.bodies import StepCounts, StepStatus
 from launcher.client.dspy.alarms import Alarm
 from launcher.client.dspy.grouping import Grouped
@@ -92,7 +93,11 @@ class Report:
 
 @dataclass(frozen=True)
 class StepLine:
-    """One step as it is printed and written."""
+    """One step as it is printed and written.
+
+    `spread` is the standard deviation of all rewards, `standard_error` that of their mean `reward`, with the
+    examples as the independent draws (`standard_error.of_groups`); NaN, and not shown, of one example alone.
+    """
 
     step: int
     epoch: int
@@ -113,6 +118,7 @@ class StepLine:
     lags: dict[str, int] = field(default_factory=dict)
     # Left out since the step before, as they had become too old.
     groups_stale: int = 0
+    standard_error: float = math.nan
 
     @classmethod
     def of(
@@ -145,6 +151,7 @@ class StepLine:
             groups_again=groups_again,
             lags={str(lag): count for lag, count in lags.items()},
             groups_stale=groups_stale,
+            standard_error=standard_error.of_groups(grouped.by_example),
         )
 
 
@@ -180,7 +187,7 @@ class Journal:
     def step(self, line: StepLine) -> None:
         parts = [
             f"step {line.step}/{self._steps}",
-            f"reward {line.reward:.3f} ±{line.spread:.3f}{_each(line.rewards)}",
+            f"reward {line.reward:.3f}{_error(line.standard_error)}{_each(line.rewards)}",
             f"parsed {line.parse_rate:.0%}"
             + (f" (cut off {line.cut_off_rate:.0%})" if line.cut_off_rate else ""),
             f"trained {line.counts['trained']} of {line.counts['samples']}{_masked(line.metrics)}",
@@ -203,7 +210,7 @@ class Journal:
     def validation(self, validated: Validated, figures: dict[str, Any], best: bool, seconds: float) -> None:
         words = [
             f"validation after {validated.step} of {self._steps} steps",
-            f"score {validated.score:.3f} ±{figures['standard_error']:.3f}{_each(figures['predictors'])}"
+            f"score {validated.score:.3f}{_error(figures['standard_error'])}{_each(figures['predictors'])}"
             + (" (best so far)" if best and validated.step else ""),
             *([f"crashed {crashed}"] if (crashed := figures["outcomes"].get("crashed")) else []),
             *_left_out(figures["outcomes"]),
@@ -265,6 +272,10 @@ def _left_out(outcomes: dict[str, int]) -> list[str]:
     excluded = ("unscored", "lost", "outside", "overdue")
     found = [f"{outcomes[name]} {name}" for name in excluded if outcomes.get(name)]
     return [f"left out: {', '.join(found)}"] if found else []
+
+
+def _error(value: float) -> str:
+    return f" ±{value:.3f}" if math.isfinite(value) else ""
 
 
 def _each(values: dict[str, float]) -> str:

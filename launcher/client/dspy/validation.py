@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import dspy
 
+from launcher.client import standard_error
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.examples import checked
 from launcher.client.dspy.programs import attach, strict_adapter
@@ -59,7 +60,7 @@ class Evaluation:
 
     def difference_error(self, other: Evaluation) -> float:
         """The standard error of `difference`, pair by pair."""
-        return _error(self._differences(other))
+        return standard_error.of_mean(self._differences(other))
 
     def _differences(self, other: Evaluation) -> list[float]:
         pairs = zip(self.scores, other.scores, strict=True)
@@ -149,7 +150,7 @@ def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
     versions = {version for it in finished for version in it.run.rollout.versions}
     return Evaluation(
         score=statistics.fmean(scores) if scores else math.nan,
-        standard_error=_error(scores),
+        standard_error=standard_error.of_mean(scores),
         parse_rate=sum(it.parsed for it in answered) / len(answered),
         cut_off_rate=sum(it.cut_off for it in answered) / len(answered),
         version=max(versions, default=None),
@@ -181,11 +182,6 @@ def check_answered(finished: Sequence[Finished], of: str, earlier: Sequence[Fini
         why=finished[0].reason,
         hint="run the program once by hand; a slow one needs a larger rollout_seconds",
     )
-
-
-def _error(values: Sequence[float]) -> float:
-    """The standard error of the mean."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def _score(finished: Finished, failure_score: float) -> float:

@@ -19,11 +19,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from pydantic_core import to_json
 
+from launcher.client import standard_error
 from launcher.client.bodies import Validation
 from launcher.client.by_trajectories import Logged
 from launcher.client.failures import Refused
@@ -104,7 +105,7 @@ def _figures(groups: list[Any], metrics: Mapping[str, float]) -> dict[str, Any]:
         "without_reward": without_reward,
         "exceptions": dict(raised),
         "reward": fmean(scores) if scores else None,
-        "standard_error": stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None,
+        "standard_error": standard_error.of_mean(scores) if len(scores) > 1 else None,
         "examples": len(scores),
         "metrics": {name: fmean(values) for name, values in averages.items()} | dict(metrics),
     }
