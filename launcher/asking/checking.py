@@ -7,11 +7,11 @@ Neighbours: `reading.py` says what was asked, `preflight.py` has the checks, `la
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.asking import agreement, earlier_run, preflight, runtime_config
+from launcher.asking import agreement, earlier_run, preflight, program_check, runtime_config
 from launcher.asking.reading import Asked
 from launcher.base import credentials
 from launcher.base.errors import ConfigError, PreflightError, UsageError, suggestion
@@ -30,8 +30,9 @@ from runtime.shared.peft_form import Lora
 _LAYERS = "train.lora.target_modules"
 
 
-def check(asked: Asked, home: Home) -> str:
-    """The model's folder, or its name on the hub. Raises LaunchError for the first thing that cannot work."""
+def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: None) -> str:
+    """The model's folder, or its name on the hub. Raises LaunchError for the first thing that cannot work;
+    what may not work is said."""
     settings, earlier = asked.settings, asked.earlier
     refuse_what_is_rented_only(settings)
     agreement.refuse_unasked(settings)
@@ -48,6 +49,8 @@ def check(asked: Asked, home: Home) -> str:
         earlier_run.check_same_kind(settings, earlier)
     preflight.check_command(_seen_from(asked.folder, asked.command), asked.folder)
     preflight.check_names(asked.command, asked.folder, arbor=settings.arbor)
+    if doubt := program_check.check(asked.command, asked.folder, os.environ, arbor=settings.arbor):
+        say(doubt)
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets, here=not rented)
     _check_wishes(settings, secrets)

@@ -171,8 +171,13 @@ def logs(
     context: typer.Context,
     name: Name,
     which: Annotated[
-        str, typer.Option(metavar="LOG", help="launch, program, gateway, engine-0, trainer, supervisor, …")
-    ] = "launch",
+        str | None,
+        typer.Option(
+            metavar="LOG",
+            help="launch, program, gateway, engine-0, trainer, supervisor, … Default: launch; program where "
+            "your program failed.",
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it until the run ends.")] = False,
     debug: Debug = False,
 ) -> int:

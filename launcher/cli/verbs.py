@@ -25,7 +25,7 @@ from launcher.ledger import lives
 from launcher.ledger.endpoint import RESULTS, Endpoint, is_open, token_file
 from launcher.ledger.records import STATES, RecordStore, RunRecord
 from launcher.results import compile_records, durable
-from launcher.safety import take_down
+from launcher.safety import program_log, take_down
 from launcher.screen.output import Output, columns
 from launcher.values.settings import SETTINGS
 
@@ -54,10 +54,11 @@ def status(output: Output, name: str | None) -> int:
     return EXIT_OK
 
 
-def logs(output: Output, name: str, which: str, follow: bool) -> int:
-    """One log of a run, to its end or as long as the run lives."""
+def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
+    """One log of a run, to its end or as long as the run lives; without a name the one that says most."""
     store = RecordStore(Home.find())
     record = store.load(name)
+    which = which or _telling(store, record)
     if record.machine.get("kind") == "cloud" and record.live and which not in _LAUNCHER_LOGS:
         from launcher.cli import remote_verbs
 
@@ -275,6 +276,12 @@ def _state(record: RunRecord) -> str:
 
 def _url(record: RunRecord) -> str | None:
     return record.url if is_open(record) else None
+
+
+def _telling(store: RecordStore, record: RunRecord) -> str:
+    """The log that says why a run ended: what its program printed, where that failed and printed anything."""
+    said = store.folder(record.id) / program_log.FILE
+    return "program" if record.exit_code and said.is_file() and said.stat().st_size else "launch"
 
 
 def _log_file(folder: Path, name: str, which: str) -> Path:

@@ -81,7 +81,7 @@ class Endpoint:
         mixed = {**environ, **self.variables(), RUN_VARIABLE: self.run_id}
         mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}.{secrets.token_hex(4)}"
         if self.arbor:
-            mixed[_PYTHONPATH] = os.pathsep.join(filter(None, [str(ARBORS_PLACE), environ.get(_PYTHONPATH)]))
+            mixed |= arbors_path(environ)
         if any(environ.get(name) for name in _PROXIES):
             for name in ("no_proxy", "NO_PROXY"):
                 mixed[name] = ",".join(filter(None, [environ.get(name), "127.0.0.1"]))
@@ -115,6 +115,11 @@ class Endpoint:
         raise UsageError(
             f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"
         )
+
+
+def arbors_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """What `--arbor` changes of the way a program's Python finds modules: ours is first."""
+    return {_PYTHONPATH: os.pathsep.join(filter(None, [str(ARBORS_PLACE), environ.get(_PYTHONPATH)]))}
 
 
 def wanted_port(settings: Settings) -> int | None:

@@ -37,7 +37,7 @@ def launch_run(
     """
     home = Home.find()
     asked = read(flags, sets, env_file, command, home)
-    model_path = checking.check(asked, home)
+    model_path = checking.check(asked, home, output.note)
     settings = asked.settings
     plan = pricing.make(settings, output.note)
     fitting.refuse_what_does_not_fit(plan)
