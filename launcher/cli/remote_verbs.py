@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import PurePosixPath
@@ -21,6 +20,7 @@ from launcher.machines.cloud import CloudMachine
 from launcher.machines.over_ssh import machine_scripts, ssh_config
 from launcher.machines.over_ssh.link import run_on
 from launcher.machines.over_ssh.remote_log import RemoteLog, Standing
+from launcher.screen import passed_on
 from launcher.screen.output import Output
 
 _ASK_SECONDS = 20.0
@@ -42,7 +42,8 @@ def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
 def execute(output: Output, name: str, command: list[str]) -> int:
     """Run a program on the machine, beside the runtime's code and with its Python first on the PATH.
 
-    As over ssh it has all the rights of the machine's user: it is not shielded (`runtime/shield.py`).
+    As over ssh it has all the rights of the machine's user: it is not shielded (`runtime/shield.py`). What it
+    prints goes to a file or a pipe as it is.
     """
     if not command:
         raise UsageError("nothing to run", "the program goes after --", f"launch exec {name} -- nvidia-smi")
@@ -53,7 +54,7 @@ def execute(output: Output, name: str, command: list[str]) -> int:
         f' PATH="$(dirname "$(cat {shlex.quote(machine.state_dir)}/{machine_scripts.PYTHON})"):$PATH"'
         f" && {shlex.join(command)}"
     )
-    code = subprocess.call(machine.host.command("--", there), stdout=2 if output.as_json else None)
+    code = passed_on.call(machine.host.command("--", there), stdout=2 if output.as_json else 1)
     if output.as_json:
         output.result({"command": command, "exit_code": code}, "")
     if code:

@@ -65,14 +65,15 @@ def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
         if (code := remote_verbs.log(store, record, which, follow)) is not None:
             return code
     path = _log_file(store.folder(record.id), name, which)
-    if before(path).exists():
-        _show(output, before(path), lambda: False)
 
     def going_on() -> bool:
         now = store.load(record.id)
         return follow and now.live and now.attended
 
-    _show(output, path, going_on)
+    with output.log() as write:
+        if before(path).exists():
+            _show(write, before(path), lambda: False)
+        _show(write, path, going_on)
     return EXIT_OK
 
 
@@ -300,14 +301,14 @@ def _log_file(folder: Path, name: str, which: str) -> Path:
     )
 
 
-def _show(output: Output, path: Path, going_on: Callable[[], bool]) -> None:
+def _show(write: Callable[[str], None], path: Path, going_on: Callable[[], bool]) -> None:
     """A file to its end, and what is added while it goes on; a full one is begun anew under its name."""
     while True:
         with path.open(encoding="utf-8", errors="replace") as file:
             while True:
                 more, replaced = going_on(), _is_another(path, file.fileno())
                 while piece := file.read(65536):
-                    output.raw(piece)
+                    write(piece)
                 if replaced:
                     break
                 if not more:

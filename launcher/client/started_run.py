@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.base.harmless import text as harmless
 from launcher.client import attaching
 from launcher.client.failures import ClientError, NotConnected
 from launcher.client.holder import DONE
@@ -181,7 +182,7 @@ class _Launch:
         if words:
             self._last = [*self._last[-_LAST_LINES:], words]
             if not self._quiet:
-                sys.stderr.write(f"{words}\n")
+                sys.stderr.write(f"{harmless(words)}\n")
                 sys.stderr.flush()
 
 

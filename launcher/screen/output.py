@@ -1,6 +1,7 @@
 """The only place that prints: for people (a live line on a terminal, else plain lines) or as JSON.
 
 stdout is the result, stderr everything else. With `--json` stdout has one object a line, each with "schema".
+Much of it is said by machines and models: nothing of that acts on the terminal (`base/harmless.py`).
 Neighbours: `run.py` and the verbs of `main.py` say what happens; `terminal.py` draws the live line;
 `log.py` keeps a copy of everything said. Knows nothing of how things are done.
 """
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
+from launcher.base import harmless
 from launcher.base.errors import JobFailed, LaunchError, NotStarted
 from launcher.base.log import LOGGER, REDACTOR, log_path
 from launcher.base.units import format_duration, format_money
@@ -89,18 +91,27 @@ class Output:
         if self.as_json:
             self._object(data)
         elif text:
-            self._print(self._stdout, text)
+            self._print(self._stdout, harmless.text(text))
 
     def note(self, text: str) -> None:
         """Beside the answer of a verb: a line on stderr, whatever stdout has."""
         LOGGER.info("%s", text)
         self._say(text)
 
-    def raw(self, text: str) -> None:
-        """A piece of a log, as it is, to stdout."""
-        with contextlib.suppress(OSError):
-            self._stdout.write(text)
-            self._stdout.flush()
+    @contextlib.contextmanager
+    def log(self) -> Iterator[Callable[[str], None]]:
+        """A log, to stdout; yields what takes its pieces."""
+        shown = harmless.Log()
+
+        def write(text: str) -> None:
+            with contextlib.suppress(OSError):
+                self._stdout.write(text)
+                self._stdout.flush()
+
+        try:
+            yield lambda piece: write(shown.hear(piece))
+        finally:
+            write(shown.end())
 
     def error(self, error: LaunchError, **fields: Any) -> None:
         """What failed, why, what to do; and where the log is, if there is one. Above it what was said last by
@@ -115,11 +126,11 @@ class Output:
         last = error.last_lines if isinstance(error, JobFailed | NotStarted) else []
         for line in last:
             LOGGER.info("| %s", line)
-        lines = [self._styled(_DIM, f"  | {_one_line(line)}") for line in last]
-        lines.append(self._styled(_RED + _BOLD, f"Error: {_one_line(error.message)}"))
-        lines += [f"  {line}" for line in (error.why or "").splitlines()]
+        lines = [self._styled(_DIM, f"  | {harmless.line(line)}") for line in last]
+        lines.append(self._styled(_RED + _BOLD, f"Error: {harmless.line(error.message)}"))
+        lines += [f"  {harmless.text(line)}" for line in (error.why or "").splitlines()]
         if error.hint:
-            lines.append(f"Hint: {_one_line(error.hint)}")
+            lines.append(f"Hint: {harmless.line(error.hint)}")
         if path:
             lines.append(self._styled(_DIM, f"Log: {path}"))
         self._print(self._stderr, REDACTOR.clean("\n".join(lines)))
@@ -130,7 +141,7 @@ class Output:
         if show:
             import traceback
 
-            self._print(self._stderr, REDACTOR.clean(traceback.format_exc()))
+            self._print(self._stderr, harmless.text(REDACTOR.clean(traceback.format_exc())))
 
     # -------------------------------------------------------------- a run
 
@@ -148,7 +159,7 @@ class Output:
         if self.as_json:
             self._object({"event": "warning", "text": text})
         else:
-            self._say(self._styled(_YELLOW, text))
+            self._say(text, _YELLOW)
 
     @contextlib.contextmanager
     def phase(self, name: str, usual_seconds: float | None = None) -> Iterator[Callable[[str], None]]:
@@ -169,8 +180,7 @@ class Output:
             nonlocal detail
             LOGGER.info("%s: %s", name, line)
             detail = line
-            if self._line:
-                self._line.draw(text(), self._style(_DIM))
+            self._draw(text())
 
         state = "broken off"
         try:
@@ -216,7 +226,7 @@ class Output:
     def live(self, live: Live) -> None:
         """Where the run stands. Without a terminal: at a new step or trouble, else now and then."""
         if self._line:
-            self._line.draw(live.line(), self._style(_YELLOW if live.trouble else _DIM))
+            self._draw(live.line(), _YELLOW if live.trouble else _DIM)
             return
         now = time.monotonic()
         if self._last_status is not None:
@@ -254,15 +264,14 @@ class Output:
         def tick() -> None:
             while not over.wait(_REDRAW_SECONDS if self._line else QUIET_SECONDS):
                 if self._line:
-                    self._line.draw(text(), self._style(_DIM))
+                    self._draw(text())
                 elif self.as_json:
                     waiting()
                 else:
                     self._say(text())
 
         ticker = threading.Thread(target=tick, name="ticker", daemon=True)
-        if self._line:
-            self._line.draw(text(), self._style(_DIM))
+        self._draw(text())
         ticker.start()
         try:
             yield
@@ -275,8 +284,12 @@ class Output:
         fields = {"state": "waiting", "seconds": round(seconds, 3), "detail": detail or None}
         self._object({"event": "phase", "phase": phase, **fields})
 
-    def _say(self, line: str) -> None:
-        line = REDACTOR.clean(line)
+    def _draw(self, text: str, style: str = _DIM) -> None:
+        if self._line:
+            self._line.draw(harmless.line(text), self._style(style))
+
+    def _say(self, text: str, style: str = "") -> None:
+        line = self._styled(style, harmless.text(REDACTOR.clean(text)))
         if self._line:
             self._line.write(line)
         else:
@@ -284,7 +297,7 @@ class Output:
 
     def _object(self, data: Mapping[str, Any]) -> None:
         text = json.dumps({"schema": SCHEMA, **data}, default=str, ensure_ascii=False)
-        self._print(self._stdout, REDACTOR.clean(text))
+        self._print(self._stdout, harmless.in_json(REDACTOR.clean(text)))
 
     def _print(self, stream: TextIO, text: str) -> None:
         # A reader or a terminal that went away is no reason to leave a run half-way.
@@ -296,12 +309,7 @@ class Output:
         return sequence if self._colour else ""
 
     def _styled(self, sequence: str, text: str) -> str:
-        return f"{sequence}{text}{_PLAIN}" if self._colour else text
-
-
-def _one_line(text: str) -> str:
-    """What was typed may hold line ends and control characters, and is quoted here."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+        return f"{sequence}{text}{_PLAIN}" if sequence and self._colour else text
 
 
 def columns(rows: list[list[str]]) -> str:

@@ -116,7 +116,7 @@ def test_g14_a_command_that_crashes_shows_no_secret(
     def crash(*args: object, **kwargs: object) -> None:
         raise RuntimeError(f"a library quotes {known} and {base64.b64encode(known[0].encode())!r}")
 
-    for name in ("result", "raw"):
+    for name in ("result", "log"):
         monkeypatch.setattr(f"launcher.screen.output.Output.{name}", crash)
     monkeypatch.setattr(preflight, "check_environment", crash)
     monkeypatch.setattr("launcher.machines.cloud.CloudMachine.described", crash)

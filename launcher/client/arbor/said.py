@@ -8,13 +8,15 @@ from __future__ import annotations
 import sys
 import threading
 
+from launcher.base.harmless import text as harmless
+
 _lock = threading.Lock()
 _said: set[str] = set()
 
 
 def say(text: str) -> None:
     """The line, now."""
-    sys.stderr.write(f"arbor: {text}\n")
+    sys.stderr.write(f"arbor: {harmless(text)}\n")
     sys.stderr.flush()
 
 

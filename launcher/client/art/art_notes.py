@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 import threading
 
+from launcher.base.harmless import text as harmless
+
 _lock = threading.Lock()
 _said: set[str] = set()
 
@@ -18,5 +20,5 @@ def say_once(text: str) -> None:
         if text in _said:
             return
         _said.add(text)
-    sys.stderr.write(f"art: {text}\n")
+    sys.stderr.write(f"art: {harmless(text)}\n")
     sys.stderr.flush()

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from launcher.base.harmless import text as harmless
 from launcher.client.bodies import (
     PREDICTOR_HEADER,
     PURPOSE_HEADER,
@@ -237,7 +238,7 @@ def _say_once(session: Session, text: str) -> None:
     """Once for a run in this process."""
     if (session.endpoint.root, text) not in _said:
         _said.add((session.endpoint.root, text))
-        sys.stderr.write(f"slipway: {text}\n")
+        sys.stderr.write(f"slipway: {harmless(text)}\n")
         sys.stderr.flush()
 
 

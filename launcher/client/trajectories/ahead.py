@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from launcher.base.harmless import text as harmless
 from launcher.client.failures import Rewound
 from launcher.client.session import Session
 from launcher.client.staleness import check_staleness, check_whole
@@ -290,5 +291,5 @@ def _counted(count: int, one: str, more: str = "") -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"slipway: {text}\n")
+    sys.stderr.write(f"slipway: {harmless(text)}\n")
     sys.stderr.flush()

@@ -24,6 +24,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from launcher.base.harmless import text as harmless
 from launcher.client import standard_error
 from launcher.client.bodies import Validation
 from launcher.client.by_trajectories import Logged
@@ -164,5 +165,5 @@ def _json(thing: Any) -> bytes:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"slipway: log: {text}\n")
+    sys.stderr.write(f"slipway: log: {harmless(text)}\n")
     sys.stderr.flush()

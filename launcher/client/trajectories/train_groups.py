@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from launcher.base.harmless import text as harmless
 from launcher.client.answers import check_size
 from launcher.client.bodies import Group, StepCounts, StepSettings, StepStatus
 from launcher.client.by_trajectories import TrainResult
@@ -158,6 +159,6 @@ def _said(result: TrainResult) -> TrainResult:
     parts += [f"{result.joined} joined"] if result.joined else []
     parts += [f"{result.sealed} sealed"] if result.sealed else []
     parts += [f"{count} × {reason}" for reason, count in sorted(result.dropped.items())]
-    sys.stderr.write(f"slipway: {step}: {', '.join(parts)}\n")
+    sys.stderr.write(f"slipway: {step}: {harmless(', '.join(parts))}\n")
     sys.stderr.flush()
     return result

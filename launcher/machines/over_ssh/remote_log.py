@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from launcher.base import harmless
 from launcher.base.descriptors import readable
 from launcher.base.errors import JobFailed
 from launcher.machines.over_ssh.link import Host
@@ -48,9 +49,16 @@ class RemoteLog:
         self._again = again
         self._shown_bytes = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._log = harmless.Log()
 
     def show(self, lost_seconds: float = LOST_SECONDS) -> None:
         """To its end, or until the machine is gone. Raises JobFailed when it cannot be read to there."""
+        try:
+            self._read_on(lost_seconds)
+        finally:
+            self._write(self._log.end())
+
+    def _read_on(self, lost_seconds: float) -> None:
         lost_at: float | None = None
         while True:
             begun, before = time.monotonic(), self._shown_bytes
@@ -101,5 +109,8 @@ class RemoteLog:
                 reader.wait()
                 return True
             self._shown_bytes += len(piece)
-            sys.stdout.write(self._decoder.decode(piece))
-            sys.stdout.flush()
+            self._write(self._log.hear(self._decoder.decode(piece)))
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

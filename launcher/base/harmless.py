@@ -1,0 +1,93 @@
+"""What a machine or a model wrote, as a terminal may be given it: all of it is seen, and nothing of it acts.
+
+Kept is the text of every language, with its newlines and tabs; in a log (`Log`) also colours: whole SGR
+sequences (`ESC [ 31 m`), but those that conceal. Out of single texts such colours are left. Everything else
+that could act is shown as Python writes it (`\\x1b]52;`, `\\x9b`, `\\u202e`): the other control characters,
+C0 and C1, so that no cursor moves and no title, clipboard or mode is set; what turns the direction of text
+round; the halves of characters that no terminal can be given. A carriage return is a new line, for it could
+write over what stands there.
+Neighbours: `screen/output.py` and all that prints ask here; a user's own program, and `launch ssh`, write for
+themselves.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ACTS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_ACTING = re.compile(f"[{_ACTS}]")
+_IN_A_LINE = re.compile(f"[\t\n{_ACTS}]")
+_COLOUR = re.compile(r"\x1b\[([0-9;:]{0,64})m")
+_LINE_END = re.compile(r"\r+\n?")
+# What may be the beginning of a colour or of a line's end.
+_BEGUN = re.compile(r"(\r+|\x1b(\[[0-9;:]{0,64})?)\Z")
+_PLAIN = "\x1b[0m"
+_CONCEAL = 8
+# `38;5;8` and `38;2;8;8;8` are colours: so many numbers follow.
+_WIDE = {38, 48, 58}
+_FOLLOWING = {5: 1, 2: 3}
+
+
+def text(given: str) -> str:
+    """Lines, without colours."""
+    return _ACTING.sub(_shown, _LINE_END.sub("\n", _COLOUR.sub("", given)))
+
+
+def line(given: str) -> str:
+    """One line, without colours, whatever it holds; a line's end inside it is shown as well."""
+    return _IN_A_LINE.sub(_shown, _COLOUR.sub("", given))
+
+
+def in_json(given: str) -> str:
+    """JSON with the same meaning, for a program or for a terminal: it escapes C0 alone by itself."""
+    return _ACTING.sub(lambda found: f"\\u{ord(found[0]):04x}", given)
+
+
+class Log:
+    """A log that comes in pieces, with its colours."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self._coloured = False
+
+    def hear(self, piece: str) -> str:
+        """What may be shown by now; what may be the beginning of a sequence waits for its end."""
+        given = self._rest + piece
+        begun = _BEGUN.search(given)
+        cut = begun.start() if begun else len(given)
+        self._rest = given[cut:]
+        return self._made(given[:cut])
+
+    def end(self) -> str:
+        """What was held back; colours go no further."""
+        given, self._rest = self._rest, ""
+        return self._made(given) + (_PLAIN if self._coloured else "")
+
+    def _made(self, given: str) -> str:
+        made, at = [], 0
+        for found in _COLOUR.finditer(given):
+            if _conceals(found[1]):
+                continue
+            made += [_without(given[at : found.start()]), found[0]]
+            self._coloured = found[1].strip("0;") != ""
+            at = found.end()
+        return "".join([*made, _without(given[at:])])
+
+
+def _without(given: str) -> str:
+    return _ACTING.sub(_shown, _LINE_END.sub("\n", given))
+
+
+def _conceals(parameters: str) -> bool:
+    numbers = [int(number or "0") for number in re.split("[;:]", parameters)]
+    at = 0
+    while at < len(numbers):
+        if numbers[at] == _CONCEAL:
+            return True
+        wide = numbers[at] in _WIDE and at + 1 < len(numbers)
+        at += 2 + _FOLLOWING.get(numbers[at + 1], 0) if wide else 1
+    return False
+
+
+def _shown(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
