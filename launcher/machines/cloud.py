@@ -34,7 +34,8 @@ from launcher.machines.over_ssh.remote_folder import RemoteFolder
 from launcher.machines.over_ssh.remote_job import RemoteJob
 from launcher.machines.over_ssh.remote_machine import RemoteMachine
 from launcher.machines.skypilot import forgotten_machines, sky_cache
-from launcher.machines.skypilot.provision import Order, Provisioning
+from launcher.machines.skypilot.order import Order
+from launcher.machines.skypilot.provision import Provisioning
 from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.teardown import Teardown
@@ -90,11 +91,14 @@ class CloudMachine:
     ) -> None:
         self._run_id = run_id
         self._folder = folder.absolute()
-        self._infra = infra
-        self._gpus = gpus
-        self._idle_minutes = idle_minutes
-        self._disk_gb = disk_gb
-        self._max_price_per_hour = max_price_per_hour
+        self._order = Order(
+            cluster=run_id,
+            infra=infra,
+            gpus=gpus,
+            disk_gb=disk_gb,
+            idle_minutes=idle_minutes,
+            max_price_per_hour=max_price_per_hour,
+        )
         self._variant = variant
         self._needs = needs
         self._model = model
@@ -104,13 +108,13 @@ class CloudMachine:
         self._limits = limits
         self._warn = warn
         self._link: Link | None = None
-        # Whether a provider may have been asked for a machine: from then on only its own list is a proof.
-        self._asked = False
+        # Where a provider may have been asked for a machine: from then on only its own list is a proof.
+        self._tried: list[str] = []
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
         self._standing: dict[str, Any] | None = None
         self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
         self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
-        self._teardown = Teardown(run_id, gpus, infra, self._home, self._sky, self._learned)
+        self._teardown = Teardown(self._order, lambda: self._tried, self._home, self._sky, self._learned)
         self._still_there = StillThere(run_id, lambda: self._teardown.listed(self._standing))
         door = short_folder(run_id) / _DOOR
         there = self._there = RemoteMachine(run_id, self._folder, lambda: self._standing)
@@ -124,7 +128,10 @@ class CloudMachine:
         plain = {name: description[name] for name in _PLAIN}
         machine = cls(description["run_id"], Path(description["folder"]), **plain)
         machine._limits = Limits(**description.get("limits", {"begun_at": 0.0}))  # older versions had none
-        machine._asked, machine._standing = description["asked"], description["standing"]
+        machine._standing = description["standing"]
+        machine._order.labels.update(description.get("labels", {}))
+        # Older versions wrote down that somebody was asked, and not where.
+        machine._tried = description.get("tried") or (plain["infra"] if description["asked"] else [])
         machine._teardown.stand_in = stand_in
         return machine
 
@@ -135,12 +142,14 @@ class CloudMachine:
             "run_id": self._run_id,
             "folder": str(self._folder),
             "limits": asdict(self._limits),
-            "infra": self._infra,
-            "gpus": self._gpus,
-            "idle_minutes": self._idle_minutes,
-            "disk_gb": self._disk_gb,
+            "infra": self._order.infra,
+            "gpus": self._order.gpus,
+            "idle_minutes": self._order.idle_minutes,
+            "disk_gb": self._order.disk_gb,
             "variant": self._variant,
-            "asked": self._asked,
+            "asked": bool(self._tried),
+            "tried": self._tried,
+            "labels": self._order.labels,
             "standing": self._standing,
         }
 
@@ -179,16 +188,8 @@ class CloudMachine:
     def arm(self, progress: Progress = silent) -> None:
         """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing then."""
         self._there.forget()  # an earlier life's
-        order = Order(
-            cluster=self._run_id,
-            infra=self._infra,
-            gpus=self._gpus,
-            disk_gb=self._disk_gb,
-            idle_minutes=self._idle_minutes,
-            max_price_per_hour=self._max_price_per_hour,
-            labels={forgotten_machines.LABEL: forgotten_machines.mark(self._folder.parent)},
-        )
-        provisioning = Provisioning(order, self._home, self._sky, self._asking, self._warn, progress)
+        self._order.labels[forgotten_machines.LABEL] = forgotten_machines.mark(self._folder.parent)
+        provisioning = Provisioning(self._order, self._home, self._sky, self._trying, self._warn, progress)
         self._standing = provisioning.run()
         passing("cloud.launched")
         self._keep(self.describe())
@@ -198,8 +199,8 @@ class CloudMachine:
         # SkyPilot's server is asked nothing until the end, which starts it again (`teardown.py`).
         self._tidy_up("ending SkyPilot's server", self._sky.rest)
 
-    def _asking(self, asked: bool) -> None:
-        self._asked = asked
+    def _trying(self, places: list[str]) -> None:
+        self._tried = list(places)
         self._keep(self.describe())
 
     def push(self) -> None:
@@ -215,7 +216,7 @@ class CloudMachine:
     def setup(self, progress: Progress = silent) -> None:
         """See machine.py. What it builds is found built on an image that has it; a model that is brought
         there comes when it is known that it fits."""
-        needs = self._needs or Needs(self._variant, self._gpus)
+        needs = self._needs or Needs(self._variant, self._order.gpus)
         self.run_job("setup", machine_scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
         if self._model is not None:
             models = RemoteFolder(self.host, self._there.model_path(str(self._model)), self._folder)
@@ -306,12 +307,12 @@ class CloudMachine:
                 self._link.close()
             shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
         finally:
-            if self._asked:
+            if self._tried:
                 self._teardown.down(self._standing)
 
     def proof(self) -> Proof:
         """See machine.py: `teardown.py` asks the provider."""
-        if not self._asked:
+        if not self._tried:
             self._tidy_up("removing SkyPilot's home", self._home.remove)
             return Proof(True, "no provider had been asked for anything")
         proof = self._teardown.proof(self._standing)

@@ -6,6 +6,7 @@
 `faults/NAME` switch faults on, for as long as the file is there:
 
     no-capacity         zones: RunInstances is refused there         slow-terminate   seconds it takes
+    deny-region         regions: there the account may do nothing, as under an organisation's policy
     create-then-error   RunInstances makes the machine, then fails   refuse-terminate, fail-describe
                         with this error code; SkyPilot repeats what InternalError ends, for ten minutes
     lose, preempt       instance ids, once: the machine is gone, or the provider takes it back
@@ -30,6 +31,7 @@ from typing import Any
 import yaml
 
 from tests.cloud.machine import Machine, Seed
+from tests.support.aws_policy import under_policy
 
 WITNESS = "witness.jsonl"
 FAULTS = "faults"
@@ -105,6 +107,7 @@ class Provider:
         _around(InstanceResponse, "run_instances", self._run_instances)
         _around(InstanceResponse, "terminate_instances", self._terminate_instances)
         _around(InstanceResponse, "describe_instances", self._describe_instances)
+        under_policy(lambda region, action, query: region in (self.faults.get("deny-region") or "").split())
 
     def _make(self, original: Callable[..., Any], instance: Any, *arguments: Any, **named: Any) -> None:
         original(instance, *arguments, **named)

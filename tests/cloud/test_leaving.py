@@ -32,6 +32,7 @@ def test_g01_machines_whose_making_was_answered_with_an_error_are_ended(rig: Rig
 
 
 def test_g07_unproven_is_exit_5_and_tried_again_and_its_name_is_nobody_elses(rig: Rig) -> None:
+    rig.faults("deny-region", "us-west-2")  # and never tried: it keeps nothing from being proven (P4)
     launched = Launched(rig, [*RENTED, "--name", "demo", "--", "true"])
     wait_until(lambda: rig.witness("run"), 900, lambda: f"a machine\n{launched.text}")
     second = rig.run([LAUNCH, *RENTED, "--name", "demo", "--", "true"], environ=rig.environ(NO_COLOR="1"))
@@ -60,6 +61,7 @@ def test_g07_unproven_is_exit_5_and_tried_again_and_its_name_is_nobody_elses(rig
     print(removed.output)
     assert "down: verified" in removed.ok()
     assert launched.record["state"] == "verified" and launched.record["ended_by"] == "gc"
+    assert "AWS us-west-2 gives no list, but no machine was ever asked for there" in str(launched.record)
     assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
     wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 

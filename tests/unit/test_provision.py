@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from launcher.base.errors import CapacityError
-from launcher.machines.skypilot.provision import Order, Provisioning
+from launcher.machines.skypilot.order import Order
+from launcher.machines.skypilot.provision import Provisioning
 from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import NoAccessError, SkyProcess
+from launcher.machines.skypilot.sky_process import NoAccessError, SkyCallError, SkyProcess
 
+OFFER = {"instance_type": "p5.48xlarge", "price_per_hour": 27.52}
 ORDER = Order("slip-0123abcd", ["lambda", "aws/us-east-1", "aws/us-west-2"], "H100:4", None, 10, None, {})
 
 
@@ -21,6 +24,8 @@ class Played:
         self.did: list[str] = []
         self._answers = answers
         self._cloud: str | None = None
+        # The regions in which the account may not have the order's machine.
+        self.denied: list[str] = []
 
     def remove(self) -> None:
         self.did.append("removed")
@@ -37,27 +42,56 @@ class Played:
         """Nothing to end."""
 
     def call(self, name: str, seconds: float, *progress: object, **arguments: Any) -> Any:
+        if name == "offers":
+            return {"offers": [{"infra": place} | OFFER for place in arguments["infra"]]}
+        if name == "rent_refused":
+            return {"refused": "not authorized" if arguments["region"] in self.denied else None}
         if name != "launch":
             return {}
         self.did.append(f"asked {' and '.join(arguments['infra'])}")
-        if self._cloud in self._answers:
-            raise self._answers[self._cloud]
+        for one in (self._cloud, arguments["infra"][0]):
+            if one in self._answers:
+                raise self._answers[one]
         return {"where": self._cloud}
 
 
-def provisioned(played: Played, asked: list[bool]) -> dict[str, Any]:
+def provisioned(played: Played, tried: list[list[str]]) -> dict[str, Any]:
+    """`tried`: all that was asked so far, each time that it was said."""
     home, sky = cast("SkyHome", played), cast("SkyProcess", played)
-    return Provisioning(ORDER, home, sky, asked.append, lambda line: None, lambda line: None).run()
+
+    def trying(places: list[str]) -> None:
+        tried.append(list(places))
+
+    return Provisioning(ORDER, home, sky, trying, lambda line: None, lambda line: None).run()
 
 
 def test_g16_the_next_cloud_is_tried_in_a_home_of_its_own() -> None:
-    played, asked = Played({"lambda": CapacityError("full")}), []
-    assert provisioned(played, asked) == {"where": "aws"}
+    played, tried = Played({"lambda": CapacityError("full")}), []
+    assert provisioned(played, tried) == {"where": "aws"}
     assert played.did == [
         "removed", "made for lambda", "asked lambda",
-        "removed", "made for aws", "asked aws/us-east-1 and aws/us-west-2", "made for all",
+        "removed", "made for aws", "asked aws/us-east-1", "made for all",
     ]  # fmt: skip
-    assert asked == [True, True]
+    assert tried == [["lambda"], ["lambda", "aws/us-east-1"]]
+
+
+def test_p04_each_region_of_aws_is_written_down_before_it_is_asked() -> None:
+    full = CapacityError("full")
+    played, tried = Played({"lambda": full, "aws/us-east-1": full}), []
+    assert provisioned(played, tried) == {"where": "aws"}
+    assert played.did[-3:] == ["asked aws/us-east-1", "asked aws/us-west-2", "made for all"]
+    assert tried[-1] == ["lambda", "aws/us-east-1", "aws/us-west-2"] and len(tried) == 3
+
+
+def test_p04_a_region_that_the_account_is_denied_does_not_end_the_search() -> None:
+    trouble = SkyCallError("launch", ["ValueError"], "Image 'ami-1' not found", Path("skypilot.log"))
+    played, tried = Played({"lambda": CapacityError("full"), "aws/us-east-1": trouble}), []
+    played.denied = ["us-east-1"]
+    assert provisioned(played, tried) == {"where": "aws"}
+    assert played.did[-4:] == ["removed", "made for aws", "asked aws/us-west-2", "made for all"]
+    played = Played({"lambda": CapacityError("full"), "aws/us-east-1": trouble})
+    with pytest.raises(SkyCallError):
+        provisioned(played, [])
 
 
 def test_nowhere_is_said_by_the_last_cloud_and_all_of_them_can_be_asked_afterwards() -> None:
@@ -70,7 +104,7 @@ def test_nowhere_is_said_by_the_last_cloud_and_all_of_them_can_be_asked_afterwar
 @pytest.mark.parametrize(("cloud", "asked_somebody"), [("lambda", False), ("aws", True)])
 def test_where_the_first_cloud_lets_nobody_in_nothing_was_asked(cloud: str, asked_somebody: bool) -> None:
     refused = NoAccessError("the cloud does not accept your credentials")
-    played, asked = Played({"lambda": CapacityError("full")} | {cloud: refused}), []
+    played, tried = Played({"lambda": CapacityError("full")} | {cloud: refused}), []
     with pytest.raises(NoAccessError):
-        provisioned(played, asked)
-    assert asked[-1] is asked_somebody
+        provisioned(played, tried)
+    assert tried[-1] == (["lambda"] if asked_somebody else [])

@@ -18,6 +18,7 @@ import pytest
 from launcher.base.processes import ProcessId
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.skypilot import teardown
+from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.sky_home import NoServerError, SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.teardown import Teardown
@@ -46,9 +47,8 @@ class Rented:
         self.home.make()
         (self.home.folder / "books.json").write_text(json.dumps(STANDING))
         self.sky = SkyProcess(self.home, folder / "skypilot.log")
-        self.teardown = Teardown(
-            "slip-0123abcd", "H100:4", ["aws/us-east-1"], self.home, self.sky, lambda found: None
-        )
+        order = Order("slip-0123abcd", ["aws/us-east-1"], "H100:4")
+        self.teardown = Teardown(order, lambda: order.infra, self.home, self.sky, lambda found: None)
         self.home.serve()
         self.sky.call("standing", 60.0, cluster="slip-0123abcd")
 

@@ -21,7 +21,8 @@ TOP_LEVEL = {
 # Each external world has one importer, a file, a few beside each other or a folder: an upgrade is one place.
 IMPORTERS = {
     "sky": {
-        f"launcher/machines/skypilot/sky_{part}.py" for part in ("calls", "prices", "providers", "server")
+        f"launcher/machines/skypilot/sky_{part}.py"
+        for part in ("account", "calls", "prices", "providers", "server")
     },
     "vllm": {
         f"runtime/engine/{part}.py" for part in ("server", "worker", "norms", "http_costs", "last_turn")

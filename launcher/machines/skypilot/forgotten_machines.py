@@ -22,7 +22,7 @@ from launcher.base import computer_identity
 from launcher.base.errors import LaunchError, TeardownUnverified
 from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
-from launcher.machines.skypilot.teardown import place, wait_until_gone
+from launcher.machines.skypilot.verdicts import place, wait_until_gone
 from launcher.values.clouds import has_account, no_account
 
 LABEL = "slipway-home"

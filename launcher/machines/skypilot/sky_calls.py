@@ -6,8 +6,9 @@
 
 A process of its own, because SkyPilot reads HOME and its variables when it is imported, and its home is not
 ours; because importing it takes 2 to 4 s; and because a call of it that hangs can then be left behind.
-What SkyPilot prints goes to stderr. Neighbours: `sky_prices.py` and `sky_providers.py` have its other calls;
-`sky_process.py` is the other end, `cloud.py` uses that. These and `sky_server.py` are all that import `sky`.
+What SkyPilot prints goes to stderr. Neighbours: `sky_prices.py`, `sky_providers.py` and `sky_account.py` have
+its other calls; `sky_process.py` is the other end, `cloud.py` uses that. These and `sky_server.py` are all
+that import `sky`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from launcher.machines.skypilot.sky_account import rent_refused
 from launcher.machines.skypilot.sky_prices import fetch, machines_with, offers, offers_at
 from launcher.machines.skypilot.sky_providers import (
     LISTED_BY_NAME,
@@ -50,6 +52,7 @@ def launch(
     idle_minutes: int,
     labels: dict[str, str],
     max_price_per_hour: float | None = None,
+    instance_type: str | None = None,
 ) -> Json:
     """The first launch of a cluster: an empty task, so that autodown is armed as soon as it is up."""
     from sky.skylet.autostop_lib import AutostopWaitFor
@@ -62,6 +65,7 @@ def launch(
     task = sky.Task.from_yaml(task_file)
     wanted: Json = {"accelerators": gpus, "disk_size": disk_gb, "max_hourly_cost": max_price_per_hour}
     wanted["labels"] = labels  # where a provider has none, they are left out
+    wanted["instance_type"] = instance_type
     choices = [sky.Resources(infra=one, **wanted) for one in infra]
     task.set_resources(set(choices))
     request = sky.launch(
@@ -104,17 +108,18 @@ def import_what_ends() -> None:
     from sky.adaptors import aws
     from sky.backends import backend_utils
     from sky.catalog import common
+    from sky.provision.aws import config
     from sky.provision.constants import TAG_RAY_CLUSTER_NAME
     from sky.provision.gcp import instance_utils
     from sky.provision.lambda_cloud import lambda_utils
     from sky.provision.runpod import utils
     from sky.utils import common_utils, registry
 
-    from sky import exceptions, global_user_state, provision
+    from sky import clouds, exceptions, global_user_state, provision
 
     _ = (aws, backend_utils, common, TAG_RAY_CLUSTER_NAME, common_utils, registry)
-    _ = (instance_utils, lambda_utils, utils)
-    _ = (exceptions, global_user_state, provision)
+    _ = (config, instance_utils, lambda_utils, utils)
+    _ = (clouds, exceptions, global_user_state, provision)
 
 
 def down(cluster: str) -> Json:
@@ -169,7 +174,10 @@ def standing(cluster: str) -> Json | None:
     return found
 
 
-_OFFERED = (version, offers, fetch, launch, down, standing, candidates, instances, terminate, machines_named)
+_OFFERED = (
+    version, offers, fetch, launch, down, standing, candidates, instances, terminate, machines_named,
+    rent_refused,
+)  # fmt: skip
 _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in _OFFERED}
 
 

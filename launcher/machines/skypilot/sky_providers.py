@@ -10,6 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from launcher.machines.skypilot import sky_account
 from launcher.machines.skypilot.sky_prices import machines_with, offers_at
 
 Json = dict[str, Any]
@@ -18,7 +19,6 @@ Json = dict[str, Any]
 # by name and region. GCP wants zone and project; the others more, which only a cluster's own books have.
 LISTED_BY_NAME = ("cudo", "do", "fluidstack", "lambda", "paperspace", "runpod", "scp", "shadeform", "vast")
 _LISTED_BY_REGION = ("aws", "nebius", "oci")
-_AWS_FIRST = "us-east-1"
 # Regions asked at the same time: an answer takes about half a second.
 _AT_ONCE = 8
 # What a provider may go on listing although it is gone for good. Everything else it lists is a machine, in
@@ -69,7 +69,8 @@ def _provider_configs(place: str, gpu: str, count: int) -> list[Json] | None:
     offers = [] if region else offers_at(cloud, gpu, count, {cloud: machines_with(cloud, gpu, count)})
     regions = {region} if region else {str(offer["infra"]).partition("/")[2] for offer in offers}
     if cloud == "aws":
-        regions &= _aws_regions(region)
+        had = sky_account.regions([region] if region else sorted(regions))
+        regions = regions if had is None else regions & had
     return [{"region": one} for one in sorted(regions)]
 
 
@@ -83,21 +84,21 @@ def _gcp_configs(region: str, gpu: str) -> list[Json]:
     return [{"project_id": GCP.get_project_id(), "availability_zone": zone} for zone in here]
 
 
-def _aws_regions(ask: str) -> set[str]:
-    """The regions this account has: in another one neither it nor its list answers."""
-    from sky.adaptors import aws
-
-    client: Any = aws.client("ec2", region_name=ask or _AWS_FIRST)
-    return {region["RegionName"] for region in client.describe_regions()["Regions"]}
-
-
 def instances(providers: list[Json]) -> Json:
     """Each provider's own list of the cluster's machines that are not gone, in the order they are given.
 
-    Raises what a provider says: without one of the lists nothing is proven.
+    "refused": why one gave none, in the same order; its list is None then, and nothing is proven of it.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return {"instances": list(pool.map(_listed, providers))}
+        said = list(pool.map(_answer, providers))
+    return {"instances": [found for found, _ in said], "refused": [why for _, why in said]}
+
+
+def _answer(provider: Json) -> tuple[list[str] | None, str | None]:
+    try:
+        return _listed(provider), None
+    except Exception as error:  # noqa: BLE001 - whatever it is, there is no list of this one
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _listed(provider: Json) -> list[str]:
@@ -211,7 +212,7 @@ def machines_named(cloud: str, name: str, label: str) -> Json | None:
 
     # Of one session, which reads what boto3 knows of EC2 once; it is not made for threads.
     session: Any = aws.session()
-    regions = sorted(_aws_regions(""))
+    regions = sorted(sky_account.regions() or session.get_available_regions("ec2"))
     clients = [session.client("ec2", region_name=region) for region in regions]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return {"machines": [one for some in pool.map(listed, regions, clients) for one in some]}

@@ -1,7 +1,8 @@
 """Ending a run's cluster, and the proof that nothing of it is left: by the provider's word, not SkyPilot's.
 
 Neighbours: `cloud.py` is the machine whose end this is, `sky_process.py` makes the calls, in `sky_home.py`;
-`spare_home.py` is where providers are asked from when the run's own home cannot be written.
+`verdicts.py` judges what each place says; `spare_home.py` is where providers are asked from when the run's
+own home cannot be written.
 Knows nothing of the link, of results or of how a machine came up.
 """
 
@@ -15,16 +16,17 @@ from typing import Any
 from launcher.base.errors import LaunchError
 from launcher.base.failpoints import passing
 from launcher.base.log import LOGGER
+from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.sky_home import NoServerError, SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.spare_home import SpareHome
+from launcher.machines.skypilot.verdicts import ASK_SECONDS, Provider, Said, Tried, Verdicts, place
 from launcher.values.machine import Proof
 
 DOWN_SECONDS = 300.0
 # SkyPilot's server rests while a machine works, and is back in 5 s. Of the minute in which a machine is gone
 # (G1) the guardian has spent 20 s on its results; without the server its provider ends it.
 SERVER_BACK_SECONDS = 30.0
-ASK_SECONDS = 60.0
 # The provider's list may go on showing what is ending.
 GONE_SECONDS = 120.0
 # A provider that refuses once often does not refuse twice.
@@ -35,28 +37,27 @@ _SETTLE_SECONDS = 5.0
 
 # What SkyPilot's books said of a cluster while it was in them: how the provider is asked afterwards.
 Standing = dict[str, Any]
-# How a provider is asked for the machines of one cluster: `sky_providers.instances`.
-Provider = dict[str, Any]
 
 
 class Teardown:
-    """The end of the cluster named `run_id`, of machines with `gpus`, which may be anywhere in `infra`.
+    """The end of the cluster of this order, which may be anywhere in its `infra`.
 
-    `learned(standing)` keeps what the books say of it. `stand_in` is asked where nothing else here can be.
+    `tried()` are the places of which it was asked for. `learned(standing)` keeps what the books say of it.
+    `stand_in` is asked where nothing else here can be.
     """
 
     def __init__(
         self,
-        run_id: str,
-        gpus: str,
-        infra: list[str],
+        order: Order,
+        tried: Tried,
         home: SkyHome,
         sky: SkyProcess,
         learned: Callable[[Standing], None],
     ) -> None:
-        self._run_id = run_id
-        self._gpus = gpus
-        self._infra = infra
+        self._run_id = order.cluster
+        self._gpus = order.gpus
+        self._infra = order.infra
+        self._verdicts = Verdicts(order, tried)
         self._home = home
         self._sky = sky
         self._learned = learned
@@ -156,8 +157,8 @@ class Teardown:
                 return self._proven()
             except Exception as error:  # noqa: BLE001 - then nobody says anything
                 LOGGER.warning("asking for %s from a spare home: %s", self._run_id, _described(error))
-        why = before.why if isinstance(before, LaunchError) else _described(before)
-        return Proof(False, f"nothing confirms that it is gone: {why}; {self._look_yourself()}")
+        detail = f"nothing confirms that it is gone: {_described(before)}"
+        return Proof(False, f"{detail}; {self._look_yourself()}")
 
     def _leave(self, proof: Proof) -> None:
         """What was started here goes, after a proof the home as well; whatever fails now, a proof is one."""
@@ -178,7 +179,7 @@ class Teardown:
         """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
         if standing is None or not self._home.folder.exists():
             raise LaunchError("there is no cluster to ask for", "it is not rented yet, or already down", None)
-        ((_, found),) = self._lists([standing["provider"]])
+        ((_, found),) = self._ask([standing["provider"]]).complete()
         return found
 
     def _end_unlisted(self) -> None:
@@ -200,9 +201,11 @@ class Teardown:
         broken_off = self._known is not None and self._known["address"] is None
         settled_at = time.monotonic() + (_SETTLE_SECONDS if broken_off else 0)
         while True:
-            for provider, found in self._lists(self._providers()):
+            said = self._ask(self._providers())
+            for provider, found in said.lists:
                 if found:
                     self._asker.call("terminate", DOWN_SECONDS, provider=provider)
+            said.complete()
             if time.monotonic() >= settled_at:
                 return
             time.sleep(_POLL_SECONDS)
@@ -211,7 +214,7 @@ class Teardown:
         bound = time.monotonic() + GONE_SECONDS
         asked = waiting = self._providers()
         while True:
-            listed = self._lists(waiting)
+            listed = self._ask(waiting).complete()
             # Whose list was empty once has nothing more to say: nobody is left who could make a machine.
             waiting = [provider for provider, found in listed if found]
             if not waiting:
@@ -227,15 +230,17 @@ class Teardown:
         unasked = self._candidates()["unasked"]
         books = f"SkyPilot's records, written before it asks a provider, have no cluster {self._run_id}"
         names = sorted({provider["cluster_on_cloud"] for provider in asked})
-        places = ", ".join(sorted({place(provider) for provider in asked}))
+        without = self._verdicts.without_list
+        places = ", ".join(sorted({place(provider) for provider in asked} - without.keys())) or "anybody"
         proven = f"no machine of {', '.join(names)} is listed by {places}" if asked else ""
+        proven += "".join(f"; {where} gives no list, but {why}" for where, why in sorted(without.items()))
         if asked and not unasked:
             return Proof(True, proven)
         if self._spare is not None and self._known is None:  # it has no books
             detail = "SkyPilot's records cannot be read here, and only they say which providers to ask"
             return Proof(False, f"{detail}; {self._look_yourself()}")
-        without = f"; {', '.join(unasked)} could not be asked, but {books}"
-        return Proof(True, proven + without if asked else books)
+        by_books = f"; {', '.join(unasked)} could not be asked, but {books}"
+        return Proof(True, proven + by_books if asked else books)
 
     def _look_yourself(self) -> str:
         """The provider's own command, or what to look for in its console."""
@@ -244,7 +249,8 @@ class Teardown:
         clouds = {place.partition("/")[0] for place in self._infra}
         where = standing["where"] if standing else "/".join(self._infra)
         if clouds == {"aws"}:
-            region = standing["provider"]["config"]["region"] if standing else "REGION"
+            where = next(iter(self._verdicts.silent), "").removeprefix("AWS ")
+            region = where or (standing["provider"]["config"]["region"] if standing else "REGION")
             tag = f"Name=tag:ray-cluster-name,Values={name}"
             return f"check yourself: aws ec2 describe-instances --region {region} --filters {tag}"
         return f"check yourself: {name} in the console of {where}"
@@ -262,10 +268,11 @@ class Teardown:
         known = {place(provider) for provider in asked}
         return asked + [one for one in self._candidates()["providers"] if place(one) not in known]
 
-    def _lists(self, providers: list[Provider]) -> list[tuple[Provider, list[str]]]:
-        """What each of them lists of the cluster. Raises LaunchError when one does not answer."""
-        found = self._asker.call("instances", ASK_SECONDS, providers=providers)["instances"]
-        return list(zip(providers, found, strict=True))
+    def _ask(self, providers: list[Provider]) -> Said:
+        """What each of them lists of the cluster. Where it was up once, its provider has to answer."""
+        up = self._known is not None and self._known["address"] is not None
+        certain = self._known["provider"] if self._known is not None and up else None
+        return self._verdicts.ask(self._asker, providers, certain)
 
     def _candidates(self) -> dict[str, Any]:
         if self._elsewhere is None:
@@ -295,25 +302,8 @@ class Teardown:
             LOGGER.warning("%s: its record cannot be written: %s", self._run_id, _described(error))
 
 
-def wait_until_gone(sky: SkyProcess, provider: Provider, seconds: float) -> list[str]:
-    """What a provider still lists of a cluster when so long has passed; nothing as soon as that is so."""
-    bound = time.monotonic() + seconds
-    while True:
-        (left,) = sky.call("instances", ASK_SECONDS, providers=[provider])["instances"]
-        if not left or time.monotonic() > bound:
-            return left
-        time.sleep(_POLL_SECONDS)
-
-
 def _described(error: Exception) -> str:
     """An error in one line."""
     if isinstance(error, LaunchError):
         return f"{error.message}: {error.why}"
     return f"{type(error).__name__}: {error}"
-
-
-def place(provider: Provider) -> str:
-    """ "AWS us-east-1", "GCP us-central1-a", "Lambda"."""
-    config = provider["config"]
-    zone = config.get("availability_zone") if provider["name"] == "GCP" else config.get("region")
-    return f"{provider['name']} {zone}" if zone else str(provider["name"])

@@ -24,6 +24,8 @@ def answer(provider: Path, call: str, arguments: dict[str, Any]) -> Any:
         return json.loads(books.read_text()) if books.exists() else None
     if call == "version":
         return {}
+    if call == "offers":
+        return {"offers": []}
     if call == "launch":
         (home / "books.json").write_text(provider.with_suffix(".json").read_text())
         (provider / "i-0123").touch()
@@ -31,7 +33,8 @@ def answer(provider: Path, call: str, arguments: dict[str, Any]) -> Any:
     if call == "candidates":
         return {"providers": [], "unasked": []}
     if call == "instances":
-        return {"instances": [sorted(os.listdir(provider)) for _ in arguments["providers"]]}
+        found = [sorted(os.listdir(provider)) for _ in arguments["providers"]]
+        return {"instances": found, "refused": [None for _ in found]}
     if call == "down":
         port = os.environ["SKYPILOT_API_SERVER_LOCAL_PORT"]
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.teardown import Teardown
@@ -50,7 +51,8 @@ def main(small: Path, folder: Path) -> None:
         except OSError:
             pass
     before = set(Path("/dev/shm").iterdir())
-    teardown = Teardown("slip-0123abcd", "H100:4", ["aws/us-east-1"], home, sky, keep)
+    order = Order("slip-0123abcd", ["aws/us-east-1"], "H100:4")
+    teardown = Teardown(order, lambda: order.infra, home, sky, keep)
     teardown.down(STANDING | {"address": None} if os.environ.get("CHANGED") else STANDING)
     left = sorted(os.listdir(provider))
     proof = teardown.proof(STANDING)

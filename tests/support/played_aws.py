@@ -1,0 +1,73 @@
+"""AWS as moto serves it, on a port of this computer: its lists and its refusals, and no machine.
+
+The account's policy: whole regions in `denied`, and what `refuses` says of a request. Neighbours:
+`aws_policy.py` is how it refuses; the test cloud's `provider.py` has real machines behind the same API.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.support.aws_policy import Refuses, under_policy
+from tests.support.environment import REPOSITORY
+
+_CATALOGS = REPOSITORY / "tests" / "cloud" / "catalogs"
+
+
+class PlayedAws:
+    """Up when made; `close` it. `asked` are the calls of EC2 that came: region and action."""
+
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        self.denied: set[str] = set()
+        self.refuses: Refuses = lambda region, action, query: False
+        self.asked: list[tuple[str, str]] = []
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._server.start()
+        host, port = self._server.get_host_and_port()
+        self.endpoint = f"http://{host}:{port}"
+        self._lift = under_policy(self._policy)
+
+    def _policy(self, region: str, action: str, query: dict[str, Any]) -> bool:
+        self.asked.append((region, action))
+        return region in self.denied or self.refuses(region, action, query)
+
+    def forget(self) -> None:
+        """As new: no machine, no policy."""
+        from moto.ec2.models import ec2_backends
+
+        self.denied, self.refuses = set(), lambda region, action, query: False
+        self.asked.clear()
+        for backends in ec2_backends.values():
+            backends.clear()
+
+    def furnish(self, home: Path) -> None:
+        """An account in a user's home, and the catalogs of the test cloud."""
+        import shutil
+
+        (home / ".aws").mkdir(parents=True)
+        (home / ".aws" / "config").write_text(
+            f"[default]\nregion = us-east-1\nendpoint_url = {self.endpoint}\n"
+        )
+        keys = "aws_access_key_id = testing\naws_secret_access_key = testing\n"
+        (home / ".aws" / "credentials").write_text(f"[default]\n{keys}")
+        shutil.copytree(_CATALOGS, home / ".sky" / "catalogs")
+
+    def rent(self, region: str, cluster: str) -> str:
+        """A machine of a cluster; its id."""
+        import boto3
+
+        keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+        ec2: Any = boto3.client("ec2", region_name=region, endpoint_url=self.endpoint, **keys)
+        tags = [{"ResourceType": "instance", "Tags": [{"Key": "ray-cluster-name", "Value": cluster}]}]
+        made = ec2.run_instances(
+            ImageId="ami-12c6146b", InstanceType="t3.micro", MinCount=1, MaxCount=1, TagSpecifications=tags
+        )
+        return made["Instances"][0]["InstanceId"]
+
+    def close(self) -> None:
+        """It is gone, and moto is as it was."""
+        self._lift()
+        self._server.stop()
