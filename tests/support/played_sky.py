@@ -17,9 +17,11 @@ from typing import Any
 
 from launcher.base.processes import ProcessId
 from launcher.machines.skypilot import sky_process
+from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.task_file import task_file
+from launcher.machines.skypilot.verdicts import Verdicts
 from tests.support import played_gcp
 from tests.support.environment import PROGRAMS
 from tests.support.played_gcp import PlayedGcp
@@ -168,10 +170,10 @@ class PlayedSky:
         return call["providers"]
 
     def listed(self, cloud: str, cluster: str) -> list[str]:
-        """What `sky_providers.instances` makes of a cloud's own list."""
-        asked = self.providers(cloud, cluster)
-        found = self.sky.call("instances", ASK_SECONDS, providers=asked)["instances"]
-        return [one for some in found for one in some]
+        """What a teardown makes of a cloud's own list, where the cluster was tried. Raises LaunchError."""
+        asked, order = self.providers(cloud, cluster), Order(cluster, [cloud], "H100:1")
+        said = Verdicts(order, lambda: [cloud]).ask(self.sky, asked)
+        return [one for _, some in said.complete() for one in some]
 
     def launch(self, cluster: str, *infra: str, **more: Any) -> dict[str, Any]:
         """`sky_calls.launch` as `provision.py` calls it, as far as there are machines."""
