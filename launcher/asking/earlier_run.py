@@ -51,9 +51,9 @@ _KEPT = {
 
 
 def find(store: RecordStore, id_or_name: str) -> RunRecord:
-    """Its record. Raises UsageError for one whose `launch` lives, or that nobody knows."""
+    """Its record. Raises UsageError for one whose `launch` lives, here or elsewhere, or that nobody knows."""
     record = store.load(id_or_name)
-    if record.live and record.launch is not None and record.launch.alive():
+    if record.live and (record.elsewhere or record.launch_alive):
         raise LiveRunError(record)
     return record
 

@@ -191,7 +191,8 @@ def holder_of(port: int, home: Home | None = None) -> str | None:
     from launcher.ledger.records import RecordStore
 
     for record in RecordStore(home).list() if home else ():
-        if record.live and record.attended and record.url and record.url.endswith(f":{port}"):
+        ours = record.live and record.url is not None and record.url.endswith(f":{port}")
+        if ours and not record.elsewhere and record.attended:
             return f"the run {record.name or record.id} uses it"
     found = processes.listener(port)
     return None if found is None else f"{processes.name_of(found)} (pid {found.pid}) uses it"

@@ -41,6 +41,14 @@ def write(
         sync(path.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder of this user's and its parents, and have their entries on the disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in reversed(missing):
+        sync(path.parent)
+
+
 def sync(path: Path) -> None:
     """Have a file, or a folder's entries (a rename, a new file), on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -30,7 +30,7 @@ def of_this_computer(home: Path) -> str:
     path = home / FILE
     if kept := _kept(path):
         return kept
-    found = _of_the_system() or secrets.token_hex(16)
+    found = of_the_system() or secrets.token_hex(16)
     aside = path.with_name(f".{FILE}.{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):  # then it is what the system says, or nothing is known to be ours
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def _kept(path: Path) -> str | None:
         return None
 
 
-def _of_the_system() -> str | None:
+def of_the_system() -> str | None:
     if any(mark.exists() for mark in _CONTAINER):
         return None
     for path in _MACHINE_IDS:

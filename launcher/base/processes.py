@@ -9,7 +9,6 @@ since boot, so a name holds its boot's id as well. Knows nothing of runs or of w
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import signal
 import sys
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+
+from launcher.base import place
 
 _Answer = TypeVar("_Answer")
 
@@ -97,6 +98,11 @@ def carrying(variable: str, value: str) -> set[ProcessId]:
     be read; those of others cannot be ours.
     """
     return {process for process, environ in environments() if environ.get(variable) == value}
+
+
+def here(process: ProcessId) -> bool:
+    """Whether it is of our own PID namespace: to one of a container a path may mean another file."""
+    return place.pid_namespace(process.pid) == place.pid_namespace("self")
 
 
 def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
@@ -238,9 +244,8 @@ def _look(pid: int) -> tuple[str, int] | None:
         return None
 
 
-@functools.cache
 def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    return (place.boot_id() or "")[:8]
 
 
 def _prctl(option: int, value: int) -> None:

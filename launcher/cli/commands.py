@@ -244,13 +244,17 @@ def down(
         bool,
         typer.Option("--give-up-results", help="End a rented machine even if its results cannot be copied."),
     ] = False,
+    elsewhere: Annotated[
+        bool,
+        typer.Option("--elsewhere", help="End it although it lives on another computer or container."),
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
     """End a run: pull its results, take everything down, verify that nothing is left."""
     from launcher.cli import ending_verbs
 
-    return ending_verbs.down(context.obj.output, name, give_up)
+    return ending_verbs.down(context.obj.output, name, give_up, elsewhere)
 
 
 @app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)

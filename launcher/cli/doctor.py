@@ -293,9 +293,10 @@ def _accounts(env_file: Path | None) -> Check:
 def _left_over(home: Home) -> Check:
     from launcher.safety import leftovers
 
-    finds = leftovers.look(home, older_than_seconds=None, unpulled=False, idle_seconds=leftovers.IDLE_SECONDS)
+    said: list[str] = []
+    finds = leftovers.look(home, None, False, leftovers.IDLE_SECONDS, note=said.append)
     if not finds:
-        return Check("left over", "ok", "earlier runs left nothing behind")
+        return Check("left over", "ok", "; ".join(["earlier runs left nothing behind", *said]))
     few = "; ".join(find.what for find in finds[:2]) + ("; …" if len(finds) > 2 else "")
     return Check("left over", "warn", f"{len(finds)}: {few}", "launch gc")
 

@@ -30,20 +30,25 @@ _ORDERLY_SECONDS = 180.0
 # While it waits for results that do not come, whoever typed `down` waits with it for so long.
 _KEEPING_SECONDS = take_down.TRIES_SECONDS
 _LOOK_SECONDS = 0.25
+# Before a provider has answered there is no machine to end, and then there may be one.
+_ASKING = ("created", "arm")
 _SAY_EVERY_SECONDS = 20.0
 
 
-def down(output: Output, name: str, give_up: bool = False) -> int:
+def down(output: Output, name: str, give_up: bool = False, elsewhere: bool = False) -> int:
     """End a run, whoever started it, and prove it. `give_up`: its results may go with its machine.
+    `elsewhere`: also one that lives on another computer or container.
 
     Raises NotPulled when its machine is kept for them, or has taken them along.
     """
     store = RecordStore(Home.find())
     record = store.load(name)
     was_live = record.live
+    if record.elsewhere:
+        record = _from_elsewhere(output, store, record, elsewhere)
     if give_up and was_live:
         record = _given_up(output, store, record)
-    if record.live and record.launch is not None and record.launch.alive():
+    if record.live and record.launch is not None and record.launch_alive:
         record = _let_end(output, store, record, record.launch, name)
     record = take_down.after_guardian(store, record, output.note)
     if record.live:
@@ -125,6 +130,33 @@ def _let_end(
             break
         keeping.look(at_it)
     return store.load(record.id)
+
+
+def _from_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsewhere: bool) -> RunRecord:
+    """Say where a run lives whose processes cannot be seen here, and what ending it from here means.
+
+    One on rented machines is the caller's to end, once that is agreed to where it gives a sign of life; of
+    any other the record is closed where whoever types `--elsewhere` says that its place is no more. Raises
+    UsageError, TeardownUnverified.
+    """
+    label = record.name or record.id
+    if not record.rented:
+        if elsewhere and record.silent:
+            return take_down.closed_by_word(store, record)
+        return record
+    output.note(f"{label} lives on {record.whereabouts}; its machine is ended at its provider, from here")
+    if record.silent:
+        return record
+    if record.state in _ASKING:
+        why = f"{record.whereabouts} is asking a provider for its machine"
+        raise UsageError(f"{label} is starting: left alone", why, f"launch status {label}")
+    if elsewhere:
+        return record
+    agreed = consent.can_ask(output) and consent.agreed(output, "its launch is at work there. End it?")
+    if not agreed:
+        hint = f"launch down {label} --elsewhere  # ends it from here"
+        raise UsageError(f"{label} is alive: left alone", f"it lives on {record.whereabouts}", hint)
+    return record
 
 
 def _given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecord:

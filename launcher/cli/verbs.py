@@ -68,7 +68,7 @@ def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
 
     def going_on() -> bool:
         now = store.load(record.id)
-        return follow and now.live and now.attended
+        return follow and now.live and now.attended and not (now.elsewhere and now.silent)
 
     with output.log() as write:
         if before(path).exists():
@@ -153,6 +153,7 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
     rows = [
         ["run", f"{record.id}" + (f" ({record.name})" if record.name else "")],
         ["state", _state(record)],
+        *([["lives", f"on {record.whereabouts}"]] if record.elsewhere else []),
         ["age", _age(record)],
         ["program", " ".join(record.command) or "none: only the endpoint runs"],
         ["endpoint", _url(record) or "-"],
@@ -221,6 +222,7 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "state": record.state,
         "live": record.live,
         "attended": record.attended,
+        "elsewhere": record.whereabouts if record.elsewhere else None,
         "created": record.created,
         "ended": record.ended,
         "ended_by": record.ended_by,
@@ -268,6 +270,8 @@ def _state(record: RunRecord) -> str:
     """The state, and what it means where nobody looks after a live run."""
     if not record.live:
         return "down: verified"
+    if record.elsewhere:
+        return f"{record.state}, on {record.place.host if record.place else '?'}"
     return (
         record.state
         if record.attended

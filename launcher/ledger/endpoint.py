@@ -112,6 +112,9 @@ class Endpoint:
                 waits = patience.of_record(record.details.get("plan") or {})
                 return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env, arbor, art)
         label = record.name or record.id
+        if record.elsewhere:
+            where = f"it lives on {record.whereabouts}"
+            raise UsageError(f"{label} has no endpoint here", where, f"launch status {label}")
         raise UsageError(
             f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"
         )
@@ -140,8 +143,8 @@ def another_port(port: int, option: str) -> str:
 
 
 def is_open(record: RunRecord) -> bool:
-    """Whether the run's door can be there: the relay lives in the `launch` process."""
-    return record.live and record.launch is not None and record.launch.alive()
+    """Whether the run's door can be there: the relay lives in the `launch` process, on its computer."""
+    return record.live and record.launch_alive
 
 
 def token_file(folder: Path) -> Path:

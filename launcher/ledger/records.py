@@ -22,8 +22,9 @@ from typing import Any, Self
 from launcher.base import atomic, locks
 from launcher.base.errors import LaunchError, UsageError, suggestion
 from launcher.base.home import Home
+from launcher.base.place import Place
 from launcher.base.processes import ProcessId
-from launcher.ledger import teardown_lock
+from launcher.ledger import teardown_lock, whereabouts
 from launcher.ledger.lives import Life
 
 SCHEMA = 1
@@ -49,7 +50,8 @@ class RunRecord:
     `reason` is what ended it, `why` why that. `details` is the caller's own (JSON). `begun`: when this life
     of it began, None for the first; `earlier_lives` are those before. `unpulled`: why its newest results are
     not at home; `given_up`: the user wants no more waiting for them. `troubles`: what else went wrong at its
-    end.
+    end. `place`: where this life's processes are, None in records of older versions. `folder`: the run's, as
+    this process finds it; not in the file.
     """
 
     id: str
@@ -74,7 +76,9 @@ class RunRecord:
     unpulled: str | None = None
     given_up: bool = False
     troubles: tuple[str, ...] = ()
+    place: Place | None = None
     schema: int = SCHEMA
+    folder: Path = field(default=Path(), compare=False)
 
     @property
     def live(self) -> bool:
@@ -83,8 +87,35 @@ class RunRecord:
 
     @property
     def attended(self) -> bool:
-        """Whether its launcher or its guardian still looks after it."""
+        """Whether its launcher or its guardian looks after it, or may do so where nobody here sees it."""
+        if self.elsewhere:
+            return True
         return any(process is not None and process.alive() for process in (self.launch, self.guardian))
+
+    @property
+    def launch_alive(self) -> bool:
+        """Whether its launcher is alive here, to be asked and signalled."""
+        return self.launch is not None and not self.elsewhere and self.launch.alive()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is live and its processes are another computer's or container's: unknown, not dead."""
+        return self.live and whereabouts.elsewhere(self.place, self.folder)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has given no sign of life for so long that nobody seems to attend it."""
+        return whereabouts.silent(self.folder)
+
+    @property
+    def rented(self) -> bool:
+        """Whether its machine is a provider's, who can be asked for it from any computer."""
+        return self.machine.get("kind", "local") != "local"
+
+    @property
+    def whereabouts(self) -> str:
+        """Where one that is `elsewhere` lives and when it was heard of, in words."""
+        return "here" if self.place is None else whereabouts.describe(self.place, self.folder)
 
     @property
     def may_have_results(self) -> bool:
@@ -106,10 +137,12 @@ class RunRecord:
 
     def to_json(self) -> str:
         """The record as its file holds it."""
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+        values = dataclasses.asdict(self)
+        del values["folder"]
+        return json.dumps(values, indent=1) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str, folder: Path = Path()) -> Self:
         """Raises ValueError when the text is no record of a schema known here."""
         try:
             values = json.loads(text)
@@ -118,9 +151,11 @@ class RunRecord:
             known: dict[str, Any] = {key: values[key] for key in cls.__dataclass_fields__ if key in values}
             for key in _PROCESSES:
                 known[key] = ProcessId(**known[key]) if known.get(key) else None
+            known["place"] = Place.from_dict(values["place"]) if values.get("place") else None
             known["command"] = tuple(values["command"])
             known["earlier_lives"] = tuple(map(Life.from_dict, values.get("earlier_lives", ())))
             known["troubles"] = tuple(values.get("troubles", ()))
+            known["folder"] = folder
             return cls(**known)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a run's record: {error!r}") from error
@@ -140,9 +175,10 @@ class LiveNameError(UsageError):
 
     def __init__(self, record: RunRecord) -> None:
         state = record.state if record.attended else f"{record.state}, left alone"
+        lives = f"; it lives on {record.whereabouts}" if record.elsewhere else ""
         super().__init__(
             f"a run named {record.name} is live ({record.id})",
-            f"its state: {state}",
+            f"its state: {state}{lives}",
             f"launch status {record.name}  # to end it: launch down {record.name}; or take another --name",
         )
         self.record = record
@@ -153,9 +189,10 @@ class LiveRunError(UsageError):
 
     def __init__(self, record: RunRecord) -> None:
         label = record.name or record.id
+        lives = f"; it lives on {record.whereabouts}" if record.elsewhere else ""
         super().__init__(
             f"{label} is live: there is nothing to resume",
-            f"its state: {record.state}",
+            f"its state: {record.state}{lives}",
             f"launch status {label}  # to end it: launch down {label}",
         )
         self.record = record
@@ -187,14 +224,14 @@ class RecordStore:
 
         Raises LiveNameError when a run with the name is live, UsageError for a name that cannot be one.
         """
-        _make_durable_folder(self.runs)
+        atomic.make_folder(self.runs)
         with _locked(self.runs / ".lock"):
             self.check_name(name)
             run_id = self._mint()
             teardown_lock.make(self.folder(run_id))
-            record = RunRecord(
-                id=run_id, created=time.time(), name=name, command=command, launch=ProcessId.own(), **fields
-            )
+            ours: dict[str, Any] = {"launch": ProcessId.own(), "place": Place.here()}
+            ours |= {"name": name, "command": command, "folder": self.folder(run_id)}
+            record = RunRecord(run_id, time.time(), **(ours | fields))
             self._write(record)
             atomic.sync(self.runs)
         return record
@@ -216,7 +253,8 @@ class RecordStore:
             ended |= {"ended_by": None, "reason": None, "why": None, "proof": None}
             ended |= {"unpulled": None, "troubles": ()}
             life = {"given_up": False, "begun": time.time(), "earlier_lives": record.lives}
-            return self.update(run_id, state="created", launch=ProcessId.own(), **(ended | life | fields))
+            life |= {"launch": ProcessId.own(), "place": Place.here()}
+            return self.update(run_id, state="created", **(ended | life | fields))
 
     def check_name(self, name: str | None) -> None:
         """Raise what `create` would for this name, without making anything."""
@@ -285,7 +323,7 @@ class RecordStore:
                 yield UnreadableRecord(entry, self.path(entry), str(error))
 
     def _read(self, run_id: str) -> RunRecord:
-        return RunRecord.from_json(self.path(run_id).read_text())
+        return RunRecord.from_json(self.path(run_id).read_text(), self.folder(run_id))
 
     def _write(self, record: RunRecord) -> None:
         atomic.write(self.path(record.id), record.to_json(), durable=True, private=True, locked=True)
@@ -308,11 +346,3 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _make_durable_folder(folder: Path) -> None:
-    """Make a folder and its parents, and have their entries on disk."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in reversed(missing):
-        atomic.sync(path.parent)

@@ -23,7 +23,9 @@ from pathlib import Path
 
 from launcher.base import processes
 from launcher.base.errors import TeardownUnverified
+from launcher.base.place import Place
 from launcher.base.processes import ProcessId
+from launcher.ledger import heartbeat
 
 FILE = ".teardown"
 # What `launch` does while the results of a machine that would take them along cannot be brought home.
@@ -35,24 +37,37 @@ _SAY_EVERY_SECONDS = 20.0
 _DETAIL = ": "
 _LOOK_EVERY_SECONDS = 0.1
 # Written whole over what stood there: that takes no new room on a disk.
-_ROOM_BYTES = 512
+_ROOM_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who ends the run: "launch", "guardian", "down", "gc" or "resume", and its process; `doing` in words."""
+    """Who ends the run: "launch", "guardian", "down", "gc" or "resume", and its process; `doing` in words.
+    `place`: where the process is, None of older versions, whose are here."""
 
     who: str
     process: ProcessId
     doing: str
+    place: Place | None = None
+
+    @property
+    def host(self) -> str | None:
+        """Where its process is not seen from here, the name of its computer or container."""
+        here = self.place is None or self.place.seen_from(Place.here()) == "here"
+        return None if here or self.place is None else self.place.host
 
     def describe(self) -> str:
         """ "gc (pid 7) is ending it: down"."""
-        return f"{self.who} (pid {self.process.pid}) is ending it: {self.doing}"
+        on = f" on {self.host}" if self.host else ""
+        return f"{self.who} (pid {self.process.pid}{on}) is ending it: {self.doing}"
 
-    def stands_still(self) -> bool:
-        """Whether its process is stopped, and so gets nowhere."""
-        return processes.stopped(self.process)
+    def stands_still(self, folder: Path) -> bool:
+        """Whether its process is stopped, and so gets nowhere; of one that is not seen here, whether the
+        run's folder has no sign of its life."""
+        if self.host is None:
+            return processes.stopped(self.process)
+        age = heartbeat.age_seconds(folder)
+        return age is None or age > heartbeat.SILENT_SECONDS
 
 
 class Turn:
@@ -65,7 +80,7 @@ class Turn:
     def doing(self, what: str) -> None:
         """Say to whoever waits how far it is; harmless where that cannot be said."""
         with contextlib.suppress(OSError):  # also where this process may open no more files
-            said = dataclasses.asdict(Holder(self._who, ProcessId.own(), what))
+            said = dataclasses.asdict(Holder(self._who, ProcessId.own(), what, Place.here()))
             self._write(json.dumps(said).encode())
 
     def telling(self, what: str, progress: Callable[[str], None]) -> Callable[[str], None]:
@@ -120,10 +135,11 @@ def alone(
     descriptor = _open(folder)
     turn = Turn(None, who)
     try:
-        if descriptor is not None and _wait(descriptor, folder.name, note, insist, look):
+        if descriptor is not None and _wait(descriptor, folder, note, insist, look):
             turn = Turn(descriptor, who)
         turn.doing("it has begun")
-        yield turn
+        with heartbeat.beating(folder):
+            yield turn
     finally:
         turn.over()
         if descriptor is not None:
@@ -150,12 +166,13 @@ def _open(folder: Path) -> int | None:
 
 def _wait(
     descriptor: int,
-    run: str,
+    folder: Path,
     note: Callable[[str], None],
     insist: bool,
     look: Callable[[Holder | None], object],
 ) -> bool:
     """Whether the lock was had in the end."""
+    run = folder.name
     said: str | None = None
     said_at, still_since = 0.0, None
     while not _locked(descriptor):
@@ -167,7 +184,7 @@ def _wait(
         if what != said or now - said_at > _SAY_EVERY_SECONDS:
             note(f"{run}: {text}; waiting")
             said, said_at = what, now
-        if at_it is not None and not at_it.stands_still():
+        if at_it is not None and not at_it.stands_still(folder):
             still_since = None
         elif still_since is None:
             still_since = now
@@ -182,6 +199,7 @@ def _wait(
 
 def _stands_still(run: str, text: str, at_it: Holder | None) -> TeardownUnverified:
     hint = "ps -ef | grep launch" if at_it is None else f"kill -CONT {at_it.process.pid}"
+    hint = f"launch status {run}" if at_it is not None and at_it.host else hint
     return TeardownUnverified(f"could not verify that {run} is down", f"{text}, but it is stuck", hint)
 
 
@@ -198,7 +216,8 @@ def _locked(descriptor: int) -> bool:
 def _read(descriptor: int) -> Holder | None:
     try:
         said = json.loads(os.pread(descriptor, _ROOM_BYTES, 0))
-        found = Holder(str(said["who"]), ProcessId(**said["process"]), str(said["doing"]))
-        return found if found.process.alive() else None
+        place = Place.from_dict(said["place"]) if said.get("place") else None
+        found = Holder(str(said["who"]), ProcessId(**said["process"]), str(said["doing"]), place)
+        return found if found.host or found.process.alive() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -28,6 +28,7 @@ from launcher.base import clock, log, patience
 from launcher.base.errors import JobFailed, LaunchError, LimitReached, NotStarted, PreflightError, failure_of
 from launcher.base.failpoints import passing
 from launcher.base.home import Home
+from launcher.ledger import heartbeat
 from launcher.ledger.endpoint import (
     RESULTS,
     Endpoint,
@@ -86,7 +87,8 @@ class Run:
             self._label = settings.name or self._record.id
             self._folder = self._store.folder(self._record.id)
             self._limits = Limits(self._begun_at, plan.deadline_seconds, plan.budget, plan.price_per_hour)
-            return self._end(self._live())
+            with heartbeat.beating(self._folder):
+                return self._end(self._live())
 
     def _end(self, failure: BaseException | None) -> int:
         command, lease_seconds = self._request.command, self._request.settings.lease_seconds

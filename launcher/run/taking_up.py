@@ -69,7 +69,7 @@ def take_up(
 
 def _ended(store: RecordStore, record: RunRecord, say: Callable[[str], None]) -> RunRecord:
     """The record of a run that is over; what is left of one that nobody looks after is ended here."""
-    if record.live and record.launch is not None and record.launch.alive():
+    if record.live and (record.elsewhere or record.launch_alive):
         raise LiveRunError(record)
     record = take_down.after_guardian(store, record, say)
     if not record.live:

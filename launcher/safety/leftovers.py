@@ -2,6 +2,7 @@
 
 `look` finds, `remove` takes away one find. Only ours: a process is ended when its environment names a run of
 this home and that run is over, unknown or left alone; whatever belongs to another home's run is not touched.
+A live run of another computer or container that shares this home is named and left alone.
 Neighbours: `ending_verbs.py` has `launch gc`, `take_down.py` ends a run; `records.py` is the ledger.
 Knows nothing of the terminal.
 """
@@ -82,7 +83,8 @@ def look(
     finds = [*_left_alone(store, records.values(), given_up, note)]
     finds += _stray_processes(store, home, records, unreadable, carriers)
     finds += _stale_sockets(records, unreadable, carried)
-    finds += _environments(home, idle_seconds)
+    if not any(record.elsewhere for record in records.values()):  # it may run from any of them
+        finds += _environments(home, idle_seconds)
     finds += _debris(store, records.values())
     finds += _benches(home, older_than_seconds, note)
     if older_than_seconds is not None:
@@ -99,8 +101,11 @@ def _left_alone(
     given_up: Collection[str],
     note: Callable[[str], None],
 ) -> Iterator[Find]:
-    """Live in the ledger, but its launch and its guardian are both gone."""
+    """Live in the ledger, but its launch and its guardian are both gone; what may be alive elsewhere is only
+    named."""
     for record in records:
+        if record.elsewhere:
+            note(left_alone(record))
         if not record.live or record.attended:
             continue
 
@@ -114,6 +119,12 @@ def _left_alone(
 
         why = f"its state is {record.state}, and neither its launch nor its guardian is alive"
         yield Find("run", f"run {record.name or record.id}", why, remove, record.id)
+
+
+def left_alone(record: RunRecord) -> str:
+    """What is said of a live run whose processes cannot be seen here."""
+    label = record.name or record.id
+    return f"{label} lives on {record.whereabouts}: left alone; launch down {label} ends it"
 
 
 # ------------------------------------------------------------------ processes
@@ -131,6 +142,8 @@ def _stray_processes(
         record = records.get(run_id)
         if run_id in unreadable or (record is not None and record.live):
             continue  # a broken record is shown by `status`; a live run is looked after, or a find of its own
+        if record is None and not all(map(processes.here, found)):
+            continue  # a container's own home may have the same path as this one
         why = "the run is over" if record else f"no record of it is left in {home.runs}"
 
         def remove(run_id: str = run_id) -> str:

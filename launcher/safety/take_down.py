@@ -75,9 +75,8 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
 
     Raises TeardownUnverified for one that stands still.
     """
-    launch_lives = record.launch is not None and record.launch.alive()
     guardian = record.guardian
-    if not record.live or launch_lives or guardian is None or not guardian.alive():
+    if record.elsewhere or not record.live or record.launch_alive or guardian is None or not guardian.alive():
         return record
     note(f"{record.name or record.id}: its guardian is still taking it down")
     still = 0.0
@@ -101,8 +100,11 @@ def take_down(
     waiting for its results. The record says in `unpulled` why the newest are not at home. `progress` is told
     how far the copy is.
 
-    Raises NotPulled when the machine is kept for them, TeardownUnverified; the record then stays live.
+    Raises NotPulled when the machine is kept for them, TeardownUnverified; the record then stays live. So it
+    does where its processes are another computer's or container's: only a rented machine is ended from here.
     """
+    if record.elsewhere and not record.rented:
+        raise _out_of_reach(record)
     keeping = Keeping(store, record.id, TRIES_SECONDS)
     with teardown_lock.alone(store.folder(record.id), ended_by, note, look=keeping.look) as turn:
         record = store.load(record.id)
@@ -114,6 +116,18 @@ def take_down(
         proof = machine_of_record.end(from_record(record), note)
         turn.doing("saving the record")
         return _write_down(store, record, ended_by, proof, unpulled, note)
+
+
+def closed_by_word(store: RecordStore, record: RunRecord) -> RunRecord:
+    """The record of a run on another computer or container that, as whoever types this says, is no more:
+    nothing here can prove that. Raises TeardownUnverified where there is a sign of its life."""
+    if not record.silent:
+        raise _out_of_reach(record)
+    where = record.place.host if record.place else "?"
+    proof = Proof(True, f"nothing here can see its processes; that {where} is gone was your word")
+    drop_token(store.folder(record.id))
+    changes = {"ended": time.time(), "ended_by": "down", "proof": proof.to_dict()}
+    return store.update(record.id, state="verified", **changes)
 
 
 def limit_reached(record: RunRecord, now: float) -> str | None:
@@ -157,6 +171,18 @@ def _missing(record: RunRecord, report: PullReport, note: Note) -> str | None:
     for missing in report.missing:
         note(f"not copied: {missing}")
     return report.lost if record.may_have_results else None
+
+
+def _out_of_reach(record: RunRecord) -> TeardownUnverified:
+    label = record.name or record.id
+    there = "  # typed there"
+    if record.silent:
+        there = " --elsewhere  # if that computer or container no longer exists"
+    return TeardownUnverified(
+        f"{label} cannot be ended from here",
+        f"its processes are on {record.whereabouts}",
+        f"launch down {label}{there}",
+    )
 
 
 def _kept(record: RunRecord, why: str) -> NotPulled:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,26 @@ def test_g28_down_during_a_long_copy_waits_for_it_and_the_provider_is_asked_once
     _nothing_is_left(rig, asking)
 
 
+def test_g34_p01_a_live_rented_run_is_left_alone_from_another_container(
+    shared_rig: Rig, stuck: Launched
+) -> None:
+    rig = shared_rig
+    stuck.wait_for("ready: http", UP_SECONDS)
+    machine = _machine(rig, stuck)
+    container = ("unshare", "--pid", "--fork", "--mount-proc", *_HASTY)
+    collected = collect(rig, "--yes", launch=container, PYTHONPATH=str(REPOSITORY))
+    status, resumed, down = (
+        _typed(rig, container, *words)
+        for words in (("status", "stuck"), ("--resume", "stuck", "-y", "--", "true"), ("down", "stuck"))
+    )
+    for code, said in zip((0, 0, 2, 2), (collected, status, resumed, down), strict=True):
+        print(said.output)
+        assert said.code == code, said.output
+        assert "another container of this computer" in said.output and "heard of" in said.output
+    assert machine in rig.alive() and not _ends(rig, machine)
+    assert stuck.process.poll() is None and stuck.record["proof"] is None
+
+
 def test_g29_what_cannot_come_home_keeps_its_machine_from_launch_down_and_gc_until_it_is_given_up(
     shared_rig: Rig, stuck: Launched
 ) -> None:
@@ -187,7 +208,11 @@ def _down(rig: Rig, name: str) -> Launched:
 
 
 def _verb(rig: Rig, *words: str) -> Finished:
-    return rig.run([*_HASTY, *words], environ=rig.environ(NO_COLOR="1", PYTHONPATH=str(REPOSITORY)))
+    return _typed(rig, _HASTY, *words)
+
+
+def _typed(rig: Rig, launch: Sequence[str], *words: str) -> Finished:
+    return rig.run([*launch, *words], environ=rig.environ(NO_COLOR="1", PYTHONPATH=str(REPOSITORY)))
 
 
 def _leave_alone(rig: Rig, launched: Launched) -> None:

@@ -79,8 +79,9 @@ def test_status_lists_nothing_politely_and_as_json(launch: Launch) -> None:
 
 RUN_KEYS = {
     "committed_step", "durable_step", "durable_bound_steps",
-    "id", "name", "state", "live", "attended", "created", "ended", "ended_by", "reason", "why", "exit_code",
-    "command", "base_url", "folder", "down", "price_per_hour", "cost", "lives", "unpulled", "troubles",
+    "id", "name", "state", "live", "attended", "elsewhere", "created", "ended", "ended_by", "reason", "why",
+    "exit_code", "command", "base_url", "folder", "down", "price_per_hour", "cost", "lives", "unpulled",
+    "troubles",
 }  # fmt: skip
 
 

@@ -1,0 +1,103 @@
+"""Where a process lives: on which computer, since which boot of it, in which PID namespace (a container).
+
+A home may be shared: by the hosts of an NFS home, by a computer and its dev containers, by the distributions
+of WSL. A process that is not seen from here is dead only where it must be. Neighbours: `records.py` keeps the
+place of a run, `whereabouts.py` judges it, `processes.py` names processes by boot. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from launcher.base import computer_identity
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = "/proc/{}/ns/pid"
+# The same processes are seen; none of its processes can live; or nobody here can know.
+Seen = Literal["here", "rebooted", "elsewhere"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """`computer` is a digest that a reboot does not change; `boot` and `pids` (the PID namespace) are as the
+    kernel names them, None where it does not. `host` is for people."""
+
+    computer: str
+    boot: str | None
+    pids: str | None
+    host: str
+
+    @staticmethod
+    def here() -> Place:
+        """Of this process."""
+        return _here()
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """As a record has it; what a later version added is passed over."""
+        return cls(**{key: values[key] for key in cls.__dataclass_fields__})
+
+    def seen_from(self, here: Place) -> Seen:
+        """How processes of this place stand to one that asks `here`.
+
+        One kernel tells by its boot; a machine-id may be its image's. Another boot of the same computer has
+        ended them, if it is the same computer: the caller asks for more than this word.
+        """
+        if self.boot == here.boot and (self.boot is not None or self.computer == here.computer):
+            return "here" if self.pids == here.pids else "elsewhere"
+        return "rebooted" if self.computer == here.computer else "elsewhere"
+
+    def describe(self, here: Place) -> str:
+        """ "gpubox", or "another container of gpubox" where the kernel is this one."""
+        if self.boot is not None and self.boot == here.boot:
+            number = "".join(character for character in self.pids or "" if character.isdigit())
+            return f"another container of this computer ({self.host}, PID namespace {number or 'unknown'})"
+        return f"another computer or container ({self.host})"
+
+
+@functools.cache
+def _here() -> Place:
+    host = socket.gethostname()
+    return Place(_computer(host), boot_id(), pid_namespace("self"), host)
+
+
+@functools.cache
+def boot_id() -> str | None:
+    """What the kernel calls this boot; None where it has no name for it."""
+    if sys.platform == "darwin":
+        return _mac_boot_id()
+    try:
+        return _BOOT_ID.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def pid_namespace(pid: int | str) -> str | None:
+    """ "pid:[4026531836]"; None where there are none, or it may not be asked for."""
+    try:
+        return os.readlink(_PID_NAMESPACE.format(pid))
+    except OSError:
+        return None
+
+
+def _computer(host: str) -> str:
+    """Linux: nodes that boot one image have one machine-id, and containers of one image. On a Mac the host's
+    name changes with its network, and its network card tells it from others."""
+    system = computer_identity.of_the_system() or ""
+    known = system if sys.platform == "darwin" and system else f"{system}|{host}"
+    return hashlib.sha256(known.encode()).hexdigest()[:16]
+
+
+def _mac_boot_id() -> str | None:
+    size = ctypes.c_size_t(64)
+    said = ctypes.create_string_buffer(size.value)
+    found = ctypes.CDLL(None).sysctlbyname(b"kern.bootsessionuuid", said, ctypes.byref(size), None, 0)
+    return said.value.decode() or None if found == 0 else None
