@@ -20,6 +20,7 @@ from pathlib import Path
 from runtime import gpus, tether
 from runtime.health import HealthCheck
 from runtime.shared import failpoints, files, processes
+from runtime.shared.last_words import last_words
 from runtime.shared.schema import ChildState
 
 # What this process may have been given for one of its children.
@@ -149,7 +150,7 @@ class Supervisor:
             failpoints.passing("supervisor.noticed")
             await self._end(child, by_force=True)
             failures = 1 if well_seconds >= self._restarts.settled_seconds else failures + 1
-            detail = f"{trouble}; last log lines: " + " | ".join(files.last_lines(child.spec.log))
+            detail = f"{trouble}; last log lines: " + " | ".join(last_words(child.spec.log))
             if failures > self._restarts.most:
                 self._fail(child, f"failed {failures} times in a row: {detail}")
                 await asyncio.Event().wait()  # stays failed until the supervisor ends

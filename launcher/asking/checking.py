@@ -7,6 +7,7 @@ Neighbours: `reading.py` says what was asked, `preflight.py` has the checks, `la
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from launcher.models.model_config import Found
 from launcher.values.plan import own_shares, refuse_what_is_rented_only
 from launcher.values.settings import Settings
 from runtime.shared import model_shape
-from runtime.shared.architectures import PolicyError, checked_context
+from runtime.shared.architectures import PolicyError, check_on_cpu, checked_context
 from runtime.shared.peft_form import Lora
 
 _LAYERS = "train.lora.target_modules"
@@ -87,10 +88,10 @@ def check_planned(settings: Settings, *, asks: bool) -> None:
 
 
 def _check_wishes(settings: Settings, secrets: Mapping[str, str]) -> None:
-    """What was asked of the model; where that is nothing, nobody is asked for its config.json."""
+    """What was asked of the model; where that is nothing, the hub is not asked for its config.json."""
     asked = runtime_config.of_user(settings.runtime)
-    if settings.adapter or asked.engine.max_model_len or asked.train.lora.target_modules:
-        _check_use(settings, model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN")))
+    asks = bool(settings.adapter or asked.engine.max_model_len or asked.train.lora.target_modules)
+    _check_use(settings, model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks))
 
 
 def _check_use(settings: Settings, found: Found | None) -> None:
@@ -101,8 +102,19 @@ def _check_use(settings: Settings, found: Found | None) -> None:
         chosen = asked.train.lora
         lora = Lora(chosen.rank, chosen.alpha, chosen.use_rslora, chosen.target_modules or ())
         adapter_folder.check(settings.adapter, lora, config)
+    if settings.gpus is None:
+        _check_on_cpu(settings.model, config or {})
     _check_context(config or {}, asked.engine.max_model_len)
     _check_layers(settings, config or {}, asked.train.lora.target_modules or ())
+
+
+def _check_on_cpu(model: str, config: Mapping[str, Any]) -> None:
+    """The engine would die of its first request."""
+    try:
+        check_on_cpu(config)
+    except PolicyError as error:
+        hint = f"launch plan --model {shlex.quote(model)} --gpus H100:1  # GPUs take other widths"
+        raise PreflightError(f"the model {model} cannot be served on a CPU", str(error), hint) from None
 
 
 def _check_context(config: Mapping[str, Any], asked: int | None) -> None:

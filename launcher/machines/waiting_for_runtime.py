@@ -7,8 +7,6 @@ logs, and asks the gateway. Knows nothing of how the processes were started.
 from __future__ import annotations
 
 import json
-import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from launcher.base.errors import NotStarted, PreflightError
 from launcher.base.unix_http import get_json
 from launcher.models import model_size
 from launcher.values.machine import Progress
+from runtime.shared.last_words import LINES, bare, end_of, last_words
 
 # Engines and trainer that start, whatever the model; and a model that comes over a slow line, which may have
 # to be loaded from a slow disk as well.
@@ -33,12 +32,7 @@ _REASONS = {
     "supervisor exited": "its supervisor ended",
 }
 _POLL_SECONDS = 0.2
-_LOG_LINES = 12
 _LOG_BYTES = 8192
-# An engine's error is followed by those of the processes around it, and by its libraries' own last words.
-_LONG_END_BYTES = 65536
-_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): \S")
-_ELSEWHERE = "See root cause above"
 
 
 def start_seconds(model_path: str, model_bytes: int | None = None) -> float:
@@ -126,9 +120,9 @@ class RuntimeStart:
         return self._failed(f"the runtime ended while it started: {reason}", "supervisor")
 
     def _failed(self, message: str, name: str) -> NotStarted:
-        """What the log says last goes with the error; its very last line is the reason."""
+        """What the log says up to its last error goes with it; the very last line is the reason."""
         lines = last_words(self._state_dir / "logs" / f"{name}.log")
-        why = lines[-1].strip() if lines else f"its log, {name}.log, is empty"
+        why = bare(lines[-1]) if lines else f"its log, {name}.log, is empty"
         hint = f"launch logs {self._run_id} --which {name}"
         return NotStarted(message, why, hint, last_lines=[f"{name}: {line}" for line in lines])
 
@@ -142,23 +136,6 @@ def reason_of_end(state_dir: Path) -> str:
     return _REASONS.get(str(reason), "its keeper was killed")
 
 
-def last_words(log: Path) -> list[str]:
-    """The lines up to the last error of a traceback that says its own cause; else the last ones."""
-    lines = _end(log, _LONG_END_BYTES)
-    errors = [place for place, line in enumerate(lines, 1) if _ERROR.match(line) and _ELSEWHERE not in line]
-    return lines[: errors[-1]][-_LOG_LINES:] if errors else lines[-_LOG_LINES:]
-
-
 def last_lines(log: Path) -> list[str]:
     """The end of a log, empty lines left out; nothing when there is no log."""
-    return _end(log, _LOG_BYTES)[-_LOG_LINES:]
-
-
-def _end(log: Path, most_bytes: int) -> list[str]:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    return [line for line in text.splitlines() if line.strip()]
+    return end_of(log, _LOG_BYTES)[-LINES:]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.engine.parsers import Parsers, parsers_of
-from runtime.shared.architectures import checked_context
+from runtime.shared.architectures import check_on_cpu, checked_context
 from runtime.shared.memory.engine import cache_bytes
 from runtime.shared.model_shape import shape
 from runtime.shared.peft_form import engine_rank
@@ -51,7 +51,9 @@ def socket_path(config: RuntimeConfig, index: int) -> Path:
 
 
 def arguments(config: RuntimeConfig, index: int) -> list[str]:
-    """vLLM's command line for engine `index`."""
+    """vLLM's command line for engine `index`. Raises PolicyError for a model that it cannot serve."""
+    if config.device == "cpu":
+        check_on_cpu(_language_model(config.model_path))
     engine = config.engine
     words = ["--model", config.model_path, "--served-model-name", BASE_NAME]
     words += ["--uds", str(socket_path(config, index))]
@@ -125,11 +127,15 @@ def context_length(config: RuntimeConfig) -> int:
 
     Raises PolicyError where more is configured than the model has.
     """
-    described = model_description(config.model_path)
     asked = config.engine.max_model_len
-    longest = checked_context(described.get("text_config", described), asked)
+    longest = checked_context(_language_model(config.model_path), asked)
     cap = _LONGEST_CONTEXT[config.device]
     return asked or min(longest or cap, cap)
+
+
+def _language_model(model: str) -> dict[str, Any]:
+    described = model_description(model)
+    return described.get("text_config", described)
 
 
 def sequences_at_once(config: RuntimeConfig) -> int:

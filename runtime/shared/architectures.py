@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+# How wide a head may be for vLLM 0.32's attention on a CPU (CPUAttentionBackend.get_supported_head_sizes).
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
 # Layers of attention; any other kind passes a state from token to token.
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 _STATE_KEYS = (
@@ -77,6 +80,22 @@ def _reasons(config: Mapping[str, Any], kinds: list[str]) -> Iterator[str]:
         yield "its attention works on compressed keys (kv_lora_rank), which adapters are not served for"
     if (kind := rotation(config).get("rope_type")) == "dynamic":
         yield f"its rotations depend on how long the context is ({kind})"
+
+
+def check_on_cpu(config: Mapping[str, Any]) -> None:
+    """Raise PolicyError, with the reason, for a config.json of what vLLM's CPU build does not compute."""
+    size = head_size(config)
+    if size is not None and size not in CPU_HEAD_SIZES:
+        served = ", ".join(map(str, CPU_HEAD_SIZES))
+        raise PolicyError(f"its heads are {size} wide, and attention on a CPU is computed for {served}")
+
+
+def head_size(config: Mapping[str, Any]) -> int | None:
+    """How wide a head of its attention is; None where it does not say."""
+    hidden, heads, said = (config.get(it) for it in ("hidden_size", "num_attention_heads", "head_dim"))
+    if isinstance(said, int) and said:
+        return said
+    return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads else None
 
 
 def state_of(config: Mapping[str, Any]) -> str | None:

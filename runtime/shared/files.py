@@ -53,14 +53,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def last_lines(path: Path, count: int = 12, most_bytes: int = 8192) -> list[str]:
-    """The end of a log: at most `count` lines out of the last `most_bytes`."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - most_bytes))
-            return file.read().decode(errors="replace").splitlines()[-count:]
-    except FileNotFoundError:
-        return []

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.shared.architectures import positions, rotation, state_of
+from runtime.shared.architectures import head_size, positions, rotation, state_of
 from runtime.shared.projections import ATTENTION, FEED_FORWARD, LISTED, has_experts, lora_targets
 
 # By model_type: which families normalise queries and keys, and which have four norms in a layer.
@@ -167,7 +167,7 @@ def linear_names(config: Mapping[str, Any]) -> tuple[str, ...] | None:
 def _shape(config: Mapping[str, Any]) -> ModelShape:
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     layers = int(config["num_hidden_layers"])
-    head = int(config.get("head_dim") or hidden // heads)
+    head = head_size(config) or 0
     key_heads = int(config.get("num_key_value_heads") or heads)
     kind = str(config.get("model_type"))
     names = lora_targets(config)

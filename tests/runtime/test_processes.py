@@ -247,6 +247,15 @@ def test_a_child_that_keeps_failing_is_given_up_with_its_last_words(family) -> N
     wait_until(lambda: it.child("calm")["state"] == "ready")
 
 
+def test_n05_of_an_engine_that_keeps_failing_its_cores_first_error_is_told(family) -> None:
+    said = "(EngineCore pid=7) ERROR 11-27 03:07:13 [core.py:1] RuntimeError: head_dim=16"
+    noise = "; ".join(["echo '(MainProcess pid=1) INFO [shutdown] MPClient: complete'"] * 20)
+    dying = ["sh", "-c", f"echo '{said}'; {noise}; exit 3"]
+    it = family(children={"calm": SLEEP, "dying": dying})
+    wait_until(lambda: it.child("dying").get("state") == "failed")
+    assert it.child("dying")["detail"].endswith("RuntimeError: head_dim=16")
+
+
 def test_the_runtime_ends_when_its_gateway_cannot_be_kept_up(family) -> None:
     it = family(children={"calm": SLEEP, "vital": ["false"]})
     it.gone()

@@ -37,6 +37,14 @@ def safetensors(missing_bytes: int = 0) -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes(8 - missing_bytes)
 
 
+NARROW = json.dumps(
+    {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+    }
+)
 INDEX = "model.safetensors.index.json"
 MODELS = [
     Refused("--model ./nothing", 3, "no model ./nothing", "no such folder", "launch --model Qwen/"),
@@ -79,6 +87,16 @@ MODELS = [
 @pytest.mark.parametrize("refused", MODELS, ids=lambda refused: refused.why)
 def test_a_model_that_cannot_be_served_or_trained_is_3(refused: Refused, place: Place) -> None:
     check(refused, place)
+
+
+def test_n05_a_model_whose_heads_no_cpu_kernel_has_is_3_for_a_run_and_a_plan(place: Place) -> None:
+    what, why = "the model m cannot be served on a CPU", "its heads are 16 wide"
+    refused = Refused("--model m", 3, what, why, "launch plan --model m --gpus H100:1")
+    model(place, **{"config.json": NARROW})
+    check(refused, place)
+    planned = place.typed("plan", "--model", "m")
+    assert planned.returncode == 3 and what in planned.stderr and why in planned.stderr
+    assert what not in place.typed("plan", "--model", "m", "--gpus", "H100:1", "--infra", "aws").stderr
 
 
 def test_a_context_longer_than_the_models_is_3(place: Place) -> None:

@@ -25,10 +25,10 @@ from launcher.machines.waiting_for_runtime import (
     LEAST_START_SECONDS,
     RuntimeStart,
     last_lines,
-    last_words,
     start_seconds,
 )
 from runtime.__main__ import children
+from runtime.shared.last_words import last_words
 from runtime.shared.schema import RuntimeConfig
 
 
@@ -131,6 +131,38 @@ def test_why_an_engine_did_not_start_is_the_error_it_ended_with_not_what_came_af
     log.write_text("".join(f"line {number}\n" for number in range(40)))
     assert last_words(log) == last_lines(log) and last_words(log)[-1] == "line 39"
     assert last_words(tmp_path / "nothing") == []
+
+
+def _of_vllm(process: str, pid: int, *lines: str) -> list[str]:
+    return [f"({process} pid={pid}) ERROR 11-27 03:07:13 [core.py:1512] {line}" for line in lines]
+
+
+def _life(number: int) -> list[str]:
+    """An engine's core that dies of its first request, as vLLM 0.32 tells it."""
+    dead = "vllm.v1.engine.exceptions.EngineDeadError: see the stack trace (above)"
+    return [
+        "OSError: [Errno 24] is what a limit of open files may cause",
+        *_of_vllm("EngineCore", number, "EngineCore ended.", "Traceback (most recent call):"),
+        *_of_vllm("EngineCore", number, f"RuntimeError: Unsupported CPU attention: head_dim={number}"),
+        *_of_vllm("EngineCore", number, "RuntimeError: cannot schedule new futures after shutdown"),
+        *_of_vllm("MainProcess", 1, "  raise self._format_exception(outputs)", f"{dead} for the root cause."),
+        *_of_vllm("MainProcess", 1, "ConnectionResetError: the socket is closed"),
+        f"(MainProcess pid=1) INFO 11-27 03:07:13 [client.py:777] [shutdown] MPClient: complete {number}",
+    ]
+
+
+def test_n05_why_an_engine_ended_is_its_cores_first_error_of_its_last_life(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "engine-0.log"
+    log.parent.mkdir()
+    log.write_text("\n".join([*_life(16), *_life(24)]) + "\n")
+    assert last_words(log)[-1].endswith("RuntimeError: Unsupported CPU attention: head_dim=24")
+    children = [{"name": "engine-0", "state": "failed", "restarts": 2}]
+    (tmp_path / "supervisor.json").write_text(json.dumps({"children": children}))
+    start = RuntimeStart("slip-01234567", tmp_path, tmp_path / "no.sock", lambda text: None)
+    with pytest.raises(NotStarted) as ended:
+        start.wait("token", lambda: None, 60)
+    assert ended.value.why == "RuntimeError: Unsupported CPU attention: head_dim=24"
+    assert ended.value.hint == "launch logs slip-01234567 --which engine-0"
 
 
 # ------------------------------------------------------------------ a model that is refused

@@ -1,0 +1,67 @@
+"""Why a process ended, by its log: the error that it ended with, not what was said around it or after.
+
+Neighbours: supervision.py asks of a child, `launcher/machines/waiting_for_runtime.py` of one that does not
+start. Pure but for reading the log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+LINES = 12
+# An engine's error is followed by those of the processes around it, and by its libraries' own last words.
+_END_BYTES = 256 * 1024
+# What vLLM writes before a line: the process, and of a logged line its level, time and place.
+_BEFORE = re.compile(r"(\(\w+ pid=\d+\) )?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] )?")
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): \S")
+# Of errors that come of another one, and say so.
+# The processes of vLLM's whose errors its server's come of.
+_WHERE_IT_COMPUTES = ("(EngineCore", "(Worker")
+_ELSEWHERE = ("See root cause above", "for the root cause")
+
+
+def last_words(log: Path) -> list[str]:
+    """The lines up to the error that a process ended with; else its last ones. At most `LINES`.
+
+    Of a process of vLLM's that is its first, in the log's last life: others come of it. Of a traceback it is
+    the last.
+    """
+    lines = end_of(log, _END_BYTES)
+    errors = [(place, who) for place, line in enumerate(lines, 1) if (who := _cause(line)) is not None]
+    if not errors:
+        return lines[-LINES:]
+    place, who = ([error for error in errors if error[1].startswith(_WHERE_IT_COMPUTES)] or errors)[-1]
+    if who:
+        place = next(first for first, one in errors if one == who)
+    return lines[:place][-LINES:]
+
+
+def bare(line: str) -> str:
+    """A line of a log without what vLLM writes before it."""
+    return line[_before(line).end() :].strip()
+
+
+def end_of(log: Path, most_bytes: int) -> list[str]:
+    """The end of a log, empty lines left out; nothing when there is no log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _cause(line: str) -> str | None:
+    """Which process a line says an error of its own of, "" for one without a name; None: it says none."""
+    before = _before(line)
+    says = _ERROR.match(line, before.end()) and not any(words in line for words in _ELSEWHERE)
+    return (before[1] or "") if says else None
+
+
+def _before(line: str) -> re.Match[str]:
+    found = _BEFORE.match(line)
+    assert found is not None  # it may match nothing
+    return found
