@@ -48,7 +48,7 @@ def table(plan: Plan) -> str:
     assert rented is not None
     limits = [f"lease {format_duration(plan.lease_seconds)}", f"idle {rented.idle_minutes}m"]
     limits += [] if plan.deadline_seconds is None else [f"deadline {format_duration(plan.deadline_seconds)}"]
-    limits += [] if plan.budget is None else [f"budget {format_money(plan.budget)}"]
+    limits += [] if plan.budget is None else [plan.describe_budget(plan.budget)]
     disk = "SkyPilot's usual size" if rented.disk_gb is None else f"{rented.disk_gb} GB"
     lines = [
         f"  model   {plan.what}",

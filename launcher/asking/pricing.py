@@ -6,6 +6,7 @@ Neighbours: `plan.py` makes the plan, `prices.py` has the prices, `agreement.py`
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.asking import fitting
-from launcher.base.errors import PreflightError
+from launcher.base.errors import PreflightError, UsageError
+from launcher.base.units import format_money
+from launcher.ledger import lives
+from launcher.ledger.records import RunRecord
 from launcher.machines import own_gpus
 from launcher.models import model_size
 from launcher.values.clouds import OWN
@@ -23,6 +27,8 @@ from launcher.values.settings import Settings
 from runtime.shared import gpu_memory
 
 _OLD_DAYS = 14
+# Less of a budget than a cent, in US dollars, is nothing.
+_LEAST_LEFT = 0.01
 
 
 def make(
@@ -46,6 +52,22 @@ def make(
     for line in _remarks(settings, market):
         say(line)
     return replace(plan, rented=_with_memory(settings, plan.rented, say))
+
+
+def after_earlier_lives(plan: Plan, record: RunRecord) -> Plan:
+    """The plan of another life of a run that is over: the budget is the run's, and what its lives have cost
+    is spent. Raises UsageError where nothing is left of it."""
+    if plan.budget is None or plan.dearest_per_hour == 0:
+        return plan
+    spent = lives.cost(record.lives, time.time())
+    if plan.budget - spent < _LEAST_LEFT:
+        label = record.name or record.id
+        raise UsageError(
+            f"the budget of {label} is spent: nothing was rented",
+            f"it is {format_money(plan.budget)} for all of its lives, which have cost {format_money(spent)}",
+            f"launch --resume {label} --budget {math.ceil(spent + plan.budget)}",
+        )
+    return replace(plan, spent=spent)
 
 
 def without_prices(settings: Settings, say: Callable[[str], None]) -> Rented:

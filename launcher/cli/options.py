@@ -156,7 +156,8 @@ Budget = Annotated[
     str | None,
     typer.Option(
         metavar="DOLLARS",
-        help="Stop when the run has cost this much. Needs --gpus: a run on this computer is free.",
+        help="Stop when the run has cost this much, over all its lives. "
+        "Needs --gpus: a run on this computer is free.",
         rich_help_panel=_MONEY,
     ),
 ]

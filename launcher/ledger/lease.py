@@ -40,14 +40,17 @@ class Lease:
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a run that began at `begun_at`: time, or money at `price_per_hour` US dollars."""
+    """What ends a run whose life began at `begun_at`: the life's time, or the run's money: this life's at
+    `price_per_hour` US dollars, after `spent` in earlier lives."""
 
     begun_at: float
     deadline_seconds: float | None = None
     budget: float | None = None
     price_per_hour: float = 0.0
+    spent: float = 0.0
 
     def cost(self, now: float) -> float:
+        """Of this life."""
         return self.price_per_hour * (now - self.begun_at) / 3600
 
     def deadline_left(self, now: float) -> float | None:
@@ -64,14 +67,14 @@ class Limits:
     def _budget_left(self, now: float) -> float | None:
         if self.budget is None or self.price_per_hour <= 0:
             return None
-        return (self.budget - self.cost(now)) * 3600 / self.price_per_hour
+        return (self.budget - self.spent - self.cost(now)) * 3600 / self.price_per_hour
 
     def reached(self, now: float) -> str | None:
         """Which limit is reached, in words."""
         left = self.deadline_left(now)
         if left is not None and left <= 0:
             return f"the deadline of {format_duration(self.deadline_seconds or 0)} is reached"
-        if self.budget is not None and self.cost(now) >= self.budget:
+        if self.budget is not None and self.spent + self.cost(now) >= self.budget:
             return f"the budget of {format_money(self.budget)} is spent"
         return None
 

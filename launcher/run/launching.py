@@ -43,6 +43,8 @@ def launch_run(
     fitting.refuse_what_does_not_fit(plan)
     pricing.refuse_without_account(plan)
     resumed = _take_up(asked, home, output)
+    if resumed is not None:
+        plan = pricing.after_earlier_lives(plan, resumed.record)
     agreement.confirm(output, plan, settings)
     rented_run.agree_on_ssh(output, plan, home.runs, settings.yes)
     output.claim_stdout()

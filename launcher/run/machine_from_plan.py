@@ -56,7 +56,7 @@ def machine_for(
         secrets=secrets,
         alias=record.name,
         copy_rate=copy_rate,
-        limits=Limits(record.life.begun, plan.deadline_seconds, plan.budget),
+        limits=Limits(record.life.begun, plan.deadline_seconds, plan.budget, spent=plan.spent),
         warn=warn,
     )
 

@@ -86,7 +86,8 @@ class Run:
             self._record = self._write_ahead()
             self._label = settings.name or self._record.id
             self._folder = self._store.folder(self._record.id)
-            self._limits = Limits(self._begun_at, plan.deadline_seconds, plan.budget, plan.price_per_hour)
+            until = (plan.deadline_seconds, plan.budget, plan.price_per_hour, plan.spent)
+            self._limits = Limits(self._begun_at, *until)
             with heartbeat.beating(self._folder):
                 return self._end(self._live())
 

@@ -169,7 +169,7 @@ class Work:
         return Live(
             name=self._watched.label,
             up_seconds=now - self._watched.begun_at,
-            cost=self._watched.limits.cost(now),
+            cost=self._watched.limits.spent + self._watched.limits.cost(now),
             budget=self._watched.budget,
             step=status.step if status else None,
             reward=reward_of(status.last_metrics) if status else None,

@@ -131,9 +131,11 @@ def closed_by_word(store: RecordStore, record: RunRecord) -> RunRecord:
 
 
 def limit_reached(record: RunRecord, now: float) -> str | None:
-    """Which limit its newest life is past, in words: nothing is kept beyond one."""
+    """Which limit the run is past, in words: its newest life's time, all its lives' money. Nothing is kept
+    beyond one."""
     plan, life = record.details.get("plan") or {}, record.life
-    limits = Limits(life.begun, plan.get("deadline_seconds"), plan.get("budget"), life.price_per_hour)
+    until = (plan.get("deadline_seconds"), plan.get("budget"), life.price_per_hour)
+    limits = Limits(life.begun, *until, spent=lives.cost(record.earlier_lives, now))
     return limits.reached(now)
 
 

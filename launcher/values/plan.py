@@ -115,7 +115,7 @@ class Plan:
     """Where, for how long, and for how much. Prices in US dollars; that of a rented run is the cheapest
     candidate's until it is known which one it got. `candidates`: in the order they are tried. `prices_of`:
     the day (ISO) of a snapshot that the prices are from; None where they are SkyPilot's catalogs'. `adapter`:
-    the one that is trained on."""
+    the one that is trained on. `spent`: of the budget, in earlier lives of the run."""
 
     where: str
     model: str
@@ -128,6 +128,7 @@ class Plan:
     prices_of: str | None = None
     own: Own | None = None
     adapter: Continued | None = None
+    spent: float = 0.0
 
     @property
     def gpus(self) -> Shares | None:
@@ -161,7 +162,7 @@ class Plan:
         timer_seconds = (60 * self.rented.idle_minutes if self.rented else 0) + TIMER_SECONDS
         bounds = []
         if self.budget is not None:
-            bounds.append(self.budget + self.dearest_per_hour * timer_seconds / 3600)
+            bounds.append(self.budget - self.spent + self.dearest_per_hour * timer_seconds / 3600)
         if self.deadline_seconds is not None:
             seconds = self.deadline_seconds + self.lease_seconds + timer_seconds
             bounds.append(self.dearest_per_hour * seconds / 3600)
@@ -188,8 +189,13 @@ class Plan:
         if self.deadline_seconds is not None:
             limits.append(f"deadline {format_duration(self.deadline_seconds)}")
         if self.rented and self.budget is not None:
-            limits.append(f"budget {format_money(self.budget)}")
+            limits.append(self.describe_budget(self.budget))
         return ", ".join(limits) or "no deadline"
+
+    def describe_budget(self, budget: float) -> str:
+        """ "budget $40", "budget $40, $12.50 of it left"."""
+        left = f", {format_money(budget - self.spent)} of it left" if self.spent else ""
+        return f"budget {format_money(budget)}{left}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"cost_at_most": self.cost_at_most, "dearest_per_hour": self.dearest_per_hour}
