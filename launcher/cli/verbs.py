@@ -272,11 +272,9 @@ def _state(record: RunRecord) -> str:
         return "down: verified"
     if record.elsewhere:
         return f"{record.state}, on {record.place.host if record.place else '?'}"
-    return (
-        record.state
-        if record.attended
-        else f"{record.state}, left alone: launch down {record.name or record.id}"
-    )
+    if record.attended:
+        return record.state
+    return f"{record.state}, left alone: launch down {record.name or record.id}"
 
 
 def _url(record: RunRecord) -> str | None:
