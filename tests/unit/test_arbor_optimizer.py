@@ -22,6 +22,7 @@ from launcher.client.arbor.optimizer import ArborGRPO
 from tests.support.arbor_names import unused
 from tests.support.small_run import TOKEN, Asked, SmallRun, answering
 from tests.support.waiting import wait_until
+from tests.unit.test_train_kwargs import FITS, PAPILLON, QUICKSTART
 
 __all__ = ["unused"]
 
@@ -453,3 +454,27 @@ def test_a09_the_blogs_calls_train_and_its_evaluations_are_never_trainable(run: 
     assert trained and not trained & {it.tag("rollout") for it in direct}
     asked_after = run.asked[asked_before:]
     assert len(asked_after) == 2 and {it.tag("purpose") for it in asked_after} == {"eval"}
+
+
+@pytest.mark.parametrize("kind", [ArborGRPO, GRPO], ids=["arbor", "dspy"])
+@pytest.mark.parametrize("document", [QUICKSTART, PAPILLON], ids=["quickstart", "papillon"])
+def test_s02_dapo_in_a_document_of_arbors_rolls_out_and_judges_what_was_asked_for_and_no_more(
+    run: SmallRun, kind: type[GRPO], document: dict[str, Any]
+) -> None:
+    """Every group is flat, which is what dynamic sampling would roll out again."""
+    run.drop_flat = True
+    run.config = {**FITS.model_dump(include={"device", "dtype", "engines", "train_processes"})}
+    run.config["train"] = {"lora": {"rank": 8}}
+    judged: list[str] = []
+
+    def judge(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
+        judged.append(example.english)
+        return float(example.english == "word 0") * len(judged)  # one example teaches something
+
+    settings = {"num_train_steps": 3, "num_dspy_examples_per_grpo_step": 4, "num_rollouts_per_grpo_step": 5}
+    program = student(run)
+    kind(judge, train_kwargs=document, exclude_demos=True, **settings).compile(program, trainset=examples(4))
+    rollouts = {it.tag("rollout") for it in run.asked}
+    assert len(rollouts) == len(run.asked) == len(judged) == 3 * 4 * 5
+    said = [it.settings for it in run.requests.values() if it.settings is not None]
+    assert {(it.loss, it.clip_low, it.clip_high) for it in said} == {("dapo", 0.2, 0.2)}

@@ -124,22 +124,22 @@ def test_a22_it_ends_at_its_bound_says_so_once_and_counts_each_rollout(
     assert said.count("examples with something to learn, after 24 rollouts more") == 1
 
 
-def test_a22_it_is_on_with_dapo_and_said_and_off_where_it_is_turned_off_or_the_loss_is_another(
+def test_s02_it_is_off_whatever_the_loss_unless_it_is_asked_for_and_its_cost_is_said(
     run: SmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.answer = varied
     for loss, asked, on in (
-        ("grpo", None, False),
-        ("grpo", True, True),
-        ("dapo", None, True),
-        ("dapo", False, False),
+        ("grpo", {}, False),
+        ("grpo", {"dynamic_sampling": True}, True),
+        ("dapo", {}, False),
+        ("dapo", {"dynamic_sampling": True}, True),
     ):
         run.settings = {"loss": loss}
-        grpo = train(run, dynamic_sampling=asked)
+        grpo = train(run, **asked)
         assert (grpo.report.rollouts_again > 0) is on
         said = capsys.readouterr().err
         assert said.count("grpo: dynamic sampling") == on
-        assert ("the loss is dapo" in said) is (on and asked is None)
+        assert ("up to 96 rollouts in all instead of 24, and as many calls of the metric" in said) is on
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ def test_a05_what_is_said_in_python_goes_with_each_step_of_that_compile_and_no_o
     settings = {
         "learning_rate": 1e-5,
         "loss": "dapo",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
         "schedule": "linear",
         "warmup_steps": 1,
         "schedule_steps": 2,

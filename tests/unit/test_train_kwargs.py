@@ -67,6 +67,10 @@ OTHERWISE = config(
 FITS = config(device="cuda", dtype="bfloat16", engines=1, train_processes=3, train={"lora": {"rank": 8}})
 
 
+# TRL's own, where a loss_type is given and no clip.
+CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+
+
 def asked(
     train_kwargs: dict[str, Any], of: RuntimeConfig | None = None, strict: bool = True, steps: int = 20
 ) -> TrainKwargsRead:
@@ -89,7 +93,7 @@ def test_a04_a_documents_own_keywords_are_all_taken_by_the_run_that_fits(documen
     assert not answer.refusals
     assert answer.settings.model_dump(exclude_none=True) == {
         "learning_rate": 1e-6, "schedule": "constant", "weight_decay": 0.001, "max_grad_norm": 1.0,
-        "loss": "dapo", "scale_rewards": False, "kl_beta": 0.0,
+        "loss": "dapo", "clip_low": 0.2, "clip_high": 0.2, "scale_rewards": False, "kl_beta": 0.0,
     }  # fmt: skip
     assert set(answer.sampling) == {"temperature", "top_k", "top_p", "repetition_penalty"}
 
@@ -123,8 +127,11 @@ def test_a04_what_says_nothing_is_silent() -> None:
     [
         ({"learning_rate": "2e-5"}, {"learning_rate": 2e-5}),
         ({"beta": 0.04}, {"kl_beta": 0.04}),
-        ({"loss_type": "bnpo"}, {"loss": "grpo", "normaliser": "token"}),
-        ({"loss_type": "grpo"}, {"loss": "grpo", "normaliser": "sequence"}),
+        ({"loss_type": "bnpo"}, {"loss": "grpo", "normaliser": "token"} | CLIP),
+        ({"loss_type": "grpo"}, {"loss": "grpo", "normaliser": "sequence"} | CLIP),
+        ({"loss_type": "dapo", "epsilon": 0.1}, {"loss": "dapo", "clip_low": 0.1, "clip_high": 0.1}),
+        ({"loss_type": "dapo", "epsilon_high": 0.28}, {"loss": "dapo", "clip_low": 0.2, "clip_high": 0.28}),
+        ({"loss_type": "dapo", "clip_high": 0.3}, {"loss": "dapo", "clip_low": 0.2, "clip_high": 0.3}),
         ({"loss_type": "dr_grpo"}, {"loss": "dr_grpo"}),
         ({"importance_sampling_level": "sequence"}, {"loss": "gspo", "normaliser": "sequence"}),
         (
@@ -136,7 +143,7 @@ def test_a04_what_says_nothing_is_silent() -> None:
             },
             {"loss": "gspo", "normaliser": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
         ),
-        ({"loss_type": "dapo", "importance_sampling_level": "token"}, {"loss": "dapo"}),
+        ({"loss_type": "dapo", "importance_sampling_level": "token"}, {"loss": "dapo"} | CLIP),
         ({"scale_rewards": "group"}, {"scale_rewards": True}),
         ({"scale_rewards": "none"}, {"scale_rewards": False}),
         ({"epsilon": 0.1}, {"clip_low": 0.1, "clip_high": 0.1}),
@@ -442,3 +449,9 @@ def test_a04_what_is_no_json_is_refused_by_its_keyword() -> None:
     endless.append(endless)
     with pytest.raises(TypeError, match="nested too deep"):
         plain({"reward_weights": endless})
+
+
+def test_s02_a_clip_that_the_run_was_told_stands_beside_a_loss_type() -> None:
+    told = applied({"loss_type": "dapo"}, config(train={"clip_high": 0.35}))
+    assert told == {"loss": "dapo", "clip_low": 0.2}
+    assert "dynamic_sampling=True" in asked({"loss_type": "dapo"}).notes[0]

@@ -65,7 +65,7 @@ class GRPO(Teleprompter):
     `valset` (`use_train_as_val` takes the trainset). `checkpoint`: "single-best" and "improvements" pin each
     improvement (`Session.pin`) and serve the best at the end; "none" neither. `dynamic_sampling`: where all
     rewards of an example are equal another one is rolled out, with at most three times the step's rollouts
-    more (True), so many more (a number) or none (False); None is True where the loss is dapo, else False.
+    more (True), so many more (a number) or none (False).
 
     `staleness` N rolls out up to N steps ahead of the one that trains: a step leaves with the first examples
     that are done. One that is not goes into a later step, or is left out, counted and replaced where it would
@@ -122,7 +122,7 @@ class GRPO(Teleprompter):
         variably_invoked_predictor_fill_strategy: None = None,
         checkpoint: Keep = "single-best",
         staleness: int = 0,
-        dynamic_sampling: bool | int | None = None,
+        dynamic_sampling: bool | int = False,
         rollout_seconds: float = Limits.run_seconds,
         rollout_calls: int = Limits.run_calls,
         alarms: Mapping[str, float] | None = None,
@@ -244,7 +244,7 @@ class GRPO(Teleprompter):
             *self._without_demos(student),
             *sampling_notes(trained.policies, self._temperature),
             *oddities(trainset, valset, self.num_dspy_examples_per_grpo_step),
-            *described(plan.sampling, self.dynamic_sampling, self.num_dspy_examples_per_grpo_step),
+            *described(plan.sampling, self.num_train_steps, self.num_dspy_examples_per_grpo_step),
         ):
             journal.note(note)
         patience = max(_LEAST_METRIC_PATIENCE, 2 * self.num_rollouts_per_grpo_step)
@@ -302,7 +302,7 @@ class GRPO(Teleprompter):
             rules=Rules(
                 self.failure_score, self.format_failure_score, self.variably_invoked_predictor_grouping_mode
             ),
-            most_extra=most_extra(self.dynamic_sampling, learning.get("loss"), of_a_step),
+            most_extra=most_extra(self.dynamic_sampling, of_a_step),
             leaves_out_cut_off=learning.get("overlong", "mask") == "mask",
         )
 

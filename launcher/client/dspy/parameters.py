@@ -51,7 +51,7 @@ class Asked(Protocol):
     """An optimizer, by those of its parameters that are more than one of a kind."""
 
     adapter: Any
-    dynamic_sampling: bool | int | None
+    dynamic_sampling: bool | int
     failure_score: float
     format_failure_score: float
     multitask: bool
@@ -85,7 +85,7 @@ def check_values(asked: Asked) -> None:
         raise ValueError("rollout_seconds must be above 0")
     if asked.format_failure_score >= asked.failure_score:
         raise ValueError("format_failure_score must be below failure_score")
-    if asked.dynamic_sampling is not None and not isinstance(asked.dynamic_sampling, bool):
+    if not isinstance(asked.dynamic_sampling, bool):
         _check_count("dynamic_sampling", asked.dynamic_sampling, asked.num_rollouts_per_grpo_step)
     _check_foreign(asked)
 

@@ -47,8 +47,6 @@ from launcher.client.dspy.workers import Beside, Job, Workers
 _Result = TypeVar("_Result")
 # Of a step's own rollouts, where nobody says how many more there may be.
 _MOST_EXTRA = 3
-# The loss that dynamic sampling was published with.
-_ITS_LOSS = "dapo"
 
 
 @dataclass(frozen=True)
@@ -104,19 +102,19 @@ class Rolled:
         return [it for it in self.finished if it.outcome not in ("lost", "overdue")]
 
 
-def most_extra(asked: bool | int | None, loss: str | None, rollouts: int) -> int:
-    """How many rollouts a step may have besides its own: none, unless the loss is dapo, or it is asked for.
+def most_extra(asked: bool | int, rollouts: int) -> int:
+    """How many rollouts a step may have besides its own: none, unless it is asked for, whatever the loss.
 
     `rollouts`: the step's own. A number that is asked for is the bound itself.
     """
-    if asked is None:
-        asked = loss == _ITS_LOSS
     return (_MOST_EXTRA * rollouts if asked else 0) if isinstance(asked, bool) else asked
 
 
-def described(sampling: Sampling, asked: bool | int | None, examples: int) -> list[str]:
-    """What is said once of steps of so many examples: more runs at once than usual, and dynamic sampling."""
-    at_once, notes = sampling.at_once(examples * sampling.rollouts), list[str]()
+def described(sampling: Sampling, steps: int, examples: int) -> list[str]:
+    """What is said once of so many steps of so many examples: more runs at once than usual, and what dynamic
+    sampling may cost."""
+    own, notes = examples * sampling.rollouts, list[str]()
+    at_once = sampling.at_once(own)
     if at_once > MOST_AT_ONCE and not sampling.limits.threads:
         notes.append(
             f"up to {at_once} rollouts at once, as the engines have places for so many: a metric that asks a "
@@ -124,11 +122,12 @@ def described(sampling: Sampling, asked: bool | int | None, examples: int) -> li
         )
     if not sampling.most_extra:
         return notes
-    why = "" if asked is not None else f" (the loss is {_ITS_LOSS}; dynamic_sampling=False turns it off)"
     return [
         *notes,
-        f"dynamic sampling{why}: where all rewards of an example are equal another one is rolled out, "
-        f"up to {counted(sampling.most_extra, 'rollout')} more in a step",
+        "dynamic sampling: where all rewards of an example are equal another one is rolled out, up to "
+        f"{counted(sampling.most_extra, 'rollout')} more in a step: up to "
+        f"{steps * (own + sampling.most_extra):,} rollouts in all instead of {steps * own:,}, and as many "
+        "calls of the metric and of a judge that it asks (dynamic_sampling=N allows N more in a step)",
     ]
 
 

@@ -31,6 +31,9 @@ _SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
 }
+# TRL's `epsilon` where nobody says one, on both sides; its cispo and gspo clip otherwise.
+_EPSILON = 0.2
+_CLIPPED_BY_IT = ("grpo", "bnpo", "dapo")
 _SCALES = {True: True, "group": True, False: False, "none": False}
 
 
@@ -96,8 +99,15 @@ def _scale_rewards(reading: Reading, name: str, value: Any) -> None:
 
 
 def _loss_type(reading: Reading, name: str, value: Any) -> None:
+    """With TRL and Arbor "dapo" says how tokens are counted, and nothing of the clip or of the rollouts."""
     for setting, its in _LOSSES[choice(value, tuple(_LOSSES))].items():
         reading.apply(name, setting, its)
+    if value == "dapo":
+        reading.note(
+            name,
+            "as with TRL and Arbor, each token of a step counts the same. What else the paper has is asked "
+            "for by itself: epsilon_high=0.28, dynamic_sampling=True",
+        )
 
 
 def _level(reading: Reading, name: str, value: Any) -> None:
@@ -196,7 +206,8 @@ def _all_steps(reading: Reading) -> int:
 
 
 def settle_together(reading: Reading) -> None:
-    """The schedule's end, and the warm-up that a schedule has or has not."""
+    """The clip of a loss_type; the schedule's end, and the warm-up that a schedule has or has not."""
+    _clip_as_trl_does(reading)
     name, settings = reading.sources.get("schedule", ""), reading.settings
     kind = reading.given.get("lr_scheduler_type")
     if kind == "constant" and settings.get("warmup_steps"):
@@ -215,6 +226,16 @@ def settle_together(reading: Reading) -> None:
             del settings["schedule"]
         else:
             reading.sources["schedule_steps"] = name
+
+
+def _clip_as_trl_does(reading: Reading) -> None:
+    """Where neither the keywords nor the run say one."""
+    if reading.given.get("loss_type") not in _CLIPPED_BY_IT or reading.settings.get("loss") == "gspo":
+        return
+    for setting in ("clip_low", "clip_high"):
+        if setting not in reading.settings and getattr(reading.run.config.train, setting) is None:
+            reading.settings[setting] = _EPSILON
+            reading.sources[setting] = "loss_type"
 
 
 APPLIED: dict[str, Act] = {
