@@ -11,10 +11,17 @@ import shlex
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.base import processes
-from launcher.base.errors import EXIT_OK, LaunchError, NotPulled, PreflightError, UsageError
+from launcher.base.errors import (
+    EXIT_OK,
+    LaunchError,
+    NotPulled,
+    PreflightError,
+    TeardownUnverified,
+    UsageError,
+)
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.base.units import parse_duration
@@ -24,6 +31,9 @@ from launcher.machines import machine_of_record
 from launcher.safety import leftovers, take_down
 from launcher.screen import consent
 from launcher.screen.output import Output, columns
+
+if TYPE_CHECKING:
+    from launcher.machines.skypilot.forgotten_machines import Look
 
 # The run's own `launch` has so long to begin its end once it was told to: its program may be saving.
 _ORDERLY_SECONDS = 180.0
@@ -82,25 +92,24 @@ def gc(
     for name in given_up:
         RecordStore(home).load(name)
     finds = leftovers.look(home, seconds, unpulled, seconds or leftovers.IDLE_SECONDS, given_up, output.note)
-    at_providers, unasked = _at_providers(output, home, infra)
+    at_providers, seen = _at_providers(output, home, infra)
     finds += at_providers
+    said = _who_answered(seen)
     rows = [["LEFT", "WHY"], *([find.what, find.why] for find in finds)]
     if not finds:
-        known = f"; {', '.join(unasked)} could not be asked" if unasked else ""
-        nothing = {"found": [], "removed": False, "unasked": unasked}
-        output.result(nothing, f"earlier runs left nothing behind{known}")
+        known = f"; {', '.join(said['unasked'])} could not be asked" if said["unasked"] else ""
+        output.result({"found": [], "removed": False} | said, f"earlier runs left nothing behind{known}")
     elif yes or _agreed(output, columns(rows), len(finds)):
-        return _remove(output, finds, unasked)
+        return _remove(output, finds, seen)
     else:
         shown = "" if consent.can_ask(output) else columns(rows)
-        found = {"found": [find.to_dict() for find in finds], "removed": False, "unasked": unasked}
-        output.result(found, shown)
+        output.result({"found": [find.to_dict() for find in finds], "removed": False} | said, shown)
         asked = ["--older-than", older_than] if older_than is not None else []
         asked += ["--unpulled"] if unpulled else []
         asked += [word for cloud in infra for word in ("--infra", cloud)]
         asked += [word for name in given_up for word in ("--give-up-results", name)]
         output.note(f"nothing was removed: {shlex.join(['launch', 'gc', *asked, '--yes'])}")
-    return EXIT_OK
+    return _ended(output, _unasked(seen))
 
 
 # ------------------------------------------------------------------ down
@@ -171,13 +180,15 @@ def _given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecor
 # ------------------------------------------------------------------ gc
 
 
-def _at_providers(output: Output, home: Home, infra: Sequence[str]) -> tuple[list[leftovers.Find], list[str]]:
-    """Machines at providers, and who could not be asked: nobody is where nothing was ever rented."""
+def _at_providers(
+    output: Output, home: Home, infra: Sequence[str]
+) -> tuple[list[leftovers.Find], Look | None]:
+    """Machines at providers, and who answered: nobody is asked where nothing was ever rented."""
     from launcher.safety import rented_leftovers
 
     asked = [*rented_leftovers.clouds(home), *infra]
     if not asked:
-        return [], []
+        return [], None
     output.note(f"asking {', '.join(sorted(set(asked)))} for machines of earlier runs")
     return rented_leftovers.look(home, asked, output.note)
 
@@ -190,7 +201,32 @@ def _agreed(output: Output, shown: str, count: int) -> bool:
     return consent.agreed(output, f"remove {'this' if count == 1 else f'these {count}'}?")
 
 
-def _remove(output: Output, finds: list[leftovers.Find], unasked: list[str]) -> int:
+def _who_answered(seen: Look | None) -> dict[str, Any]:
+    """As `--json` shows it."""
+    if seen is None:
+        return {"unasked": [], "answered": [], "denied": []}
+    return {"unasked": sorted(seen.unasked), "answered": list(seen.answered), "denied": sorted(seen.denied)}
+
+
+def _unasked(seen: Look | None) -> LaunchError | None:
+    """What is not known of machines at providers: silence is no emptiness."""
+    if seen is None or not seen.unasked:
+        return None
+    clouds = sorted(seen.unasked)
+    return TeardownUnverified(
+        f"{', '.join(clouds)} could not be asked for machines of earlier runs",
+        seen.unasked[clouds[0]],
+        f"sky check {clouds[0]}  # then launch gc again, or look for slip-… in its console",
+    )
+
+
+def _ended(output: Output, failure: LaunchError | None) -> int:
+    if failure is not None and not output.as_json:
+        output.error(failure)
+    return failure.exit_code if failure is not None else EXIT_OK
+
+
+def _remove(output: Output, finds: list[leftovers.Find], seen: Look | None) -> int:
     """Take each away and say how it went; the first failure decides the exit code."""
     failure: LaunchError | None = None
     described: list[dict[str, Any]] = []
@@ -204,10 +240,9 @@ def _remove(output: Output, finds: list[leftovers.Find], unasked: list[str]) -> 
             done = f"NOT removed: {refused.message}: {refused.why}"
         described.append(find.to_dict() | {"done": done})
         rows.append([find.what, done])
-    output.result({"found": described, "removed": failure is None, "unasked": unasked}, columns(rows))
-    if failure is not None and not output.as_json:
-        output.error(failure)
-    return failure.exit_code if failure is not None else EXIT_OK
+    found = {"found": described, "removed": failure is None}
+    output.result(found | _who_answered(seen), columns(rows))
+    return _ended(output, failure or _unasked(seen))
 
 
 def _refused(output: Output, find: leftovers.Find, error: Exception) -> LaunchError:

@@ -18,7 +18,7 @@ from launcher.base.home import Home
 from launcher.base.units import format_duration
 from launcher.ledger.records import RecordStore
 from launcher.machines.skypilot import forgotten_machines
-from launcher.machines.skypilot.forgotten_machines import ForgottenMachine
+from launcher.machines.skypilot.forgotten_machines import ForgottenMachine, Look
 from launcher.safety.leftovers import Find
 from launcher.values.clouds import OWN, clouds_of
 
@@ -45,14 +45,17 @@ def clouds(home: Home) -> list[str]:
     return sorted(used - OWN)
 
 
-def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple[list[Find], list[str]]:
-    """What the providers list of runs of this home that are over or unknown; and the clouds that could not
-    be asked."""
+def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple[list[Find], Look]:
+    """What the providers list of runs of this home that are over or unknown; and who answered."""
     # Providers before records: the run of a machine that is listed has its record by now.
     seen = forgotten_machines.find(clouds_of(list(infra)), home.runs)
-    for cloud, why in seen.unasked.items():
+    if seen.answered:
+        note(f"asked {', '.join(seen.answered)}")
+    for cloud, why in sorted(seen.unasked.items()):
         note(f"{cloud} was not asked for machines of earlier runs: {why}")
-    return list(_finds(RecordStore(home), seen.found, note)), sorted(seen.unasked)
+    for place, why in sorted(seen.denied.items()):
+        note(f"{place} did not answer: the account may not list machines there ({why})")
+    return list(_finds(RecordStore(home), seen.found, note)), seen
 
 
 def _finds(
@@ -63,11 +66,15 @@ def _finds(
     for machine in found:
         record = records.get(machine.run_id)
         what = f"{machine.instance_type} {machine.id} of {machine.run_id} at {machine.where}"
-        age = format_duration(time.time() - machine.began)
+        age = "" if machine.began is None else f" began {format_duration(time.time() - machine.began)} ago"
         if machine.run_id in unreadable or (record is not None and record.live):
             continue  # looked after, or a find of its own
         if record is None and not machine.ours:
-            note(f"{what} began {age} ago: a run of another computer, user or LAUNCH_HOME; left alone")
+            whose = "a run of another computer, user or LAUNCH_HOME; left alone"
+            if machine.ours is None:
+                whose = f"no label says whose it is, and no record of {machine.run_id} is here; left alone: "
+                whose += f"end it in the console of {machine.where} if it is yours"
+            note(f"{what}{age}: {whose}")
             continue
         why = "the run is over" if record else f"no record of the run is left in {store.runs}"
 
@@ -76,7 +83,7 @@ def _finds(
                 return "its run is alive after all"
             return forgotten_machines.end(machine)
 
-        why += f"; it began {age} ago and costs money; its data cannot be copied"
+        why += f"; it{age and f'{age} and'} costs money; its data cannot be copied"
         yield Find("machine", what, why, remove, machine.run_id)
 
 

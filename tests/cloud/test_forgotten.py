@@ -67,12 +67,19 @@ def test_g08_gc_finds_a_machine_whose_record_is_gone_and_leaves_everyone_elses_a
     (home / "clouds.json").write_text(json.dumps(["aws", "lambda"]))
     shown = collect(rig)
     print(shown.output)
-    assert f"{mine} of {run_id} at AWS us-west-2" in shown.ok()
+    assert f"{mine} of {run_id} at AWS us-west-2" in shown.output
+    assert shown.code == 5 and "Error: lambda could not be asked" in shown.output
+    assert "asked AWS us-east-1, AWS us-west-2" in shown.output
     assert "nothing was removed" in shown.output
     assert "slip-89abcdef" in shown.output and "left alone" in shown.output
     assert "lambda was not asked" in shown.output
     assert len(rig.alive()) == 1 + len(others)
+    # Of AWS everything is known; where the account is denied a region, that is said.
+    (home / "clouds.json").write_text(json.dumps(["aws"]))
+    rig.faults("deny-region", "us-east-1")
     removed = json.loads(collect(rig, "--yes", "--json").ok().splitlines()[-1])
+    assert (removed["answered"], removed["denied"]) == (["AWS us-west-2"], ["AWS us-east-1"])
+    rig.faults("deny-region", None)
     assert [one["run_id"] for one in removed["found"]] == [run_id] and removed["removed"]
     assert [one["id"] for one in rig.witness("terminate")] == [mine]
     assert rig.alive() == others
@@ -80,6 +87,6 @@ def test_g08_gc_finds_a_machine_whose_record_is_gone_and_leaves_everyone_elses_a
     rig.faults("fail-describe")
     asked = collect(rig, "--infra", "aws")
     print(asked.output)
-    assert "aws was not asked for machines of earlier runs" in asked.ok()
+    assert "aws was not asked for machines of earlier runs" in asked.output
     assert rig.witness("describe-refused")
-    assert "aws, lambda could not be asked" in asked.output
+    assert asked.code == 5 and "Error: aws could not be asked" in asked.output

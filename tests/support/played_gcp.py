@@ -89,6 +89,8 @@ class PlayedGcp(Played):
         access = {"natIP": "127.0.0.4", "name": "External NAT"}
         self.instances[zone, name] = {
             "id": str(len(self.instances)), "name": name, "status": status, "labels": labels,
+            "machineType": f"projects/{PROJECT}/zones/{zone}/machineTypes/a3-highgpu-1g",
+            "creationTimestamp": "2026-11-22T11:59:00.000-08:00",
             "labelFingerprint": "x", "zone": f"projects/{PROJECT}/zones/{zone}",
             "lastStartTimestamp": "2026-11-22T12:00:00.000-08:00",
             "networkInterfaces": [{"networkIP": "10.128.0.4", "accessConfigs": [access]}],
@@ -123,6 +125,7 @@ class PlayedGcp(Played):
         return fixed | {
             rf"POST /v1/projects/{PROJECT}:testIamPermissions": lambda asked: Answer(asked.body),
             rf"GET {project}/{zone}/instances": self._list,
+            rf"GET {project}/aggregated/instances": self._list_all,
             rf"GET {project}/{zone}/instances/([\w-]+)": self._get,
             rf"POST {project}/{zone}/instances/bulkInsert": self._insert,
             rf"POST {project}/{zone}/instances/([\w-]+)/setLabels": self._label,
@@ -143,6 +146,17 @@ class PlayedGcp(Played):
         ]
         found = [one for one in found if not states or one["status"] in states]
         return Answer({"items": found} if found else {"id": "list"})
+
+    def _list_all(self, asked: Asked) -> Answer:
+        """Of every zone; one without such machines says so in a warning."""
+        (wanted,) = re.findall(r"labels\.([\w-]+):\*", asked.query["filter"])
+        none = {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": "There are no results for this scope."}}
+        found: dict[str, Any] = {f"zones/{zone}": none for zone in ZONES}
+        for zone in ZONES:
+            there = [one for (where, _), one in self.instances.items() if where == zone]
+            if labelled := [one for one in there if wanted in one["labels"]]:
+                found[f"zones/{zone}"] = {"instances": labelled}
+        return Answer({"items": found})
 
     def _get(self, asked: Asked, zone: str, name: str) -> Answer:
         found = self.instances.get((zone, name))

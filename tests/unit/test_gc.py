@@ -338,3 +338,28 @@ def test_what_cannot_be_removed_is_said_and_decides_the_exit_code(
     assert done.returncode == 5
     assert "NOT removed" in done.stdout
     assert f"kill -9 {left.pid}" in done.stderr
+
+
+def test_p08_a_cloud_that_could_not_be_asked_is_exit_5_whatever_else_went_well(
+    typed: Typed, home: Home, store: RecordStore, tmp_path: Path,
+    start: Callable[..., subprocess.Popen[bytes]],
+) -> None:  # fmt: skip
+    """Runs of this home were on two clouds once, and there is an account with neither any more."""
+    home.data.mkdir(parents=True, exist_ok=True)
+    (home.data / "clouds.json").write_text(json.dumps(["lambda", "runpod"]))
+    environ = {"HOME": str(tmp_path / "nobody")}
+    nothing = typed("gc", **environ)
+    assert nothing.returncode == 5, nothing
+    assert "earlier runs left nothing behind; lambda, runpod could not be asked" in nothing.stdout
+    assert (
+        "Error: lambda, runpod could not be asked" in nothing.stderr and "Hint: sky check" in nothing.stderr
+    )
+
+    record = over(store, "dev")
+    left = start(**of_run(home, record.id))
+    shown = typed("gc", **environ)
+    assert shown.returncode == 5 and left.poll() is None
+    removed = typed("gc", "--yes", "--json", **environ)
+    said = json.loads(removed.stdout)
+    assert removed.returncode == 5 and said["removed"] and said["unasked"] == ["lambda", "runpod"]
+    assert left.wait(60) != 0

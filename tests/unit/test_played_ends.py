@@ -16,7 +16,9 @@ from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines import cloud as cloud_machine
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.skypilot import forgotten_machines, spare_home, teardown
+from launcher.machines.skypilot.forgotten_machines import Look
 from launcher.safety import rented_leftovers
+from launcher.safety.leftovers import Find
 from launcher.safety.take_down import take_down
 from tests.support import played_gcp, played_lambda
 from tests.support.played_https import Answer, Played
@@ -163,14 +165,45 @@ def test_g07_what_a_provider_says_of_the_end_proves_nothing_its_list_does(
     assert machine in str(refused.value.why)
 
 
-def test_g08_gc_says_which_clouds_do_not_list_what_the_ledger_forgot(
-    store: RecordStore, played: Played, tmp_path: Path
-) -> None:
-    """There machines have no label that says whose they are, or SkyPilot lists one cluster's only."""
-    played.add_machine("slip-0a0b0c0d-0a0b0c0d", _UP[name_of(played)])
+def looked(store: RecordStore, cloud: str) -> tuple[list[Find], Look, list[str]]:
+    """What `launch gc` is told of a cloud, and what it says beside."""
     notes: list[str] = []
-    found, unasked = rented_leftovers.look(
-        Home.find({"LAUNCH_HOME": str(tmp_path)}), [name_of(played)], notes.append
-    )
-    assert (found, unasked) == ([], [name_of(played)])
-    assert "look in its console" in notes[0] and played.machines()
+    home = Home.find({"LAUNCH_HOME": str(store.runs.parent)})
+    return *rented_leftovers.look(home, [cloud], notes.append), notes
+
+
+def test_p08_gc_finds_what_runs_of_this_home_left_at_every_cloud_whose_list_can_be_asked(
+    store: RecordStore, played: Played
+) -> None:
+    """The record says that its run is over, the provider's list has a machine of it."""
+    record = store.update(left_behind(store, name_of(played)).id, state="verified")
+    cluster = f"{record.id}-{record.id.removeprefix('slip-')}"
+    machine = played.add_machine(cluster, _UP[name_of(played)])
+    played.add_machine("somebody-elses", _UP[name_of(played)])
+    (found,), seen, _ = looked(store, name_of(played))
+    assert (found.kind, found.run_id) == ("machine", record.id) and machine in found.what
+    assert found.why.startswith("the run is over") and "costs money" in found.why
+    assert seen.unasked == {} and len(seen.answered) == 1
+    assert "no longer lists it" in found.remove()
+    assert machine not in played.machines() and len(played.machines()) == 1
+    assert looked(store, name_of(played))[0] == []
+
+
+def test_p08_a_machine_of_which_nothing_says_whose_it_is_is_named_and_left_alone(
+    store: RecordStore, played: Played
+) -> None:
+    machine = played.add_machine("slip-0a0b0c0d-0a0b0c0d", _UP[name_of(played)])
+    played.add_machine("slip-0a0b0c0e-0a0b0c0e", _ENDED_AS[name_of(played)])
+    found, seen, notes = looked(store, name_of(played))
+    assert (found, seen.unasked) == ([], {})
+    (said,) = [line for line in notes if machine in line]
+    assert "slip-0a0b0c0d" in said and "left alone" in said and "slip-0a0b0c0e" not in str(notes)
+    if name_of(played) != "gcp":  # where a label would say it
+        assert "no label says whose it is" in said and "console" in said
+
+
+def test_p08_a_cloud_that_refuses_its_list_is_named_as_unasked(store: RecordStore, played: Played) -> None:
+    played.fail(played.listing.replace("instances ", r"(aggregated/)?instances "), _DENIED[name_of(played)])
+    found, seen, notes = looked(store, name_of(played))
+    assert found == [] and list(seen.unasked) == [name_of(played)] and not seen.answered
+    assert f"{name_of(played)} was not asked" in notes[0]

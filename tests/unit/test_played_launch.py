@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import CapacityError, LaunchError
-from launcher.machines.skypilot.provision import Order, Provisioning
+from launcher.machines.skypilot.order import Order
+from launcher.machines.skypilot.provision import Provisioning
 from launcher.values.clouds import clouds_of
 from tests.support.played_https import Answer
 from tests.support.played_sky import PlayedProcess, PlayedSky, on_cloud
@@ -152,7 +153,7 @@ def test_g16_the_next_cloud_in_the_order_of_our_prices_is_tried_by_skypilot_itse
     sky = PlayedProcess(home, tmp_path / "skypilot.log")
     order = Order(cluster, infra, "H100:1", 200, 10, None, {"slipway-home": "0123"})
     said: list[str] = []
-    told: list[bool] = []
+    told: list[list[str]] = []
     try:
         found = Provisioning(order, home, sky, told.append, said.append, lambda line: None).run()
     finally:

@@ -14,7 +14,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,42 +45,52 @@ def mark(runs: Path) -> str:
 
 @dataclass(frozen=True)
 class ForgottenMachine:
-    """A machine at a provider. `ours`: its label is this home's; else it is another computer's or home's."""
+    """A machine at a provider. `ours`: its label is this home's; else it is another computer's or home's;
+    None where there are no labels. `began`: None where this provider does not say."""
 
     id: str
     run_id: str
     where: str
     instance_type: str
-    began: float
-    ours: bool
+    began: float | None
+    ours: bool | None
     provider: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was found, and the clouds of which nothing is known, each with why."""
+    """What was found. `unasked`: the clouds of which not all is known, each with why. `answered`: the places
+    that gave their lists; `denied`: those where the account may not list machines, each with why."""
 
     found: tuple[ForgottenMachine, ...]
     unasked: dict[str, str]
+    answered: tuple[str, ...] = ()
+    denied: dict[str, str] = field(default_factory=dict)
 
 
 def find(clouds: Iterable[str], runs: Path) -> Look:
     """The machines with a run's name that these clouds list."""
-    found: list[ForgottenMachine] = []
-    unasked: dict[str, str] = {}
+    looks: list[Look] = []
 
     def ask(cloud: str) -> None:
         try:
-            found.extend(_listed(cloud, runs))
+            looks.append(_listed(cloud, runs))
         except LaunchError as error:
-            unasked[cloud] = f"{error.message}: {error.why}" if error.why else error.message
+            why = f"{error.message}: {error.why}" if error.why else error.message
+            looks.append(Look((), {cloud: why}))
 
     asking = [threading.Thread(target=ask, args=(cloud,), daemon=True) for cloud in clouds]
     for thread in asking:
         thread.start()
     for thread in asking:
         thread.join()
-    return Look(tuple(sorted(found, key=lambda machine: (machine.run_id, machine.id))), unasked)
+    found = [machine for look in looks for machine in look.found]
+    return Look(
+        tuple(sorted(found, key=lambda machine: (machine.run_id, machine.id))),
+        {cloud: why for look in looks for cloud, why in look.unasked.items()},
+        tuple(sorted(place for look in looks for place in look.answered)),
+        {place: why for look in looks for place, why in look.denied.items()},
+    )
 
 
 def end(machine: ForgottenMachine) -> str:
@@ -99,7 +109,7 @@ def end(machine: ForgottenMachine) -> str:
     return "ended: its provider no longer lists it"
 
 
-def _listed(cloud: str, runs: Path) -> list[ForgottenMachine]:
+def _listed(cloud: str, runs: Path) -> Look:
     if not has_account(cloud, Path.home(), os.environ):
         raise no_account(cloud)
     with tempfile.TemporaryDirectory(prefix="slipway-forgotten-") as folder:
@@ -110,19 +120,23 @@ def _listed(cloud: str, runs: Path) -> list[ForgottenMachine]:
             sky.end()
     if found is None:
         raise LaunchError("it lists only machines of known runs", "look in its console for slip-…", None)
-    return [
+    machines = [
         ForgottenMachine(
             id=one["id"],
             run_id=name[1],
             where=place(one["provider"]),
             instance_type=one["instance_type"],
             began=one["began"],
-            ours=one["label"] == mark(runs),
+            ours=one["label"] == mark(runs) if found["labels"] else None,
             provider=one["provider"],
         )
         for one in found["machines"]
         if (name := _OURS.fullmatch(one["provider"]["cluster_on_cloud"]))
     ]
+    silent = found["silent"] or ({} if found["answered"] else found["denied"])
+    unasked = {cloud: f"{', '.join(silent)}: {next(iter(silent.values()))}"} if silent else {}
+    denied = {} if silent is found["denied"] else found["denied"]
+    return Look(tuple(machines), unasked, tuple(found["answered"]), denied)
 
 
 def _sky(cloud: str, folder: Path) -> SkyProcess:

@@ -1,8 +1,7 @@
 """The machines of a cluster by its providers' own lists: where they may be, which are there, ending them.
 
-Neighbours: `sky_calls.py` answers with these in SkyPilot's process; `teardown.py` asks, and
-`forgotten_machines.py` for what no ledger knows. Asks through SkyPilot's provisioners, never its API server
-or its books.
+Neighbours: `sky_calls.py` answers with these in SkyPilot's process; `verdicts.py` asks; `sky_named.py` has
+the machines of all clusters. Asks through SkyPilot's provisioners, never its API server or its books.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ Json = dict[str, Any]
 LISTED_BY_NAME = ("cudo", "do", "fluidstack", "lambda", "paperspace", "runpod", "scp", "shadeform", "vast")
 _LISTED_BY_REGION = ("aws", "nebius", "oci")
 # Regions asked at the same time: an answer takes about half a second.
-_AT_ONCE = 8
+AT_ONCE = 8
 # What a provider may go on listing although it is gone for good. Everything else it lists is a machine, in
 # whatever state: SkyPilot takes states it does not know for gone on GCP and Lambda, and raises on RunPod.
-_GONE = {
+GONE = {
     "GCP": ("DEPROVISIONING",),
     "Lambda": ("terminating", "terminated"),
     "RunPod": ("TERMINATED",),
 }
-_GOOGLE_ATTEMPTS = 3
+GOOGLE_ATTEMPTS = 3
 
 
 def candidates(cluster: str, gpus: str, infra: list[str]) -> Json:
@@ -89,7 +88,7 @@ def instances(providers: list[Json]) -> Json:
 
     "refused": why one gave none, in the same order; its list is None then, and nothing is proven of it.
     """
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         said = list(pool.map(_answer, providers))
     return {"instances": [found for found, _ in said], "refused": [why for _, why in said]}
 
@@ -107,7 +106,7 @@ def _listed(provider: Json) -> list[str]:
     name, cluster = provider["name"], provider["cluster_on_cloud"]
     if name in _STATES:
         states = _STATES[name](cluster, provider["config"])
-        return sorted(machine for machine, state in states.items() if state not in _GONE[name])
+        return sorted(machine for machine, state in states.items() if state not in GONE[name])
     return sorted(
         provision.query_instances(
             name, provider["cluster"], cluster, provider["config"], non_terminated_only=True
@@ -126,7 +125,7 @@ def _states_on_gcp(cluster: str, config: Json) -> dict[str, str]:
     asked = machines.list(project=config["project_id"], zone=config["availability_zone"], filter=label)
     found: dict[str, str] = {}
     while asked is not None:
-        page = asked.execute(num_retries=_GOOGLE_ATTEMPTS)
+        page = asked.execute(num_retries=GOOGLE_ATTEMPTS)
         warning = page.get("warning", {}).get("code", "NO_RESULTS_ON_PAGE")
         if warning != "NO_RESULTS_ON_PAGE":
             raise RuntimeError(f"the list of {config['availability_zone']} is incomplete: {warning}")
@@ -135,7 +134,7 @@ def _states_on_gcp(cluster: str, config: Json) -> dict[str, str]:
     return found
 
 
-def _states_on_lambda(cluster: str, config: Json) -> dict[str, str]:
+def lambda_instances() -> list[Json]:
     """By the whole answer: SkyPilot takes one without a list for an empty list. Raises KeyError then."""
     from sky.provision.lambda_cloud import lambda_utils
 
@@ -143,13 +142,23 @@ def _states_on_lambda(cluster: str, config: Json) -> dict[str, str]:
     answer: Any = lambda_utils._try_request_with_backoff(
         "get", f"{lambda_utils.API_ENDPOINT}/instances", headers=headers
     )
-    return {one["id"]: one["status"] for one in answer.json()["data"] if _is_of(cluster, one.get("name"))}
+    return list(answer.json()["data"])
+
+
+def runpod_pods() -> dict[str, Json]:
+    """Each pod's "name" and "status", by its id."""
+    from sky.provision.runpod import utils
+
+    return utils.list_instances()
+
+
+def _states_on_lambda(cluster: str, config: Json) -> dict[str, str]:
+    found = lambda_instances()
+    return {one["id"]: one["status"] for one in found if _is_of(cluster, one.get("name"))}
 
 
 def _states_on_runpod(cluster: str, config: Json) -> dict[str, str]:
-    from sky.provision.runpod import utils
-
-    pods = utils.list_instances().items()
+    pods = runpod_pods().items()
     return {pod: said["status"] for pod, said in pods if _is_of(cluster, said["name"])}
 
 
@@ -175,44 +184,3 @@ def terminate(provider: Json) -> Json:
         return {}
     provision.terminate_instances(provider["name"], provider["cluster_on_cloud"], provider["config"])
     return {}
-
-
-def machines_named(cloud: str, name: str, label: str) -> Json | None:
-    """All of an account's machines whose cluster's name fits `name` (a shell's pattern), whoever began them:
-    what the cluster is called there, what `label` says, and how the provider is asked for it.
-
-    None for a provider whose list SkyPilot gives for one cluster only.
-    """
-    if cloud != "aws":
-        return None
-    from sky.adaptors import aws
-    from sky.provision.constants import TAG_RAY_CLUSTER_NAME
-
-    lives = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
-    named = {"Name": f"tag:{TAG_RAY_CLUSTER_NAME}", "Values": [name]}
-
-    def listed(region: str, client: Any) -> list[Json]:
-        config = {"region": region}
-        found: list[Json] = []
-        for page in client.get_paginator("describe_instances").paginate(Filters=[lives, named]):
-            for machine in (one for made in page["Reservations"] for one in made["Instances"]):
-                tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
-                cluster = tags[TAG_RAY_CLUSTER_NAME]
-                provider = {"name": "AWS", "cluster": cluster, "cluster_on_cloud": cluster, "config": config}
-                found.append(
-                    {
-                        "id": machine["InstanceId"],
-                        "instance_type": machine["InstanceType"],
-                        "began": machine["LaunchTime"].timestamp(),
-                        "label": tags.get(label),
-                        "provider": provider,
-                    }
-                )
-        return found
-
-    # Of one session, which reads what boto3 knows of EC2 once; it is not made for threads.
-    session: Any = aws.session()
-    regions = sorted(sky_account.regions() or session.get_available_regions("ec2"))
-    clients = [session.client("ec2", region_name=region) for region in regions]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return {"machines": [one for some in pool.map(listed, regions, clients) for one in some]}
