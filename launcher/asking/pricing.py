@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.asking import fitting
+from launcher.asking import fitting, session_end
 from launcher.base.errors import PreflightError, UsageError
 from launcher.base.units import format_money
 from launcher.ledger import lives
@@ -49,7 +49,7 @@ def make(
     settings, market = _look(settings, gpus, say, only_shown)
     plan = make_plan(settings, market, size)
     assert plan.rented is not None
-    for line in _remarks(settings, market):
+    for line in (*_remarks(settings, market), *session_end.remarks(plan)):
         say(line)
     return replace(plan, rented=_with_memory(settings, plan.rented, say))
 

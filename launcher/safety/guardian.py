@@ -43,8 +43,11 @@ _READY = b"ready\n"
 _START_SECONDS = 20.0
 # The user's command has its own minder, which sees the same end; this is for what it could not end.
 _COMMAND_SECONDS = 5.0
-_ATTEMPTS = 3
+# What is not proven is tried again after these pauses, each twice the one before: a login may have ended, and
+# the user may log in again. In between anybody else may end the run.
 _PAUSE_SECONDS = 2.0
+_LONGEST_PAUSE_SECONDS = 300.0
+_GIVE_UP_SECONDS = 86400.0
 # Of the minute in which the machine is gone (G1): nobody is there to keep it for its results.
 PULL_SECONDS = 20.0
 # A record that cannot be written is tried again so often: a full disk may be emptied.
@@ -137,8 +140,16 @@ def _prepare(record: Path) -> tuple[ProcessId | None, StandIn | None]:
 
 def _end(store: RecordStore, run_id: str, launch: ProcessId | None, stand_in: StandIn | None = None) -> int:
     """End the run, unless somebody does already and proves it, or another launch has taken it up."""
-    with teardown_lock.alone(store.folder(run_id), "guardian", _say, insist=True) as turn:
-        return _end_alone(store, run_id, launch, stand_in, turn)
+    pause, rested = _PAUSE_SECONDS, 0.0
+    while True:
+        with teardown_lock.alone(store.folder(run_id), "guardian", _say, insist=True) as turn:
+            code = _end_alone(store, run_id, launch, stand_in, turn)
+        if code == 0 or rested >= _GIVE_UP_SECONDS:
+            return code
+        _say(f"{run_id}: not proven to be down; tried again in {pause:.0f} s")
+        time.sleep(pause)
+        rested += pause
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _end_alone(
@@ -207,20 +218,13 @@ def _bring(store: RecordStore, record: RunRecord) -> str | None:
 
 
 def _take_down(record: RunRecord, stand_in: StandIn | None) -> Proof:
-    """End the machine and the user's command, with proof; asks again when it is not proven."""
-    proof = Proof(False, "not tried")
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(_PAUSE_SECONDS)
-        try:
-            machine = from_record(record, stand_in)
-            proof = machine_of_record.end(machine, _say, lambda: _end_command(record))
-        except Exception as error:  # noqa: BLE001 - whatever it is: try again, then say it in the record
-            _say(traceback.format_exc())
-            proof = Proof(False, f"the guardian failed: {error!r}")
-        if proof.verified:
-            break
-    return proof
+    """End the machine and the user's command, with proof."""
+    try:
+        machine = from_record(record, stand_in)
+        return machine_of_record.end(machine, _say, lambda: _end_command(record))
+    except Exception as error:  # noqa: BLE001 - whatever it is: said in the record, and tried again
+        _say(traceback.format_exc())
+        return Proof(False, f"the guardian failed: {error!r}")
 
 
 def _end_own_children() -> None:

@@ -71,7 +71,8 @@ class Keeping:
 
 
 def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunRecord:
-    """The record when no guardian is at work on the run any more: two must not take one machine down.
+    """The record when no guardian is at work on the run any more, or it rests between two tries: two must not
+    take one machine down at once.
 
     Raises TeardownUnverified for one that stands still.
     """
@@ -81,6 +82,9 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
     note(f"{record.name or record.id}: its guardian is still taking it down")
     still = 0.0
     while not processes.wait_gone(guardian, _LOOK_SECONDS):
+        record = store.load(record.id)
+        if record.state == "unverified" and teardown_lock.holder(store.folder(record.id)) is None:
+            break
         still = still + _LOOK_SECONDS if processes.stopped(guardian) else 0.0
         if still > _STILL_SECONDS:
             raise _stands_still(record, guardian)

@@ -26,7 +26,10 @@ class _Account:
 _ACCOUNTS: dict[str, _Account] = {
     "aws": _Account(
         (".aws",), ("AWS_",),
-        ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+        (
+            "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+            "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
+        ),
     ),
     "azure": _Account((".azure",), ("AZURE_",), ("AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE")),
     "cudo": _Account((".config/cudo",)),

@@ -69,7 +69,8 @@ def test_g08_gc_finds_a_machine_whose_record_is_gone_and_leaves_everyone_elses_a
     print(shown.output)
     assert f"{mine} of {run_id} at AWS us-west-2" in shown.output
     assert shown.code == 5 and "Error: lambda could not be asked" in shown.output
-    assert "asked AWS us-east-1, AWS us-west-2" in shown.output
+    (answered,) = [line for line in shown.output.splitlines() if "asked AWS" in line]
+    assert "AWS us-east-1" in answered and "AWS us-west-2" in answered
     assert "nothing was removed" in shown.output
     assert "slip-89abcdef" in shown.output and "left alone" in shown.output
     assert "lambda was not asked" in shown.output
@@ -78,7 +79,7 @@ def test_g08_gc_finds_a_machine_whose_record_is_gone_and_leaves_everyone_elses_a
     (home / "clouds.json").write_text(json.dumps(["aws"]))
     rig.faults("deny-region", "us-east-1")
     removed = json.loads(collect(rig, "--yes", "--json").ok().splitlines()[-1])
-    assert (removed["answered"], removed["denied"]) == (["AWS us-west-2"], ["AWS us-east-1"])
+    assert "AWS us-west-2" in removed["answered"] and removed["denied"] == ["AWS us-east-1"]
     rig.faults("deny-region", None)
     assert [one["run_id"] for one in removed["found"]] == [run_id] and removed["removed"]
     assert [one["id"] for one in rig.witness("terminate")] == [mine]

@@ -1,7 +1,8 @@
 """A rented machine as a folder, found again by a run's record: what another process than `launch` ends.
 
 `FOLDER/calls` has a line for each call. While `FOLDER/pull-fails` exists no copy succeeds, while `pull-hangs`
-does none ends by itself, while `gone` does its provider lists it no more. Its disk goes with it. `register`
+does none ends by itself, while `gone` does its provider lists it no more, while `unproven` does nothing says
+that it is down. Its disk goes with it. `register`
 makes its kind one of a record's.
 """
 
@@ -69,6 +70,8 @@ class RecordedMachine:
         self._called("down")
 
     def proof(self) -> Proof:
+        if self._is("unproven"):
+            return Proof(False, "the login has expired")
         return Proof(True, "its folder says so")
 
     def _is(self, what: str) -> bool:

@@ -19,6 +19,7 @@ import pytest
 from launcher.base import processes
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
+from launcher.ledger import teardown_lock
 from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.safety import guardian
 from tests.support import recorded_machine
@@ -140,3 +141,51 @@ def _idle(process: ProcessId) -> bool:
     ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     time.sleep(0.5)
     return ticks == Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+
+
+def test_p05_the_guardian_goes_on_with_growing_pauses_until_a_login_is_there_again(
+    typed: Typed, store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's token has expired: nothing can be asked until the user has logged in. Between two tries the
+    guardian holds nobody up."""
+    record = left_alone(store, there)
+    (there / "unproven").touch()
+    pauses: list[float] = []
+
+    def rest(seconds: float) -> None:
+        pauses.append(seconds)
+        assert teardown_lock.holder(store.folder(record.id)) is None
+        assert store.load(record.id).state == "unverified"
+        if len(pauses) == 12:
+            (there / "unproven").unlink()
+
+    monkeypatch.setattr(guardian.time, "sleep", rest)
+    assert guardian._end(store, record.id, record.launch) == 0
+    ended = store.load(record.id)
+    assert (ended.state, ended.ended_by) == ("verified", "guardian")
+    assert pauses[:5] == [2.0, 4.0, 8.0, 16.0, 32.0] and pauses[-1] == 300.0
+
+
+def test_p05_down_ends_a_run_whose_guardian_rests_between_two_tries(
+    typed: Typed, store: RecordStore, there: Path
+) -> None:
+    record = left_alone(store, there)
+    (there / "unproven").touch()
+    watch = subprocess.Popen(
+        [sys.executable, PROGRAMS / "unit" / "end_run.py", store.runs.parent, record.id, "guardian"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environ(),
+    )
+    try:
+        named = ProcessId.of(watch.pid)
+        store.update(record.id, guardian=named)
+        wait_until(lambda: store.load(record.id).state == "unverified", what="its first try")
+        (there / "unproven").unlink()
+        assert typed("down", "dev").returncode == 0
+        assert store.load(record.id).state == "verified"
+        assert watch.wait(timeout=300) == 0
+    finally:
+        watch.kill()
+        watch.wait()

@@ -26,7 +26,7 @@ def regions(near: Iterable[str] = ()) -> set[str] | None:
     `near`, else in any: an account may be denied the one that usually answers. None where all refuse."""
     from sky.adaptors import aws
 
-    session: Any = aws.session()
+    session: Any = aws.session(profile=aws.get_workspace_profile())
     own = [session.region_name] if session.region_name else []
     for region in dict.fromkeys([*near, *own, _FIRST, *session.get_available_regions("ec2")]):
         with contextlib.suppress(_DeniedError), _denials():

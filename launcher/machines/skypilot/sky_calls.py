@@ -177,15 +177,19 @@ _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
+    answers, requests = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
     os.dup2(2, 1)
+    # Whoever is started from here and asks for a code hears at once that nobody answers.
+    nobody = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nobody, 0)
+    os.close(nobody)
     if "--ahead" in sys.argv[1:]:
         try:
             version()
             import_what_ends()
         except Exception:  # noqa: BLE001 - each call says it, to whoever asks
             traceback.print_exc()
-    for line in sys.stdin:
+    for line in requests:
         request = json.loads(line)
         try:
             version()  # where SkyPilot is missing, that is what every call says

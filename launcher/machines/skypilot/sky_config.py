@@ -10,6 +10,7 @@ how machines are made in general. Ours: which clouds are allowed, and that no cr
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ _PROJECT = ".sky.yaml"
 # Where SkyPilot can be told to upload neither the cloud's credentials nor the key of its clusters.
 _NO_UPLOAD = ("aws", "gcp")
 _IDENTITY = "remote_identity"
+# Its values that name no role.
+_KEYWORDS = ("LOCAL_CREDENTIALS", "SERVICE_ACCOUNT", "NO_UPLOAD")
 _PROXY = "ssh_proxy_command"
 _TAKEN = ("docker", "nvidia_gpus", "provision")
 # What would change how the user's other clusters are launched, and does not here.
@@ -31,15 +34,18 @@ _NOT_TAKEN = {
     "api_server": "a run has a SkyPilot API server of its own, on this computer",
     "workspace": "a run has a SkyPilot of its own",
     "active_workspace": "a run has a SkyPilot of its own",
-    "workspaces": "a run has a SkyPilot of its own",
+    "workspaces": "a run has a SkyPilot of its own, and takes aws.profile of yours only",
     "logs": "a machine's logs go to this computer only",
 }
 
 
-def for_run(path: Path, clouds: list[str], home: Path) -> tuple[dict[str, Any], list[str]]:
+def for_run(
+    path: Path, clouds: list[str], home: Path, plugins: Iterable[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
     """The configuration of a run's SkyPilot; and what of the user's, in `path`, is left out, a line each.
 
-    `home` is the user's own.
+    `home` is the user's own. `plugins`: clouds that only let in to a cluster of one's own; nothing of theirs
+    is uploaded.
 
     Raises PreflightError when the file cannot be read.
     """
@@ -52,15 +58,42 @@ def for_run(path: Path, clouds: list[str], home: Path) -> tuple[dict[str, Any], 
         section = users.get(cloud) or {}
         if not isinstance(section, dict):
             raise _unreadable(path, f"its {cloud} is not a mapping")
-        section = {name: value for name, value in section.items() if name != _IDENTITY}
-        if section.keys() != (users.get(cloud) or {}).keys():
-            left_out.append(f"{path}: {cloud}.{_IDENTITY} is ignored: no credentials go to a run's machine")
+        section = dict(section)
+        identity = section.pop(_IDENTITY, None)
         if _PROXY in section:
             section[_PROXY] = _with_home(section[_PROXY], home)
-        if cloud in _NO_UPLOAD:
-            section[_IDENTITY] = "NO_UPLOAD"
+        if cloud in _NO_UPLOAD and _is_role(identity):
+            section[_IDENTITY] = identity
+        else:
+            if identity is not None:
+                why = "no credentials go to a run's machine"
+                left_out.append(f"{path}: {cloud}.{_IDENTITY} is ignored: {why}")
+            if cloud in _NO_UPLOAD:
+                section[_IDENTITY] = "NO_UPLOAD"
         config |= {cloud: section} if section else {}
+    for cloud in plugins:
+        config |= {cloud: {_IDENTITY: "NO_UPLOAD"}}
+    profile = _aws_profile(users) if "aws" in clouds else None
+    if profile is not None:
+        config["workspaces"] = {"default": {"aws": {"profile": profile}}}
     return config | {"allowed_clouds": clouds}, left_out
+
+
+def _is_role(identity: Any) -> bool:
+    """Whether it names a role that machines are given, or one for each pattern of names: then nothing is
+    uploaded, and SkyPilot need not make a role of its own."""
+    if isinstance(identity, list):
+        return all(isinstance(one, dict) and all(map(_is_role, one.values())) for one in identity)
+    return isinstance(identity, str) and identity.upper() not in _KEYWORDS
+
+
+def _aws_profile(users: dict[str, Any]) -> str | None:
+    """The profile of the workspace that the user works in."""
+    active = users.get("active_workspace") or users.get("workspace") or "default"
+    found: Any = users
+    for name in ("workspaces", active, "aws", "profile"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _with_home(proxy: Any, home: Path) -> Any:

@@ -26,7 +26,7 @@ from pathlib import Path
 from launcher.base import processes
 from launcher.base.errors import PreflightError
 from launcher.base.processes import ProcessId
-from launcher.machines.skypilot import sky_cache, sky_config
+from launcher.machines.skypilot import sky_cache, sky_config, sky_credentials
 from launcher.values.clouds import clouds_of, has_account, is_for, no_account, places_of
 
 SERVER_SECONDS = 90.0
@@ -56,6 +56,7 @@ class SkyHome:
         self.folder = folder
         self._clouds = clouds_of(infra)
         self._user_id = user_id
+        self._user_home = Path.home()
 
     def make(self, user_home: Path | None = None, only: str | None = None) -> list[str]:
         """The home, with links to the target clouds' credentials, what of the user's configuration is for
@@ -71,9 +72,18 @@ class SkyHome:
         (self.folder / ".sky").mkdir(mode=0o700, exist_ok=True)
         for cloud in clouds:
             self._link_credentials(cloud, user_home)
+        self._user_home = user_home
+        aws = sky_credentials.aws_config(user_home, os.environ) if "aws" in clouds else None
+        if aws is not None:
+            _write_anew(self.folder / sky_credentials.AWS_CONFIG, aws)
+        plugins = self._plugins(clouds)
+        if "aws" in plugins - set(clouds) and (user_home / ".aws").exists():
+            self._link(".aws", user_home)
         sky_cache.furnish(self.folder, user_home)
         users = Path(os.environ.get(sky_config.VARIABLE) or user_home / sky_config.PLACE).expanduser()
-        config, left_out = sky_config.for_run(users, clouds, user_home)
+        config, left_out = sky_config.for_run(
+            users, clouds, user_home, sorted({"aws"} & plugins - set(clouds))
+        )
         _write_anew(self.folder / sky_config.PLACE, json.dumps(config) + "\n")  # JSON is YAML
         return left_out
 
@@ -85,24 +95,34 @@ class SkyHome:
         if not has_account(cloud, user_home, os.environ):
             raise no_account(cloud)
         for place in places_of(cloud):
-            if not (user_home / place).exists():
-                continue
-            target = self.folder / place
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not target.is_symlink():
-                # A link: credentials are renewed in place, and nothing of them is copied.
-                target.symlink_to((user_home / place).absolute())
+            if (user_home / place).exists():
+                self._link(place, user_home)
+
+    def _link(self, place: str, user_home: Path) -> None:
+        """A link: credentials are renewed in place, and nothing of them is copied."""
+        target = self.folder / place
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not target.is_symlink():
+            target.symlink_to((user_home / place).absolute())
+
+    def _plugins(self, clouds: list[str]) -> set[str]:
+        """The clouds whose programs let in to a cluster of the user's own, where that is meant."""
+        return sky_credentials.plugins(self._user_home, os.environ) if "kubernetes" in clouds else set()
 
     def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """What SkyPilot's processes get: of the user's own only what the target clouds need."""
         environ = os.environ if environ is None else environ
+        plugins = self._plugins(self._clouds)
         kept = {
-            name: value
+            name: sky_credentials.at_home(value, self._user_home)
             for name, value in environ.items()
             if name.startswith(_PLAIN)
             or name.lower() in _PROXIES
-            or any(is_for(cloud, name) for cloud in self._clouds)
+            or any(is_for(cloud, name) for cloud in (*self._clouds, *plugins))
         }
+        kept |= sky_credentials.variables(plugins, self._user_home, environ)
+        if (config := self.folder / sky_credentials.AWS_CONFIG).exists():
+            kept["AWS_CONFIG_FILE"] = str(config)
         for name in ("no_proxy", "NO_PROXY"):  # its API server is on this computer, whatever the proxy
             kept[name] = ",".join(filter(None, [environ.get(name, ""), "127.0.0.1", "localhost"]))
         own = {

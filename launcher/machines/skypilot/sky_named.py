@@ -41,7 +41,7 @@ def _on_aws(name: str, label: str) -> Json:
     from sky.adaptors import aws
 
     # Of one session, which reads what boto3 knows of EC2 once; it is not made for threads.
-    session: Any = aws.session()
+    session: Any = aws.session(profile=aws.get_workspace_profile())
     regions = sorted(sky_account.regions() or session.get_available_regions("ec2"))
     clients = [session.client("ec2", region_name=region) for region in regions]
     found: Json = {"machines": [], "answered": [], "denied": {}, "silent": {}, "labels": True}

@@ -41,6 +41,8 @@ _TELL_SECONDS = 20.0
 _SILENT_SECONDS = 90.0
 _NO_CATALOG = ("catalog", "Catalog")
 _UNINSTALLED = "ModuleNotFoundError"
+# What a prompt ends with where nobody can answer it; botocore's for a profile with `mfa_serial`.
+_PROMPTED = ("EOFError", "EOF when reading a line")
 
 
 class SkyCallError(PreflightError):
@@ -228,6 +230,12 @@ def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchErro
     why = _last_line(text)
     if _UNINSTALLED in found:
         return PreflightError("SkyPilot is not installed here", text, "pip install 'slipway-rl[cloud]'")
+    if _PROMPTED[0] in found or _PROMPTED[1] in text:
+        return PreflightError(
+            "the cloud asks for a code, and nobody can type it here",
+            f"a profile that wants MFA is asked in the background ({why})",
+            'eval "$(aws configure export-credentials --format env)"  # asks you; then the same again',
+        )
     if found & _NO_CAPACITY:
         return CapacityError(
             "no cloud has these GPUs available now",
