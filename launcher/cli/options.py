@@ -203,7 +203,8 @@ Idle = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="A rented machine shuts itself down after this long idle. Default: 10m.",
+        help="A rented machine shuts itself down after this long idle, and a run whose program failed before "
+        "its first step ends after this long without a key. Default: 10m.",
         rich_help_panel=_LIFETIME,
     ),
 ]

@@ -216,11 +216,27 @@ class Run:
     # -------------------------------------------------------------- work
 
     def _work(self, machine: Machine, endpoint: Endpoint) -> None:
+        """The program to its end; again, where it failed early and somebody has mended it."""
+        from launcher.run.another_try import AnotherTry
+        from launcher.run.work import Work
+
+        self._enter("work")
+        self._say_ready(endpoint)
+        watched = self._watched(machine)
+        parts = (self._request, self._label, self._limits, watched.pulse)
+        another = AnotherTry(*parts, lambda: Work(watched, None, "", self._output), self._output)
+        while True:
+            try:
+                return self._run_program(watched, endpoint)
+            except JobFailed as failed:
+                self._signals.consequence = f"copying results, taking everything down{AGAIN}"
+                if not another.wanted(failed):
+                    raise
+
+    def _run_program(self, watched: Watched, endpoint: Endpoint) -> None:
         from launcher.run.work import Work
 
         command = self._request.command
-        self._enter("work")
-        self._say_ready(endpoint)
         program = None
         try:
             if command:
@@ -233,7 +249,7 @@ class Run:
             passing("cli.started")
             ending = "ending the program, " if command else ""
             self._signals.consequence = f"{ending}copying results, taking everything down{AGAIN}"
-            Work(self._watched(machine), program, shlex.join(command), self._output).do()
+            Work(watched, program, shlex.join(command), self._output).do()
         finally:
             if program is not None and program.poll() is None:
                 program.terminate()

@@ -59,6 +59,8 @@ class Work:
         self._output = output
         self._late = False
         self._detail: str | None = None
+        # What the live line says while somebody is waited for.
+        self.waits_for: str | None = None
         self._warned: set[str] = set()
 
     def do(self) -> None:
@@ -68,7 +70,7 @@ class Work:
         """
         try:
             with self._output.shared_terminal(self._program is not None):
-                self._watch()
+                self._watch(self._program_is_over)
         except Interrupted as interrupted:
             if self._program is not None and interrupted.number == signal.SIGINT:
                 self._let_end(self._program)
@@ -77,7 +79,14 @@ class Work:
             if self._program is not None and self._program.poll() is None:
                 self._program.terminate()
 
-    def _watch(self) -> None:
+    def stand_by(self, over: Callable[[], bool]) -> None:
+        """Until `over`, which takes a little while each time. Raises as `do`."""
+        try:
+            self._watch(over)
+        finally:
+            self._output.release_terminal()
+
+    def _watch(self, over: Callable[[], bool]) -> None:
         drawn_at = 0.0
         while True:
             now = clock.boot_seconds()
@@ -85,15 +94,20 @@ class Work:
             if now - drawn_at >= _DRAW_EVERY_SECONDS:
                 self._output.live(self._live(beat, now))
                 drawn_at = now
-            code = self._wait()
-            if code is not None:
-                self._check_program(code)
+            if over():
                 return
             self._check_limits(now)
             self._check_runtime(beat)
             self._say_detail(beat)
             self._say_warnings(beat)
             self._check_durable(self._watched.standing())
+
+    def _program_is_over(self) -> bool:
+        """Look for a little while. Raises JobFailed when it has failed."""
+        code = self._wait()
+        if code is not None:
+            self._check_program(code)
+        return code is not None
 
     def _wait(self) -> int | None:
         """A little while; the program's exit code if it has ended."""
@@ -176,6 +190,7 @@ class Work:
             tunnel_ms=None if beat.round_trip_seconds is None else beat.round_trip_seconds * 1000,
             lease_left_seconds=beat.lease.left(now),
             trouble=trouble if silent is None else f"no answer for {silent:.0f} s",
+            waits_for=self.waits_for,
         )
 
     def _let_end(self, program: Command) -> None:

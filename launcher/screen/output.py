@@ -44,11 +44,15 @@ class Live:
     tunnel_ms: float | None = None
     lease_left_seconds: float | None = None
     trouble: str | None = None
+    # What a person is asked to do; nothing else is worth the room then.
+    waits_for: str | None = None
 
     def line(self) -> str:
         """name · up time · $ of budget · step · reward · tunnel ms · lease left."""
         money = format_money(self.cost) + (f" of {format_money(self.budget)}" if self.budget else "")
         parts = [self.name, f"up {format_duration(self.up_seconds)}", money]
+        if self.waits_for and not self.trouble:
+            return " · ".join([*parts, self.waits_for])
         parts.append("step -" if self.step is None else f"step {self.step}")
         parts.append("reward -" if self.reward is None else f"reward {self.reward:.3g}")
         parts.append("tunnel -" if self.tunnel_ms is None else f"tunnel {self.tunnel_ms:.0f} ms")

@@ -34,7 +34,7 @@ PLANNED = (
     "engine.kv_cache_gib",
 )
 # What only a rented run has; on the command line they ask for one.
-_RENTED_ONLY = ("infra", "budget", "max_price", "idle", "disk", "copy_rate")
+_RENTED_ONLY = ("infra", "budget", "max_price", "disk", "copy_rate")
 # What a run has whose GPUs are named, rented or not.
 _WITH_GPUS = ("train_gpus", "infer_gpus")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from launcher.asking.setting_sources import load
 from launcher.base.home import Home
@@ -59,14 +59,16 @@ class Lives:
         lease_seconds: float = 900.0,
         price: float = 0.0,
         planned: dict[str, Any] | None = None,
+        terminal: TextIO | None = None,
     ) -> Lived:
-        """`price`: of an hour of the machine, whose disk then goes with it; `planned`: fields of the plan."""
+        """`price`: of an hour of the machine, whose disk then goes with it; `planned`: fields of the plan;
+        `terminal`: where a person sits, who is told instead of a program."""
         machine = PretendMachine(self.folder / "machine", acts, price)
         prepare(machine)
         settings = load({"port": None, **(flags or {})}, environ={}, folder=self.folder, home=self.home)
         settings = replace(settings, lease_seconds=lease_seconds)
         stdout, stderr = io.StringIO(), io.StringIO()
-        output = Output(as_json=True, stdout=stdout, stderr=stderr, environ={})
+        output = Output(as_json=terminal is None, stdout=stdout, stderr=terminal or stderr, environ={})
         plan = replace(make_plan(settings), price_per_hour=price, **(planned or {}))
         request = Request(settings, plan, "/nowhere", command)
         self._run = Run(request, self.home, output, lambda record, store, home: machine)

@@ -44,6 +44,8 @@ class PretendMachine:
         self.token = ""
         self.config: RuntimeConfig | None = None
         self.phase = "ready"
+        # Of its policy, and of the step that made it.
+        self.step = 3
         self.proven = Proof(True, "nothing is left")
         self.standing = Standing()
         # Whether what was asked of it last is wanted no more: for an act that takes its time.
@@ -158,8 +160,8 @@ class PretendMachine:
                 "phase": self.phase,
                 "model": "pretend",
                 "served_name": "policy",
-                "version": 3,
-                "step": 3,
+                "version": self.step,
+                "step": self.step,
                 "last_metrics": {"reward": 0.5},
                 "children": [{"name": "trainer", "state": "failed", "detail": "out of memory"}]
                 if self.phase == "failed"

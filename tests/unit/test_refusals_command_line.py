@@ -122,7 +122,7 @@ def test_g24_what_is_wrong_on_the_command_line_is_2_path_escapes_too(refused: Re
 
 
 @pytest.mark.parametrize(
-    "option", ["--budget 5", "--max-price 20", "--infra aws", "--idle 10m", "--disk 100", "--infer-gpus 1"]
+    "option", ["--budget 5", "--max-price 20", "--infra aws", "--disk 100", "--infer-gpus 1"]
 )
 def test_g11_what_means_something_for_rented_runs_only_is_refused_without_one(
     option: str, place: Place

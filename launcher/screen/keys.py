@@ -1,0 +1,73 @@
+"""Single keys of whoever sits at the terminal: read as they are pressed, and shown by nothing.
+
+Neighbours: `consent.py` asks for whole answers. Knows nothing of what a key means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import termios
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from launcher.base import descriptors
+
+_INPUT, _LOCAL = 0, 3  # of the list that tcgetattr gives
+
+
+class Keys:
+    """While entered, the terminal of our input gives keys one by one; Ctrl-C stays Ctrl-C."""
+
+    def __init__(self) -> None:
+        self._descriptor = sys.stdin.fileno()
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> Self:
+        """What was typed before is nobody's answer to what is asked now."""
+        with contextlib.suppress(termios.error):
+            self._before = termios.tcgetattr(self._descriptor)
+            changed = termios.tcgetattr(self._descriptor)
+            changed[_LOCAL] &= ~(termios.ICANON | termios.ECHO)
+            changed[_LOCAL] |= termios.ISIG
+            changed[_INPUT] |= termios.ICRNL
+            self._set(termios.TCSAFLUSH, changed)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            with contextlib.suppress(termios.error):  # the terminal was closed
+                self._set(termios.TCSADRAIN, self._before)
+
+    def pressed(self, seconds: float) -> str | None:
+        """The next key within so long, None without one; empty where none can come any more."""
+        if in_background(self._descriptor):
+            time.sleep(seconds)
+            return None
+        if not descriptors.readable([self._descriptor], seconds):
+            return None
+        try:
+            return os.read(self._descriptor, 1).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _set(self, when: int, attributes: list[Any]) -> None:
+        """Also from the background, where a terminal would stop us."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTTOU,))
+        try:
+            termios.tcsetattr(self._descriptor, when, attributes)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def in_background(descriptor: int) -> bool:
+    """Whether this terminal belongs to another job of our shell now."""
+    try:
+        return os.tcgetpgrp(descriptor) != os.getpgrp()
+    except OSError:  # it is not our session's
+        return False
