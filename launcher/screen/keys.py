@@ -28,21 +28,17 @@ class Keys:
 
     def __enter__(self) -> Self:
         """What was typed before is nobody's answer to what is asked now."""
-        with contextlib.suppress(termios.error):
-            self._before = termios.tcgetattr(self._descriptor)
-            changed = termios.tcgetattr(self._descriptor)
-            changed[_LOCAL] &= ~(termios.ICANON | termios.ECHO)
-            changed[_LOCAL] |= termios.ISIG
-            changed[_INPUT] |= termios.ICRNL
-            self._set(termios.TCSAFLUSH, changed)
+        try:
+            self._begin()
+        except BaseException:  # a signal: nobody else gives the terminal back
+            self._give_back()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is not None:
-            with contextlib.suppress(termios.error):  # the terminal was closed
-                self._set(termios.TCSADRAIN, self._before)
+        self._give_back()
 
     def pressed(self, seconds: float) -> str | None:
         """The next key within so long, None without one; empty where none can come any more."""
@@ -55,6 +51,20 @@ class Keys:
             return os.read(self._descriptor, 1).decode(errors="replace")
         except OSError:
             return ""
+
+    def _begin(self) -> None:
+        with contextlib.suppress(termios.error):
+            self._before = termios.tcgetattr(self._descriptor)
+            changed = termios.tcgetattr(self._descriptor)
+            changed[_LOCAL] &= ~(termios.ICANON | termios.ECHO)
+            changed[_LOCAL] |= termios.ISIG
+            changed[_INPUT] |= termios.ICRNL
+            self._set(termios.TCSAFLUSH, changed)
+
+    def _give_back(self) -> None:
+        if self._before is not None:
+            with contextlib.suppress(termios.error):  # the terminal was closed
+                self._set(termios.TCSADRAIN, self._before)
 
     def _set(self, when: int, attributes: list[Any]) -> None:
         """Also from the background, where a terminal would stop us."""
