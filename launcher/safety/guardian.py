@@ -17,7 +17,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -32,7 +31,8 @@ from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.ledger.teardown_lock import Turn
 from launcher.machines import machine_of_record
 from launcher.machines.machine_of_record import NoMachine, StandIn, from_record
-from launcher.values.machine import Proof
+from launcher.safety import giving_up, last_copy
+from launcher.values.machine import Proof, Stopped, silent
 
 if TYPE_CHECKING:
     from launcher.values.machine import Machine
@@ -48,8 +48,6 @@ _COMMAND_SECONDS = 5.0
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _GIVE_UP_SECONDS = 86400.0
-# Of the minute in which the machine is gone (G1): nobody is there to keep it for its results.
-PULL_SECONDS = 20.0
 # A record that cannot be written is tried again so often: a full disk may be emptied.
 _WRITES = 30
 
@@ -186,35 +184,30 @@ def _end_alone(
 
 
 def _bring_home(store: RecordStore, record: RunRecord) -> str | None:
-    """What goes with the machine's disk, brought home where that is done soon; why it was not."""
+    """What goes with the machine's disk, brought home as long as it comes; why it was not."""
     if record.state in ("down", "unverified"):  # whoever was at it before had come to that
         return record.unpulled
     if not record.may_have_results:
         return None
-    outcome: list[str | None] = []
-
-    def bring() -> None:
-        try:
-            outcome.append(_bring(store, record))
-        except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
-            outcome.append(machine_of_record.described(error))
-
-    bringing = threading.Thread(target=bring, daemon=True)
-    bringing.start()
-    bringing.join(PULL_SECONDS)
-    why = outcome[0] if outcome else f"they had not arrived after {PULL_SECONDS:.0f} s"
+    given_up = giving_up.by_name(store, record.id)
+    try:
+        why = last_copy.bring(
+            record, store.folder(record.id), lambda stopped: _bring(store, record, stopped), given_up
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
+        why = machine_of_record.described(error)
     if why is not None:
         _say(f"{record.id}: its newest results are lost with it: {why}")
     return why
 
 
-def _bring(store: RecordStore, record: RunRecord) -> str | None:
+def _bring(store: RecordStore, record: RunRecord, stopped: Stopped) -> str | None:
     machine = from_record(record)
     if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
         return None
     if record.given_up:
         return "they were given up"
-    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS).lost
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, silent, stopped).lost
 
 
 def _take_down(record: RunRecord, stand_in: StandIn | None) -> Proof:

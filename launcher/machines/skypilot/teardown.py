@@ -25,7 +25,7 @@ from launcher.values.machine import Proof
 
 DOWN_SECONDS = 300.0
 # SkyPilot's server rests while a machine works, and is back in 5 s. Of the minute in which a machine is gone
-# (G1) the guardian has spent 20 s on its results; without the server its provider ends it.
+# (G1) the guardian may have waited 20 s for a byte of its results; without the server its provider ends it.
 SERVER_BACK_SECONDS = 30.0
 # The provider's list may go on showing what is ending.
 GONE_SECONDS = 120.0

@@ -1,0 +1,151 @@
+"""last_copy.py: how long a guardian copies before it ends the machine. The copy is real; clocks are given."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.ledger.records import RecordStore
+from launcher.safety import guardian, last_copy
+from launcher.values.machine import PullReport, Stopped
+from tests.support import recorded_machine
+from tests.support.left_alone import PRICE, left_alone, store, there, typed
+from tests.support.waiting import wait_until
+
+__all__ = ["store", "there", "typed"]
+
+pytestmark = pytest.mark.process
+
+LEASE = 900.0
+
+
+@dataclass
+class Clocks:
+    """All clocks that are asked, as one that only `pass_by` moves; and how often they were."""
+
+    now: float
+    looks: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self) -> float:
+        with self.lock:
+            self.looks += 1
+            return self.now
+
+    def pass_by(self, seconds: float, stopped: Stopped) -> None:
+        """Once whoever watches has seen what is there now, or is there no more."""
+        before = self.looks
+        wait_until(lambda: stopped() or self.looks > before + 8, what="it is looked at")
+        with self.lock:
+            self.now += seconds
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    clocks = Clocks(time.time())
+    monkeypatch.setattr(last_copy, "time", SimpleNamespace(monotonic=clocks.ask, time=clocks.ask))
+    monkeypatch.setattr(last_copy, "clock", SimpleNamespace(boot_seconds=clocks.ask))
+    monkeypatch.setattr(last_copy, "_LOOK_SECONDS", 0.005)
+    return clocks
+
+
+def trickling(folder: Path, clocks: Clocks, rounds: int, seconds: float) -> Callable[[Stopped], str | None]:
+    """A copy of which a byte comes each time, with so many seconds between two; until it is stopped."""
+
+    def copy(stopped: Stopped) -> str | None:
+        for _ in range(rounds):
+            if stopped():
+                return "it was broken off"
+            with (folder / "partial").open("ab") as file:
+                file.write(b"x")
+            clocks.pass_by(seconds, stopped)
+        return None
+
+    return copy
+
+
+def never() -> bool:
+    return False
+
+
+def standing_still(clocks: Clocks) -> Callable[[Stopped], str | None]:
+    def copy(stopped: Stopped) -> str | None:
+        clocks.pass_by(last_copy.STILL_SECONDS + 1, stopped)
+        wait_until(stopped, what="nobody waits any more")
+        return "it was broken off"
+
+    return copy
+
+
+def test_p07_a_guardian_goes_on_copying_while_bytes_move(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = left_alone(store, there, lease_seconds=LEASE)
+    monkeypatch.setattr(guardian, "PULL_SECONDS", 0.2, raising=False)
+
+    def pull(machine: object, into: Path, *_: object) -> PullReport:
+        for _ in range(10):
+            with (store.folder(record.id) / "partial").open("ab") as file:
+                file.write(b"x")
+            time.sleep(0.05)
+        return PullReport(into, 1, 10, 0.5, 3)
+
+    monkeypatch.setattr(recorded_machine.RecordedMachine, "pull", pull)
+    assert guardian._bring_home(store, record) is None
+
+
+def test_g29_p07_a_last_copy_that_moves_takes_longer_than_its_stillness_may(
+    store: RecordStore, there: Path, clocks: Clocks
+) -> None:
+    record = left_alone(store, there, lease_seconds=LEASE)
+    copy = trickling(store.folder(record.id), clocks, 10, last_copy.STILL_SECONDS - 1)
+    assert last_copy.bring(record, store.folder(record.id), copy, never) is None
+
+
+def test_g29_p07_a_last_copy_without_a_byte_is_ended(store: RecordStore, there: Path, clocks: Clocks) -> None:
+    record = left_alone(store, there, lease_seconds=LEASE)
+    why = last_copy.bring(record, store.folder(record.id), standing_still(clocks), never)
+    assert why == "nothing of them came for 20 s"
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        ({"lease_seconds": 60.0}, "within the lease of 1m"),
+        ({"lease_seconds": LEASE, "deadline_seconds": 60.0}, "the deadline of 1m is reached"),
+        ({"budget": PRICE / 60}, "the budget of $0.20 is spent"),
+    ],
+)
+def test_g29_p07_a_last_copy_never_goes_on_past_lease_deadline_or_budget(
+    store: RecordStore, there: Path, clocks: Clocks, plan: dict[str, float], why: str
+) -> None:
+    record = left_alone(store, there, **plan)
+    begun = clocks.now
+    copy = trickling(store.folder(record.id), clocks, 100, 10.0)
+    assert why in str(last_copy.bring(record, store.folder(record.id), copy, never))
+    assert 60.0 <= clocks.now - begun <= 90.0
+
+
+def test_g29_p07_what_is_given_up_by_name_ends_a_last_copy(
+    store: RecordStore, there: Path, clocks: Clocks
+) -> None:
+    record = left_alone(store, there, lease_seconds=LEASE)
+    copy = trickling(store.folder(record.id), clocks, 100, 1.0)
+    why = last_copy.bring(record, store.folder(record.id), copy, lambda: clocks.now > record.created + 5)
+    assert why == "they were given up" and clocks.now - record.created < 60
+
+
+def test_p07_what_a_last_copy_raises_is_raised(store: RecordStore, there: Path) -> None:
+    record = left_alone(store, there)
+
+    def copy(stopped: Stopped) -> str | None:
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        last_copy.bring(record, store.folder(record.id), copy, never)
