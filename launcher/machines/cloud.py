@@ -5,7 +5,7 @@ its bounded calls; `remote_machine.py` is the machine by ssh, `link.py` the way 
 its end. `safety/guardian.py` ends it from its description.
 Knows nothing of prices, programs or the terminal.
 
-    arm     an empty launch: provisioned, and autodown armed about 25 s after the machine was asked for
+    arm     an empty launch: provisioned, and autodown armed and read back; until then see `unarmed.py`
     push    the runtime's code, by rsync; never a second launch, which would re-arm autodown differently
     setup   the runtime's environment; serve: its keeper and the link to its gateway (`remote_job.py`)
     down    by name, also in mid-launch; proven by the provider's list of the cluster's machines
@@ -21,9 +21,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from launcher.base import clock
 from launcher.base.errors import LaunchError, PreflightError
 from launcher.base.failpoints import passing
 from launcher.base.log import LOGGER
+from launcher.base.staying_awake import staying_awake
 from launcher.ledger.lease import NO_LIMITS, Limits
 from launcher.machines import machine_of_record
 from launcher.machines.local import make_own_folder, short_folder
@@ -33,7 +35,7 @@ from launcher.machines.over_ssh.link import Host, Link
 from launcher.machines.over_ssh.remote_folder import RemoteFolder
 from launcher.machines.over_ssh.remote_job import RemoteJob
 from launcher.machines.over_ssh.remote_machine import RemoteMachine
-from launcher.machines.skypilot import forgotten_machines, sky_cache
+from launcher.machines.skypilot import forgotten_machines, sky_cache, unarmed
 from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.provision import Provisioning
 from launcher.machines.skypilot.sky_home import SkyHome
@@ -110,6 +112,9 @@ class CloudMachine:
         self._link: Link | None = None
         # Where a provider may have been asked for a machine: from then on only its own list is a proof.
         self._tried: list[str] = []
+        self._asked_at: float | None = None
+        # How long the machine depended on this computer alone, at most.
+        self.unarmed_seconds: float | None = None
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
         self._standing: dict[str, Any] | None = None
         self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
@@ -130,6 +135,7 @@ class CloudMachine:
         machine._limits = Limits(**description.get("limits", {"begun_at": 0.0}))  # older versions had none
         machine._standing = description["standing"]
         machine._order.labels.update(description.get("labels", {}))
+        machine.unarmed_seconds = description.get("unarmed_seconds")
         # Older versions wrote down that somebody was asked, and not where.
         machine._tried = description.get("tried") or (plain["infra"] if description["asked"] else [])
         machine._teardown.stand_in = stand_in
@@ -150,6 +156,7 @@ class CloudMachine:
             "asked": bool(self._tried),
             "tried": self._tried,
             "labels": self._order.labels,
+            "unarmed_seconds": self.unarmed_seconds,
             "standing": self._standing,
         }
 
@@ -190,8 +197,13 @@ class CloudMachine:
         self._there.forget()  # an earlier life's
         self._order.labels[forgotten_machines.LABEL] = forgotten_machines.mark(self._folder.parent)
         provisioning = Provisioning(self._order, self._home, self._sky, self._trying, self._warn, progress)
-        self._standing = provisioning.run()
-        passing("cloud.launched")
+        with staying_awake("a machine is being rented"):
+            self._standing = provisioning.run()
+            passing("cloud.launched")
+            self._keep(self.describe())
+            unarmed.close(self.host, self._standing["where"])
+        if self._asked_at is not None:
+            self.unarmed_seconds = clock.boot_seconds() - self._asked_at
         self._keep(self.describe())
         sky_cache.keep(self._home.folder, Path.home())
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
@@ -201,6 +213,7 @@ class CloudMachine:
 
     def _trying(self, places: list[str]) -> None:
         self._tried = list(places)
+        self._asked_at = clock.boot_seconds()
         self._keep(self.describe())
 
     def push(self) -> None:

@@ -56,6 +56,7 @@ class LocalMachine:
     """
 
     kind = "local"
+    unarmed_seconds: float | None = None
 
     def __init__(
         self,

@@ -267,7 +267,12 @@ class Ending:
             cost_before=lives.cost(self._ended.record.earlier_lives, time.time()),
             unpulled=self._why_unpulled(),
             troubles=tuple(self._troubles),
+            unarmed_seconds=self._try("asking when it was armed", self._unarmed_seconds),
         )
+
+    def _unarmed_seconds(self) -> float | None:
+        machine = self._parts.machine
+        return None if machine is None else machine.unarmed_seconds
 
     def _was_rented(self) -> bool:
         """Whether a machine came up that costs something."""

@@ -26,7 +26,8 @@ class Summary:
     """`status` is the last the runtime said; `program_exit_code` is None where the program was ended.
 
     `cost` is this life's, `cost_before` that of the run's earlier ones. `unpulled`: why the newest results
-    are not at home; `troubles`: what else went wrong at the end.
+    are not at home; `troubles`: what else went wrong at the end. `unarmed_seconds`: how long its machine had
+    no armed timer of its own, at most.
     """
 
     run_id: str
@@ -44,6 +45,7 @@ class Summary:
     cost_before: float = 0.0
     unpulled: str | None = None
     troubles: tuple[str, ...] = ()
+    unarmed_seconds: float | None = None
 
     def say(self, output: Output) -> None:
         """Print it."""
@@ -65,6 +67,7 @@ class Summary:
             down=self.proof.to_dict(),
             unpulled=self.unpulled,
             troubles=list(self.troubles),
+            unarmed_seconds=self.unarmed_seconds,
             **self.standing.to_dict(),
         )
 
@@ -78,6 +81,9 @@ class Summary:
             lines.append(f"  steps    {self.status.step}, policy version {self.status.version}{last}")
         if self.results is not None:
             lines.append(f"  results  {self.results}")
+        if self.unarmed_seconds is not None:
+            window = format_duration(self.unarmed_seconds)
+            lines.append(f"  window   {window} from asking for the machine to its own armed timer")
         if self.unpulled is not None:
             lines.append(f"  results  the newest were NOT copied: {self.unpulled}")
         steps = (self.standing.committed, self.standing.durable)

@@ -99,6 +99,11 @@ class Machine(Protocol):
         ...
 
     @property
+    def unarmed_seconds(self) -> float | None:
+        """How long it had no armed timer of its own, at most; None for one that needs none."""
+        ...
+
+    @property
     def ephemeral(self) -> bool:
         """Whether its disk goes when it is taken down, with all that is not at home."""
         ...

@@ -27,6 +27,9 @@ class Seed:
     region: str
     login: str
     authorized_keys: Sequence[str]
+    # What cloud-init runs last, as root; how many of its timers' seconds pass in one.
+    commands: Sequence[str] = ()
+    hurry: str = "1"
 
 
 class Machine:
@@ -38,6 +41,8 @@ class Machine:
         self._folder = folder
         folder.mkdir(parents=True)
         (folder / "authorized_keys").write_text("\n".join(seed.authorized_keys) + "\n")
+        (folder / "commands").write_text("".join(f"{command}\n" for command in seed.commands))
+        (folder / "hurry").write_text(seed.hurry)
         about = {"id": seed.instance_id, "type": seed.instance_type, "region": seed.region}
         (folder / "seed.json").write_text(json.dumps(about))
         environ = {

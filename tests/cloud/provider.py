@@ -2,13 +2,15 @@
 
     python -m tests.cloud.provider --folder RIG --host 10.77.0.1 --port 5566 --image IMAGE     (inside a rig)
 
-`witness.jsonl` in the folder is its independent, append-only record of what ran and what was terminated.
+A machine that shuts itself down is stopped. `witness.jsonl` in the folder is its independent, append-only
+record of what ran and what was terminated.
 `faults/NAME` switch faults on, for as long as the file is there:
 
     no-capacity         zones: RunInstances is refused there         slow-terminate   seconds it takes
     deny-region         regions: there the account may do nothing, as under an organisation's policy
     create-then-error   RunInstances makes the machine, then fails   refuse-terminate, fail-describe
                         with this error code; SkyPilot repeats what InternalError ends, for ten minutes
+    hurry               how many seconds of a machine's own timers pass in one
     lose, preempt       instance ids, once: the machine is gone, or the provider takes it back
 
 Neighbours: `rig.py` starts it, sets faults and reads the witness; `machine.py` makes the machines.
@@ -128,7 +130,8 @@ class Provider:
             entry["PrivateIpAddress"] = address
         region = instance.region_name
         self.witness.write("run", id=instance.id, zone=zone, region=region, type=kind, address=address)
-        seed = Seed(instance.id, kind, region, *_cloud_init(instance.user_data))
+        hurry = self.faults.get("hurry") or "1"
+        seed = Seed(instance.id, kind, region, *_cloud_init(instance.user_data), hurry)
         folder = self._folder / "machines" / instance.id
         self._machines[instance.id] = Machine(
             seed, address, folder, image=self._image, endpoint=self._endpoint, binds=self._binds
@@ -176,19 +179,29 @@ class Provider:
 
     def watch(self) -> None:
         """What happens to machines without anybody asking."""
-        from moto.ec2.models import ec2_backends
-
         while True:
             for lost in self.faults.take("lose"):
                 self._machines.pop(lost).end()
                 self.witness.write("lost", id=lost)
             for taken in self.faults.take("preempt"):
                 self.witness.write("preempted", id=taken)
-                for backend in ec2_backends["123456789012"].values():
-                    for instance in backend.all_instances():
-                        if instance.id == taken:
-                            instance.terminate()
+                for instance in _instances():
+                    if instance.id == taken:
+                        instance.terminate()
+            for instance in _instances():
+                machine = self._machines.get(instance.id)
+                if machine is not None and not machine.running:
+                    self.witness.write("shut-down", id=instance.id)
+                    instance.stop()  # as EC2 does, unless it was asked to terminate then
             time.sleep(_WATCH_SECONDS)
+
+
+def _instances() -> list[Any]:
+    """All of the account's, in every region."""
+    from moto.ec2.models import ec2_backends
+
+    backends = list(ec2_backends["123456789012"].values())
+    return [instance for backend in backends for instance in backend.all_instances()]
 
 
 def _around(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
@@ -208,13 +221,14 @@ def _refusal(code: str, message: str) -> Exception:
     return EC2ClientError(code, message)
 
 
-def _cloud_init(user_data: Any) -> tuple[str, list[str]]:
-    """The first user of the instance's cloud-config and its keys."""
+def _cloud_init(user_data: Any) -> tuple[str, list[str], list[str]]:
+    """The first user of the instance's cloud-config and its keys; and what runs last at its boot."""
     text = user_data if isinstance(user_data, str) else getattr(user_data, "text", None) or str(user_data)
     if "#cloud-config" not in text:
         text = base64.b64decode(text).decode()
-    user = yaml.safe_load(text)["users"][0]
-    return user["name"], user["ssh_authorized_keys"]
+    config = yaml.safe_load(text)
+    user = config["users"][0]
+    return user["name"], user["ssh_authorized_keys"], config.get("runcmd") or []
 
 
 def _write_amis(path: Path) -> None:

@@ -40,9 +40,12 @@ def test_g07_unproven_is_exit_5_and_tried_again_and_its_name_is_nobody_elses(rig
     assert "launch status demo" in second.output
 
     launched.wait_for("launch ssh demo", 900)
+    # Armed, and its dead-man called off (P3).
+    assert launched.record["machine"]["unarmed_seconds"] > 0 and not running(rig, "slipway-unarmed")
     rig.faults("fail-describe")  # the setup fails here, and then the end
     assert launched.wait(900) == 5, launched.text
     print(launched.text)
+    assert "from asking for the machine to its own armed timer" in launched.text
     (run,) = rig.witness("run")
     name = f"{launched.record['id']}-{launched.record['id'].removeprefix('slip-')}"
     assert "could not verify that everything is down" in launched.text

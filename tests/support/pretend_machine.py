@@ -83,6 +83,11 @@ class PretendMachine:
         return "cpu"
 
     @property
+    def unarmed_seconds(self) -> float | None:
+        self._act("unarmed_seconds")
+        return 25.0 if self.price > 0 else None
+
+    @property
     def price_per_hour(self) -> float | None:
         self._act("price_per_hour")
         return self.price

@@ -56,7 +56,7 @@ MADE: dict[str, dict[str, str]] = {
         "work": "record.update machine.secure record.load",
         "pull": "record.update machine.kind machine.pull",
         "down": "record.update machine.kind machine.down machine.proof token.drop",
-        "writing": "record.update machine.price_per_hour machine.committed",
+        "writing": "record.update machine.price_per_hour machine.committed machine.unarmed_seconds",
     },
     "rewound": {
         "created": "record.reopen record.list record.update token.drop",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ class Played:
     def remove(self) -> None:
         self.did.append("removed")
 
-    def make(self, only: str | None = None) -> list[str]:
+    def make(self, only: str | None = None, boot_commands: Sequence[str] = ()) -> list[str]:
         self.did.append(f"made for {only or 'all'}")
         self._cloud = only
         return []

@@ -118,7 +118,8 @@ def test_g25_an_armed_machine_has_no_server_until_its_end(laptop: Path) -> None:
     host = sshd.host()
     login = {"user": host.user, "key": str(host.key), "port": host.port, "proxy_command": host.proxy_command}
     (laptop / "provider").mkdir()
-    (laptop / "provider.json").write_text(json.dumps(STANDING | {"ssh": login}))
+    there = {"ssh": login, "where": "lambda/us-east-1"}  # of AWS's its own timer would be read back
+    (laptop / "provider.json").write_text(json.dumps(STANDING | there))
     machine = CloudMachine(
         "slip-0123abcd", laptop / "run", infra=["aws/us-east-1"], gpus="H100:4", idle_minutes=10
     )

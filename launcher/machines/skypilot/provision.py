@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.base.errors import CapacityError, LaunchError
 from launcher.base.failpoints import passing
+from launcher.machines.skypilot import unarmed
 from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import NoAccessError, SkyCallError, SkyProcess
@@ -74,7 +75,8 @@ class Provisioning:
     def _begin(self, cloud: str) -> list[str]:
         """A new home with nothing in its books; what of the user's configuration is left out, a line each."""
         self.home.remove()
-        left_out = self.home.make(only=cloud)
+        at_boot = unarmed.boot_commands(cloud, self.order.idle_minutes)
+        left_out = self.home.make(only=cloud, boot_commands=at_boot)
         self.home.serve()
         self.sky.call("version", IMPORT_SECONDS)
         return left_out

@@ -10,7 +10,7 @@ how machines are made in general. Ours: which clouds are allowed, and that no cr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _IDENTITY = "remote_identity"
 # Its values that name no role.
 _KEYWORDS = ("LOCAL_CREDENTIALS", "SERVICE_ACCOUNT", "NO_UPLOAD")
 _PROXY = "ssh_proxy_command"
+_AT_BOOT = "post_provision_runcmd"
 _TAKEN = ("docker", "nvidia_gpus", "provision")
 # What would change how the user's other clusters are launched, and does not here.
 _NOT_TAKEN = {
@@ -40,12 +41,16 @@ _NOT_TAKEN = {
 
 
 def for_run(
-    path: Path, clouds: list[str], home: Path, plugins: Iterable[str] = ()
+    path: Path,
+    clouds: list[str],
+    home: Path,
+    plugins: Iterable[str] = (),
+    boot_commands: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[str]]:
     """The configuration of a run's SkyPilot; and what of the user's, in `path`, is left out, a line each.
 
     `home` is the user's own. `plugins`: clouds that only let in to a cluster of one's own; nothing of theirs
-    is uploaded.
+    is uploaded. `boot_commands`: what a machine does at its first boot, before the user's own.
 
     Raises PreflightError when the file cannot be read.
     """
@@ -70,6 +75,8 @@ def for_run(
                 left_out.append(f"{path}: {cloud}.{_IDENTITY} is ignored: {why}")
             if cloud in _NO_UPLOAD:
                 section[_IDENTITY] = "NO_UPLOAD"
+        if boot_commands:
+            section[_AT_BOOT] = [*boot_commands, *(section.get(_AT_BOOT) or [])]
         config |= {cloud: section} if section else {}
     for cloud in plugins:
         config |= {cloud: {_IDENTITY: "NO_UPLOAD"}}

@@ -20,7 +20,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from launcher.base import processes
@@ -58,11 +58,17 @@ class SkyHome:
         self._user_id = user_id
         self._user_home = Path.home()
 
-    def make(self, user_home: Path | None = None, only: str | None = None) -> list[str]:
+    def make(
+        self,
+        user_home: Path | None = None,
+        only: str | None = None,
+        boot_commands: Sequence[str] = (),
+    ) -> list[str]:
         """The home, with links to the target clouds' credentials, what of the user's configuration is for
         them, and a copy of what SkyPilot keeps. What of the configuration was left out, a line each.
 
         `only` one of the clouds: what SkyPilot sees of the others while it launches, it uploads (G16).
+        `boot_commands`: what a machine that is made from it does at its first boot.
 
         Raises PreflightError when a cloud has no credentials, or the configuration cannot be read.
         """
@@ -81,9 +87,8 @@ class SkyHome:
             self._link(".aws", user_home)
         sky_cache.furnish(self.folder, user_home)
         users = Path(os.environ.get(sky_config.VARIABLE) or user_home / sky_config.PLACE).expanduser()
-        config, left_out = sky_config.for_run(
-            users, clouds, user_home, sorted({"aws"} & plugins - set(clouds))
-        )
+        others = {"aws"} & plugins - set(clouds)
+        config, left_out = sky_config.for_run(users, clouds, user_home, others, boot_commands)
         _write_anew(self.folder / sky_config.PLACE, json.dumps(config) + "\n")  # JSON is YAML
         return left_out
 

@@ -39,7 +39,7 @@ mkdir -p "$R/run/sshd" "$R/run/lock" "$R/opt/image" "$R/opt/rig"
 mount --bind -o ro "$IMAGE" "$R/opt/image"
 mount --bind -o ro "$RIG" "$R/opt/rig"
 cp "$FOLDER/seed.json" "$R/run/seed.json"
-cp "$FOLDER/authorized_keys" "$R/run/authorized_keys"
+cp "$FOLDER/authorized_keys" "$FOLDER/commands" "$FOLDER/hurry" "$R/run/"
 HOME_FOLDER=/home/$LOGIN
 mkdir -p "$R$HOME_FOLDER"
 layers=0
@@ -84,8 +84,10 @@ chown 21000:21000 /mnt/upper
 find "$HOME_FOLDER" -xdev -exec chown -h 21000:21000 {} +
 mount -t overlay overlay -o lowerdir=/opt/image/skypilot-runtime,upperdir=/mnt/upper,workdir=/mnt/work \
   "$HOME_FOLDER/skypilot-runtime"
-printf '#!/bin/sh\nexit 0\n' >/usr/local/bin/systemctl
-chmod +x /usr/local/bin/systemctl
+install -m 755 /opt/rig/inside/systemctl.sh /usr/local/bin/systemctl
+install -m 755 /opt/rig/inside/systemd_run.sh /usr/local/bin/systemd-run
+printf '#!/bin/sh\nkill -USR1 1\n' >/usr/local/bin/shutdown # `reaper.py` ends then, and the machine with it
+chmod +x /usr/local/bin/shutdown
 
 # The instance's metadata service, with the role's credentials.
 ip addr add 169.254.169.254/32 dev lo
@@ -97,5 +99,9 @@ ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
 /usr/sbin/sshd -E /run/sshd.log -o UsePAM=no -o PidFile=/run/sshd.pid -o MaxStartups=100 -o MaxSessions=100 \
   -o HostKey=/etc/ssh/ssh_host_ed25519_key \
   -o "SetEnv=PATH=$PATH AWS_ENDPOINT_URL=$ENDPOINT"
+# cloud-init's last stage.
+while read -r command; do
+  sh -c "$command" </dev/null || echo "failed: $command"
+done </run/commands >/run/commands.log 2>&1
 echo booted
 exec python3.11 -S -E /opt/rig/inside/reaper.py

@@ -1,4 +1,7 @@
-"""The first process of a machine once it is up: takes in what lost its parent. Standard library only."""
+"""The first process of a machine once it is up: takes in what lost its parent, and ends at a shutdown.
+
+Standard library only.
+"""
 
 import os
 import signal
@@ -6,6 +9,7 @@ import signal
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))  # a shutdown from within
     while True:
         try:
             os.waitpid(-1, 0)

@@ -1,0 +1,48 @@
+"""This computer kept from falling asleep for a short while, where the system has a way; never needed.
+
+Neighbours: `machines/cloud.py` asks for it while a machine depends on this computer alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+# Each holds the computer awake while what it has started runs: `cat`, until our end of the pipe closes.
+_INHIBITORS = (
+    ("systemd-inhibit", "--what=sleep:idle:handle-lid-switch", "--who=launch", "--mode=block"),
+    ("caffeinate", "-i", "-s"),
+)
+_END_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def staying_awake(why: str) -> Iterator[None]:
+    """Awake until left; also when this process is killed before. Without a way to ask for it, as before."""
+    held = _hold(why)
+    try:
+        yield
+    finally:
+        if held is not None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                assert held.stdin is not None
+                held.stdin.close()
+                held.wait(_END_SECONDS)
+
+
+def _hold(why: str) -> subprocess.Popen[bytes] | None:
+    for tool, *words in _INHIBITORS:
+        if shutil.which(tool) is None:
+            continue
+        said = [f"--why={why}"] if tool == "systemd-inhibit" else []
+        with contextlib.suppress(OSError):
+            return subprocess.Popen(
+                [tool, *words, *said, "cat"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is for us
+            )
+    return None
