@@ -66,7 +66,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
             name=f"engine-{index}",
             command=[sys.executable, "-m", "runtime.engine.server", *told, "--index", str(index)],
             log=logs / f"engine-{index}.log",
-            check=EngineHealth(socket_dir / f"engine-{index}.sock"),
+            check=EngineHealth(socket_dir / f"engine-{index}.sock", on_cpu=config.device == "cpu"),
             start_seconds=config.start_seconds,
             stop_rank=2,
             secrets=frozenset({"HF_TOKEN"}),

@@ -14,11 +14,14 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from runtime.computing import Computing
 from runtime.shared import files, processes
 
 ANSWER_SECONDS = 5.0
 # Longer than any single engine step or trainer kernel, far shorter than a person's patience.
 STALL_SECONDS = 45.0
+# As long as that a CPU may be at work on one token: a model that takes longer trains nothing anyway.
+COMPUTING_SECONDS = 600.0
 # An idle trainer uses a clock tick (10 ms) of processor time in less.
 STILL_SECONDS = 18.0
 # As long as that a commit may wait for its disk: some GB over a slow network, and no disk that is gone.
@@ -28,10 +31,12 @@ DISK_SECONDS = 600.0
 class HealthCheck(Protocol):
     """One child's health. `reset` is called when the child is started anew.
 
-    `note`: what there is to say of a child that is well.
+    `note`: what there is to say of a child that is well; `usual_seconds`: how long its answers have taken
+    at most, while all was well.
     """
 
     note: str | None
+    usual_seconds: float
 
     def reset(self) -> None: ...
 
@@ -42,6 +47,7 @@ class HttpHealth:
     """GET `path` on the child's Unix socket answers 200."""
 
     note: str | None = None
+    usual_seconds = 0.0
 
     def __init__(self, socket: Path, path: str) -> None:
         self._socket = socket
@@ -65,6 +71,7 @@ class EngineHealth(HttpHealth):
     When the token counters do not move between two looks, one token is asked of the base model: an idle
     engine gives it at once, a busy one moves its counters, a frozen one does neither for `STALL_SECONDS`.
     It is up once it has given its first token: kernels that are compiled for that one may take minutes.
+    `on_cpu`: one step of a large model may take longer than that; it is waited for while it is at work.
     """
 
     # One token of the base model: no adapter to load, nothing recorded. Before rollouts, as every probe of a
@@ -73,14 +80,17 @@ class EngineHealth(HttpHealth):
     LOOK_SECONDS = 5.0  # twice, and a wait for the token: within a message's 30 s (test_bounds.py)
     _COUNTER = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, on_cpu: bool = False) -> None:
         super().__init__(socket, "/health")
+        self._on_cpu = on_cpu
+        self._token_at = math.inf
         self._looked_at = 0.0
         self._counters = b""
         self._gave_one = False
 
     def reset(self) -> None:
         super().reset()
+        self._token_at = math.inf
         self._looked_at = 0.0
         self._counters = b""
         self._gave_one = False
@@ -91,11 +101,17 @@ class EngineHealth(HttpHealth):
             return trouble
         if not self._gave_one:
             self._gave_one = await self._gives_a_token()
+            self._token_at = time.monotonic()
             return None if self._gave_one else "no first token yet"
-        if await self._moved() or await self._gives_a_token():
-            self._looked_at = time.monotonic()
+        begun, computing = time.monotonic(), Computing(pid) if self._on_cpu else None
+        if await self._moved() or await self._gives_a_token() or await self._moved():
+            self._looked_at = self._token_at = time.monotonic()
+            self.usual_seconds = max(self.usual_seconds, self._token_at - begun)
             return None
-        return None if await self._moved() else f"no token in {STALL_SECONDS:.0f} s"
+        silent_seconds = time.monotonic() - self._token_at
+        if computing and silent_seconds < COMPUTING_SECONDS:
+            return None
+        return f"no token in {silent_seconds:.0f} s"
 
     async def _moved(self) -> bool:
         try:
@@ -122,6 +138,8 @@ class TrainerHealth:
 
     Writing a checkpoint it may use none: it is alive while a disk takes what it gave, for `DISK_SECONDS`.
     """
+
+    usual_seconds = 0.0
 
     def __init__(self, path: Path) -> None:
         self.note: str | None = None

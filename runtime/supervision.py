@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from runtime import gpus, tether
+from runtime.computing import Computing
 from runtime.health import HealthCheck
 from runtime.shared import failpoints, files, processes
 from runtime.shared.last_words import last_words
@@ -31,8 +33,13 @@ _POLL_SECONDS = 0.1
 _CHECK_EVERY_SECONDS = 0.5
 # The gateway says so of a supervisor whose file has not changed for some times as long.
 _BEAT_SECONDS = 5.0
-# A check that takes longer is worth a word, though not yet a restart.
+# A check that takes longer is worth a word, though not yet a restart: of a child that is at work the word is
+# that it is slow, and comes later where its own answers have taken long before; in time (test_bounds.py).
 SLOW_SECONDS = 10.0
+LONGEST_SLOW_SECONDS = 13.0
+_USUAL_TIMES = 3.0
+# Until then nobody looks whether it is at work.
+_LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,8 @@ class Child:
     spec: ChildSpec
     state: ChildState = field(init=False)
     process: subprocess.Popen[bytes] | None = None
+    # While it gives no answer: "slow", at work on it, so that nothing is wrong; or "still".
+    silence: Literal["slow", "still"] | None = None
 
     def __post_init__(self) -> None:
         self.state = ChildState(name=self.spec.name, state="starting")
@@ -96,6 +105,11 @@ class Child:
     @property
     def troubled(self) -> bool:
         """It runs, and there is something to say about it all the same."""
+        return self.worth_a_word and self.silence != "slow"
+
+    @property
+    def worth_a_word(self) -> bool:
+        """It runs, and there is something to say about it."""
         return self.state.state == "ready" and self.state.detail is not None
 
 
@@ -187,6 +201,7 @@ class Supervisor:
         ready_at: float | None = None
         check: asyncio.Task[str | None] | None = None
         next_check = started
+        computing: Computing | None = None
         try:
             while True:
                 await asyncio.sleep(_POLL_SECONDS)
@@ -201,10 +216,12 @@ class Supervisor:
                     if child.state.pid is None:
                         self._set(child, pid=pid)
                     check = asyncio.create_task(spec.check(pid))
-                if check is not None and not check.done() and now - next_check > SLOW_SECONDS:
-                    if child.state.detail is None:
-                        self._set(child, detail=f"has not answered for {SLOW_SECONDS:.0f} s")
+                if check is not None and not check.done():
+                    if now - next_check > _LOOK_SECONDS and child.state.pid is not None:
+                        computing = computing or Computing(child.state.pid)
+                        self._say_silent(child, now - next_check, computing)
                 elif check is not None and check.done():
+                    computing = None
                     trouble, check, next_check = check.result(), None, now + _CHECK_EVERY_SECONDS
                     if trouble is None:
                         well_at = now
@@ -223,6 +240,20 @@ class Supervisor:
         finally:
             if check is not None:
                 check.cancel()
+
+    def _say_silent(self, child: Child, seconds: float, computing: Computing) -> None:
+        """Of a check that takes long: that the child is slow, or that it stands still."""
+        usual = _USUAL_TIMES * child.spec.check.usual_seconds
+        if seconds <= SLOW_SECONDS or (child.state.detail is not None and child.silence is None):
+            return
+        found: Literal["slow", "still"] = "slow" if computing else "still"
+        if found == child.silence or (found == "slow" and seconds <= min(usual, LONGEST_SLOW_SECONDS)):
+            return
+        words = {
+            "slow": f"is slow: at work for {seconds:.0f} s without an answer",
+            "still": f"has not answered for {seconds:.0f} s",
+        }
+        self._set(child, silence=found, detail=words[found])
 
     async def _end(self, child: Child, *, by_force: bool = False) -> None:
         """SIGTERM, a bounded wait, SIGKILL. The tether ends everything below the child.
@@ -253,7 +284,8 @@ class Supervisor:
         if child.spec.vital:
             self._failed_for_good.set()
 
-    def _set(self, child: Child, **changes: object) -> None:
+    def _set(self, child: Child, silence: Literal["slow", "still"] | None = None, **changes: object) -> None:
+        child.silence = silence
         child.state = child.state.model_copy(update=changes)
         self._write()
 
@@ -269,7 +301,7 @@ class Supervisor:
 
     def _write(self) -> None:
         worth_a_word = [
-            child.state for child in self._children if child.state.state == "failed" or child.troubled
+            child.state for child in self._children if child.state.state == "failed" or child.worth_a_word
         ]
         said = {
             "phase": self._phase(),

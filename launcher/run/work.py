@@ -21,6 +21,7 @@ from launcher.run.signals import Interrupted
 from launcher.safety.minder import GRACE_SECONDS, Command
 from launcher.screen.output import Live, Output
 from launcher.values.standing import Standing
+from runtime.shared.schema import RuntimeStatus
 
 _LOOK_EVERY_SECONDS = 0.25
 _DRAW_EVERY_SECONDS = 1.0
@@ -176,10 +177,7 @@ class Work:
     def _live(self, beat: Beat, now: float) -> Live:
         status = beat.status
         silent = None if beat.silent_since is None else time.monotonic() - beat.silent_since
-        degraded = status is not None and status.phase == "degraded"
-        trouble = "a part of the runtime is restarting" if degraded else None
-        if trouble and self._detail:
-            trouble = "the newest step is not being served"
+        trouble = _word_of(status) if status else None
         return Live(
             name=self._watched.label,
             up_seconds=now - self._watched.begun_at,
@@ -198,6 +196,19 @@ class Work:
         if not _in_foreground() and program.wait(_MISSED_SECONDS) is None:
             program.interrupt()
         program.wait(self._watched.grace_seconds)
+
+
+def _word_of(status: RuntimeStatus) -> str | None:
+    """What the live line says of a runtime: what restarts, is slow, is not served. None: all is well."""
+    again = [child.name for child in status.children if child.state == "restarting"]
+    if again:
+        return f"{', '.join(again)} {'is' if len(again) == 1 else 'are'} restarting"
+    spoken = [child for child in status.children if child.state == "ready" and child.detail]
+    if spoken:
+        return f"{spoken[0].name} {spoken[0].detail}"
+    if status.phase != "degraded":
+        return None
+    return "the newest step is not being served" if status.detail else "a part of the runtime is not ready"
 
 
 def _by_signal(code: int) -> str:

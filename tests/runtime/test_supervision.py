@@ -34,11 +34,16 @@ class Scripted:
     def __init__(self) -> None:
         self.trouble: str | None = None
         self.note: str | None = None
+        self.usual_seconds = 0.0
+        # Without it no answer comes.
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     def reset(self) -> None:
         self.trouble = None
 
     async def __call__(self, pid: int) -> str | None:
+        await self.answers.wait()
         return self.trouble
 
 
@@ -95,6 +100,31 @@ def test_g23_a_child_that_is_not_well_is_said_before_it_is_ended_and_forgotten_w
     # Asked to end it would have its time, longer than this test waits; standing still it has none.
     deaf_once = f"cd {tmp_path}; {DEAF_ONCE}"
     supervised(tmp_path, work, ["sh", "-c", deaf_once], stop_seconds=60.0)
+
+
+AT_WORK = ["sh", "-c", "while :; do :; done"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "phase"),
+    [(AT_WORK, "calm is slow: at work for", "ready"), (CALM, "calm has not answered for", "degraded")],
+)
+def test_n11_a_child_that_is_at_work_is_slow_and_one_that_is_not_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], words: str, phase: str
+) -> None:
+    monkeypatch.setattr("runtime.supervision.SLOW_SECONDS", 0.4)
+    monkeypatch.setattr("runtime.supervision._LOOK_SECONDS", 0.1)
+
+    async def work(check: Scripted, said: Callable[[], dict[str, Any]]) -> None:
+        first = said()["pid"]
+        check.answers.clear()
+        await wait_until_async(lambda: (said()["whole"] or "").startswith(words))
+        assert (said()["state"], said()["phase"]) == ("ready", phase)
+        check.answers.set()
+        await wait_until_async(lambda: said()["detail"] is None)
+        assert (said()["pid"], said()["restarts"], said()["phase"]) == (first, 0, "ready")
+
+    supervised(tmp_path, work, command)
 
 
 def test_what_a_child_that_is_well_has_to_say_is_said(tmp_path: Path) -> None:

@@ -49,6 +49,24 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
     assert lines == [None, "the newest step is not being served", "the newest step is not being served", None]
 
 
+def test_n11_only_what_restarts_is_said_to_restart_and_what_is_slow_to_be_slow() -> None:
+    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, pulse=None)
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
+    work = Work(cast(Watched, watched), None, "", output)
+
+    def said(phase: str, state: str, detail: str | None) -> str | None:
+        one = status(phase, detail and f"engine-0 {detail}").model_dump()
+        one["children"] = [{"name": "engine-0", "state": state, "detail": detail}]
+        return work._live(Beat(Lease(60, 0), status=RuntimeStatus.model_validate(one)), 1.0).trouble
+
+    slow = "is slow: at work for 12 s without an answer"
+    assert said("ready", "ready", slow) == f"engine-0 {slow}"
+    assert said("degraded", "ready", "has not answered for 11 s") == "engine-0 has not answered for 11 s"
+    assert said("degraded", "restarting", "ended with exit code 1") == "engine-0 is restarting"
+    assert said("degraded", "ready", None) == "a part of the runtime is not ready"
+    assert said("ready", "ready", None) is None
+
+
 # What a program does at a signal that tells it to end: "saving" goes on until it is done.
 _SAVING = """import pathlib, signal, sys, time
 for number in map(int, sys.argv[2:]):
