@@ -277,5 +277,7 @@ class RuntimeStatus(Answer):
     # How many sequences all engines sample at a time.
     places: int | None = None
     samples: int = 0
+    # Of the tokens of all prompts so far, the share that was in a prefix cache.
+    prefix_cache_hits: float | None = None
     detail: str | None = None
     warnings: list[str] = []

@@ -74,6 +74,7 @@ class Readiness:
             max_staleness=self._config.max_staleness,
             places=self._config.engines * sequences_at_once(self._config),
             samples=self._samples.count,
+            prefix_cache_hits=self._fleet.prefix_cache_hits,
             admission=self._admission.record,
             detail="; ".join(word for word in words if word) or None,
             warnings=steps.warnings.lines,

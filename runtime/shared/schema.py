@@ -301,8 +301,7 @@ class CheckpointInfo(Answer):
     # sha256 of the adapter's weights file: `policy@v12+` and its beginning name these weights alone.
     weights: str = ""
     pinned: bool = False
-    # In the answer to a pin: the checkpoints that are pinned no longer, as so many have been since.
-    let_go: list[str] = []
+    let_go: list[str] = []  # in the answer to a pin: those pinned no longer, as so many have been since
     client_state: dict[str, Any] | None = None
     metrics: dict[str, float] = {}
 
@@ -345,6 +344,7 @@ class RuntimeStatus(Answer):
     max_staleness: int | None = None  # a sample that is more steps old is not trained
     places: int | None = None  # how many sequences all engines sample at a time
     samples: int = 0
+    prefix_cache_hits: float | None = None  # of the tokens of all prompts so far, the share that was cached
     admission: dict[str, Any] | None = None  # as admission.json: whether engine and trainer agree
     detail: str | None = None
     warnings: list[str] = []

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SEED = 58
 # Tokens of a prompt, and those after it that are compared.
 _SHORT_PROMPT = 16
-_LONG_PROMPT = 144  # longer than a block of an engine's prefix cache: 128 on a CPU
+_LONG_PROMPT = 144  # of several blocks of an engine's prefix cache
 _SPOKEN = 24
 # A prompt reaches so far past a sliding window, where there is one and it is no longer than this.
 _PAST_WINDOW = 40

@@ -18,7 +18,7 @@ from tests.runtime.adapters import commit
 from tests.runtime.gateway_process import Gateway
 from tests.support.waiting import wait_until
 
-# Longer than a block of the engine's prefix cache (128 tokens on CPU).
+# Of several blocks of the engine's prefix cache.
 SEQUENCE = random.Random(11).choices(range(3, 290), k=180)
 PROMPT = 150
 

@@ -25,17 +25,8 @@ async def answered(client: EngineClient, model: str, prompt: list[int]) -> Answe
     A step's counters are written after its tokens are sent, the first step's well before the last token is.
     """
     body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "logprobs": 0}
-    before = await _counters(client)
+    before = await client.cache_use()
     answer = await client._json("POST", "/v1/completions", body | {"temperature": 0, "ignore_eos": True})
-    after = await _counters(client)
+    after = await client.cache_use()
     looked_for, found = (late - early for late, early in zip(after, before, strict=True))
     return Answered(looked_for, found, answer["choices"][0]["logprobs"]["token_logprobs"])
-
-
-async def _counters(client: EngineClient) -> tuple[int, int]:
-    text = (await client._ask("GET", "/metrics")).decode()
-    return _total(text, "vllm:prefix_cache_queries_total"), _total(text, "vllm:prefix_cache_hits_total")
-
-
-def _total(text: str, name: str) -> int:
-    return int(sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)))

@@ -107,6 +107,12 @@ def test_c08_the_logprobs_mode_is_pinned_in_the_command_line() -> None:
         assert option(command.arguments(config(device=device), 0), "--logprobs-mode") == "processed_logprobs"
 
 
+def test_r09_a_cpus_prefix_cache_finds_what_short_prompts_share() -> None:
+    """By whole blocks: of 128 tokens, as vLLM takes by itself, it finds nothing that is shorter."""
+    assert int(option(command.arguments(config(), 0), "--block-size")) == 32
+    assert "--block-size" not in command.arguments(config(device="cuda"), 0)
+
+
 def test_the_context_is_the_models_own_up_to_a_bound(tmp_path: Path) -> None:
     assert option(command.arguments(config(), 0), "--max-model-len") == "1024"
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 131072}))

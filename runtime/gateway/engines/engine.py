@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.prefix_cache import NO_CACHE_USE, CacheUse
 
 
 @dataclass(eq=False)
@@ -19,3 +20,4 @@ class Engine:
     ready: bool = False
     process: int | None = None
     in_flight: int = 0
+    cache: CacheUse = NO_CACHE_USE

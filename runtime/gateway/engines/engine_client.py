@@ -20,6 +20,8 @@ from typing import Any
 import aiohttp
 
 from runtime.engine.command import BASE_NAME, KEEP_ALIVE_SECONDS, LOGPROBS_MODE, SCORE_PRIORITY
+from runtime.gateway.engines import prefix_cache
+from runtime.gateway.engines.prefix_cache import CacheUse
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +126,10 @@ class EngineClient:
             self._mode_is_right = await self._has_the_right_mode()
             self.facts = await self._learn_facts()
         return self._mode_is_right
+
+    async def cache_use(self) -> CacheUse:
+        """What its prefix cache was asked for and had. Raises EngineError."""
+        return prefix_cache.read((await self._ask("GET", "/metrics", seconds=_HEALTH_SECONDS)).decode())
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Load the PEFT folder `path` under `name`. Raises EngineError, also where the name is loaded."""

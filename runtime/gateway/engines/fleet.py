@@ -8,12 +8,14 @@ it is healthy and has the versions that are in use.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 
 from runtime.gateway.engines.engine import Engine
-from runtime.gateway.engines.engine_client import EngineClient
+from runtime.gateway.engines.engine_client import EngineClient, EngineError
 from runtime.gateway.engines.placement import Origin, Placement
 from runtime.gateway.engines.version_proof import NotProvenError
 from runtime.gateway.http.openai_errors import ApiError, not_ready
@@ -22,6 +24,8 @@ from runtime.shared.child_status import Machine
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
+# How often an engine is asked what its prefix cache had.
+_CACHE_SECONDS = 5.0
 _RESTAGE_PAUSE_SECONDS = 5.0
 # How long a request waits for an engine that died to come back: longer than a restart takes.
 WAIT_SECONDS = 120.0
@@ -94,6 +98,12 @@ class Fleet:
             log.error("a version that is named: %s", message)
             raise ApiError(503, message, param="model", code="version_not_proven") from error
 
+    @property
+    def prefix_cache_hits(self) -> float | None:
+        """Of the tokens of prompts since the engines started, the share found; None: none was looked for."""
+        looked_for = sum(engine.cache.looked_for for engine in self.engines)
+        return sum(engine.cache.found for engine in self.engines) / looked_for if looked_for else None
+
     async def until_all_ready(self, bound_seconds: float) -> bool:
         """Whether every engine is ready within the bound; not waited for when one has failed for good."""
         end = time.monotonic() + bound_seconds
@@ -127,12 +137,17 @@ class Fleet:
             raise not_ready(f"the runtime is {phase}: the engines are loading")
 
     async def _watch(self, engine: Engine) -> None:
+        looked_at = -math.inf
         while True:
             process = self._machine.child(engine.name).get("pid")
             if engine.ready and process != engine.process:
                 self.lost(engine)
             if not engine.ready and await engine.client.health():
                 await self._bring_back(engine, process)
+            if engine.ready and time.monotonic() - looked_at > _CACHE_SECONDS:
+                looked_at = time.monotonic()
+                with contextlib.suppress(EngineError):
+                    engine.cache = await engine.client.cache_use()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _bring_back(self, engine: Engine, process: int | None) -> None:
