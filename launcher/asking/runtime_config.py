@@ -29,6 +29,7 @@ OURS = frozenset(
         "lease_seconds",
         "deadline_seconds",
         "wandb_mode",
+        "wandb_name",
     }
 )
 

@@ -123,6 +123,11 @@ class RunRecord:
         return bool(self.machine) and self.url is not None
 
     @property
+    def logs_to_wandb(self) -> bool:
+        """Whether its trainer has a Weights & Biases run."""
+        return self.details.get("settings", {}).get("wandb", "disabled") != "disabled"
+
+    @property
     def life(self) -> Life:
         """The newest life: to its proven end, for what is not proven to be down is still paid for."""
         price = (self.machine.get("standing") or {}).get("price_per_hour") or 0.0

@@ -43,6 +43,7 @@ from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.teardown import Teardown
 from launcher.machines.still_there import StillThere
 from launcher.machines.waiting_for_runtime import RuntimeStart, last_lines, reason_of_end
+from launcher.results.rollout_texts import CLOSE_SECONDS, not_closed
 from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
@@ -289,6 +290,14 @@ class CloudMachine:
         return None if remote.exit_code() is None else reason_of_end(remote.here)
 
     # -------------------------------------------------------------- results
+
+    def close_wandb(self) -> None:
+        """See machine.py."""
+        script = machine_scripts.close_wandb(self.state_dir, CLOSE_SECONDS)
+        try:
+            self._there.run_folder().shell(script, "end its W&B run", bound_seconds=2 * CLOSE_SECONDS)
+        except LaunchError as error:
+            raise not_closed(error.why) from error
 
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
         """See machine.py."""

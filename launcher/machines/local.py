@@ -17,6 +17,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -29,7 +30,9 @@ from launcher.machines.waiting_for_runtime import RuntimeStart, reason_of_end
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
 from launcher.results import checkpoints, durable, home_copy
+from launcher.results.rollout_texts import CLOSE_SECONDS, not_closed
 from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
+from runtime.shared import wandb_end
 
 if TYPE_CHECKING:
     from launcher.values.standing import Standing
@@ -41,6 +44,7 @@ _LAST_WORDS = ("keeper.json", "supervisor.json", "trainer.json")
 # The runtime's orderly end: the trainer finishes its step, then gateway and engines stop.
 KEEPER_SECONDS = 50.0
 STRAGGLER_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
 # A socket's path must fit into 108 bytes on Linux, 104 on macOS, its name and a zero byte included.
 _SOCKET_PATH_BYTES = 100
 _LONGEST_SOCKET = "/engine-00.sock"
@@ -187,6 +191,18 @@ class LocalMachine:
         if self._keeper is None or self._keeper.alive():
             return None
         return reason_of_end(self._folder)
+
+    def close_wandb(self) -> None:
+        """See machine.py."""
+        opened = self._folder / wandb_end.OPEN
+        if self._keeper is None or not self._keeper.alive() or not opened.exists():
+            return
+        (self._folder / wandb_end.CLOSE).touch()
+        until = time.monotonic() + CLOSE_SECONDS
+        while opened.exists() and self._keeper.alive():
+            if time.monotonic() > until:
+                raise not_closed()
+            time.sleep(_LOOK_SECONDS)
 
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
         """See machine.py. On one disk it is done at once."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base import credentials
+from launcher.base.errors import NotPulled
 from launcher.base.log import REDACTOR
 from launcher.results import checkpoints
 from launcher.results.checkpoints import NotWholeError
@@ -25,6 +26,8 @@ from runtime.shared import redaction
 
 ROLLOUTS = "rollouts"
 WANDB = "wandb"
+# A trainer in mid-step ends wandb's run after it, and nobody waits for that.
+CLOSE_SECONDS = 15.0
 # Where the runtime has both: among the logs, which come home with them.
 _LOGS = "logs"
 _STEP = re.compile(r"step-\d{6,12}\.jsonl")
@@ -63,6 +66,13 @@ def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
             brought.bytes += len(content)
     _keep_newest(home)
     return brought
+
+
+def not_closed(why: str | None = None) -> NotPulled:
+    """wandb's run was not ended before it is copied."""
+    return NotPulled(
+        "the Weights & Biases run that comes home has no end", why or "the trainer is still at work", None
+    )
 
 
 def bring_wandb(state_dir: Path, results: Path, incoming: Path) -> Brought:

@@ -114,6 +114,8 @@ class Ending:
         try:
             stopped = giving_up.after(take_down.TRIES_SECONDS, self._by_name)
             with self._shown(machine, "pull") as progress:
+                if self._ended.record.logs_to_wandb:
+                    self._try("ending its Weights & Biases run", machine.close_wandb)
                 self._pulled = machine.pull(self._results, turn.telling("copying results", progress), stopped)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
             if self._pulled is not None:  # they are at home, it could not be shown

@@ -315,6 +315,7 @@ class Run:
             deadline_seconds=self._limits.left(clock.boot_seconds()),
             start_seconds=start_seconds(model_path, gpus.model_bytes if gpus is not None else None),
             wandb_mode=settings.wandb,
+            wandb_name=self._record.name,
         )
 
     @contextlib.contextmanager

@@ -148,6 +148,8 @@ def _bring_home(
 ) -> str | None:
     """Why the results are not at home; None when they are. Raises NotPulled when the machine is kept."""
     given_up = (lambda: True) if give_up else giving_up.by_name(store, record.id)
+    if record.logs_to_wandb and not give_up:
+        _close_wandb(record, note)
     try:
         report = pull(store, record, progress, giving_up.after(TRIES_SECONDS, given_up))
         return _missing(record, report, note)
@@ -170,6 +172,15 @@ def _bring_home(
             raise _kept(record, why)
     note(f"its newest results are lost with it: {reached or 'they were given up'} ({why})")
     return why
+
+
+def _close_wandb(record: RunRecord, note: Note) -> None:
+    machine = from_record(record)
+    try:
+        if not isinstance(machine, NoMachine):
+            cast("Machine", machine).close_wandb()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
+        note(machine_of_record.described(error))
 
 
 def _missing(record: RunRecord, report: PullReport, note: Note) -> str | None:

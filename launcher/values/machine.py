@@ -134,6 +134,11 @@ class Machine(Protocol):
         """
         ...
 
+    def close_wandb(self) -> None:
+        """Before the last pull: have the trainer end its Weights & Biases run, where it has one, as what is
+        buffered is in its files only then. Bounded. Raises NotPulled where it is not ended."""
+        ...
+
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
         """Bring the results home, whole files only: as long as it moves, or until `stopped`.
 

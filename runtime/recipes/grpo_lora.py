@@ -295,6 +295,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             OmegaConf.to_container(self.cfg),
             self.step,
             self.cfg.wandb_completions,
+            self.cfg.wandb_name,
         )
         line = None if last is None else line_of(last.manifest, last.state)
         if self.ranks.first and self.metrics.resume(line) and line is not None:

@@ -1,8 +1,7 @@
 """The HTTP bodies the two halves share, and the runtime's configuration.
 
-Neighbours: the gateway answers with these, the client and the CLI send them; `train_config.py` has the keys
-under `train.`.
-Knows nothing of torch, vLLM, files or processes: pydantic only, so both halves can import it.
+Neighbours: the gateway answers with these, client and CLI send them; `train_config.py` has what is under
+`train.`. Knows nothing of torch, vLLM, files or processes: pydantic only, so both halves can import it.
 """
 
 from __future__ import annotations
@@ -97,6 +96,7 @@ class RuntimeConfig(Body):
     start_seconds: float = Field(default=1800.0, gt=0)
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str = "slipway"
+    wandb_name: str | None = None  # there; None is the run's id
     # How many completions of a step go to Weights & Biases as well, where the run does; 0: no texts go there.
     wandb_completions: int = Field(default=0, ge=0, le=64)
     # How many completions of a step come home as text, with their rewards; 0 keeps none.

@@ -19,6 +19,7 @@ from typing import Any
 
 from runtime.shared import files, validations
 from runtime.shared.redaction import HIDDEN, hide
+from runtime.shared.wandb_end import CLOSE, OPEN
 
 _WANDB_SECONDS = 30.0
 # Of a text in the table; the files at home have more of it.
@@ -34,6 +35,7 @@ class WandbLog:
 
     The run's id is ours, so a resumed run goes on in the same one. A service that cannot be reached at the
     start costs the live page, not the training: the run is then kept offline, and the log says so.
+    It ends with the trainer, or as soon as somebody has left the file CLOSE. `name`: what people call it.
     `output`: the run's folder. `committed`: its newest step. `completions`: how many of a step are shown.
     """
 
@@ -46,8 +48,12 @@ class WandbLog:
         config: dict[str, Any],
         committed: int = 0,
         completions: int = 0,
+        name: str | None = None,
     ) -> None:
         self._run: Any = None
+        self._open, self._close = output / OPEN, output / CLOSE
+        for left in (self._open, self._close):
+            left.unlink(missing_ok=True)
         if mode == "disabled":
             return
         import wandb
@@ -60,7 +66,7 @@ class WandbLog:
             return wandb.init(
                 project=project,
                 id=run_id,
-                name=run_id,
+                name=name or run_id,
                 dir=folder,
                 mode=mode,
                 resume="allow",
@@ -84,12 +90,13 @@ class WandbLog:
             self._run.define_metric(f"{kind}/step")
             self._run.define_metric(f"{kind}/*", step_metric=f"{kind}/step")
         self._run.define_metric("counts/*", step_metric="train/step")
+        self._open.touch()
 
     def append(self, line: dict[str, Any], *, doubtful: bool = False) -> None:
         """Log one step's numbers; `doubtful`: an earlier life may have logged them."""
         if self._run is None or (doubtful and self._run.summary.get("train/step") == line["step"]):
             return
-        self.catch_up()
+        self._validated()
         numbers = {f"train/{name}": value for name, value in line["metrics"].items()}
         counts = {f"counts/{name}": value for name, value in line["counts"].items() if name != "dropped"}
         row = {**numbers, **counts, "train/step": line["step"], "policy_version": line["version"]}
@@ -101,15 +108,23 @@ class WandbLog:
         """Log what has been validated since; called often, and cheap where there is nothing new."""
         if self._run is None:
             return
+        self._validated()
+        if self._close.exists():
+            self.close()
+
+    def close(self) -> None:
+        """Flush and end; nothing is logged after it."""
+        if self._run is None:
+            return
+        self._validated()
+        self._run.finish()
+        self._run = None
+        self._open.unlink(missing_ok=True)
+
+    def _validated(self) -> None:
         for line in self._validations.take():
             self._run.log(_validation(line))
             self._validations.logged(line)
-
-    def close(self) -> None:
-        """Flush and end."""
-        if self._run is not None:
-            self.catch_up()
-            self._run.finish()
 
     def _said(self, step: int) -> Iterator[list[Any]]:
         """The first texts of a step, as `rollout_log.py` has written them."""

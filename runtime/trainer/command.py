@@ -50,6 +50,7 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "keep_checkpoints": max(train.keep_checkpoints, config.max_staleness + 1),
         "wandb_mode": config.wandb_mode,
         "wandb_project": config.wandb_project,
+        "wandb_name": config.wandb_name,
     }
     ranks = ["--nproc_per_node", str(config.train_processes)] if config.train_processes > 1 else []
     return [

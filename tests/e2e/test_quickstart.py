@@ -23,6 +23,7 @@ from tests.e2e.conftest import make_home
 from tests.support.environment import PROGRAMS, REPOSITORY, runtime_environ, runtime_python
 from tests.support.launched import Launched, processes_of
 from tests.support.ports import free_port
+from tests.support.wandb_files import story_at_home
 
 pytestmark = pytest.mark.slow
 
@@ -215,7 +216,7 @@ def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finis
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "tiny"
     shutil.copy(REPOSITORY / "examples" / "quickstart.py", tmp_path)
-    words = ["--model", str(adapter), "--wandb", "offline", "--port", str(free_port())]
+    words = ["--name", "again", "--model", str(adapter), "--wandb", "offline", "--port", str(free_port())]
     again = Launched(
         finished.launched.home,
         [*words, "--", str(finished.python), "quickstart.py", "--seed", "1", "--steps", "2"],
@@ -240,6 +241,10 @@ def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finis
         assert (first["version"], first["outcome"]) == (1, "published")
         weights = hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest()
         assert first["sha256"] == weights, "what is served first is the file that came home, byte for byte"
-        assert list((results / "wandb").glob("offline-run-*/*.wandb"))
+        # S1: whole, although the trainer is still there when the results are copied.
+        steps = len((results / "metrics.jsonl").read_text().splitlines())
+        story = story_at_home(results)
+        assert (story["name"], story["validations"], story["ended"]) == ("again", [1, 3], True)
+        assert story["steps"] == [*range(1, steps + 1)]
     finally:
         again.kill_tree()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,12 @@ import pytest
 
 from runtime.shared import files, validations
 from runtime.shared.metrics import MetricsLog
+from runtime.shared.wandb_end import CLOSE, OPEN
 from runtime.shared.wandb_log import WandbLog
 from tests.support.waiting import wait_until
+from tests.support.wandb_files import axes_of, history, story_of
 
 pytestmark = pytest.mark.slow
-
-_BLOCK_BYTES = 32 * 1024
-_HEADER_BYTES = 7
 
 
 def line(step: int) -> dict[str, Any]:
@@ -75,6 +72,38 @@ def _log(folder: Path, committed: int, does: list[int | dict[str, Any]], mode: s
         wandb.append(line(it))
         metrics.append(line(it))
     wandb.close()
+
+
+def _close_when_told(folder: Path, told: Any, closed: Any) -> None:
+    wandb = WandbLog("offline", "slipway-test", "run-1", folder, {}, name="demo")
+    wandb.append(line(1))
+    files.append_line(folder / validations.FILE, validation(1))
+    told.wait(60)
+    wandb.catch_up()
+    wandb.append(line(2))
+    closed.set()
+    told.clear()
+    told.wait(60)  # as a trainer that lives on
+
+
+def test_s01_a_run_is_ended_as_soon_as_somebody_wants_it_ended_whole_and_by_its_name(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    told, closed = context.Event(), context.Event()
+    child = context.Process(target=_close_when_told, args=(tmp_path, told, closed))
+    child.start()
+    try:
+        wait_until(lambda: (tmp_path / OPEN).exists(), 120, "the run to begin")
+        (tmp_path / CLOSE).touch()
+        told.set()
+        assert closed.wait(120)
+        assert not (tmp_path / OPEN).exists() and child.is_alive()
+        (file,) = tmp_path.rglob("*.wandb")
+        story = story_of(file)
+    finally:
+        told.set()
+        child.kill()
+        child.join()
+    assert story == {"name": "demo", "steps": [1], "validations": [1], "ended": True}
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
@@ -180,42 +209,3 @@ def test_a_service_that_refuses_costs_no_step(
     assert "kept offline" in capfd.readouterr().err
     (file,) = tmp_path.rglob("offline-run-*/*.wandb")
     assert [record["train/step"] for record in history(file)] == [1]
-
-
-def records_of(file: Path, kind: str) -> Iterator[Any]:
-    from wandb.proto import wandb_internal_pb2
-
-    for data in _records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == kind:
-            yield getattr(record, kind)
-
-
-def axes_of(file: Path) -> Iterator[Any]:
-    """What is drawn over what."""
-    return records_of(file, "metric")
-
-
-def history(file: Path) -> Iterator[dict[str, Any]]:
-    """What was logged, out of the file that `wandb sync` sends."""
-    for history in records_of(file, "history"):
-        yield {
-            "/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in history.item
-        } | {"_step": history.step.num}
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    """LevelDB's log format behind a 7-byte name: fragments under crc32 (4), length (2), kind (1)."""
-    at, pieces = _HEADER_BYTES, b""
-    while at + _HEADER_BYTES <= len(data):
-        left = _BLOCK_BYTES - at % _BLOCK_BYTES
-        if left < _HEADER_BYTES:
-            at += left
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, at)
-        pieces += data[at + _HEADER_BYTES : at + _HEADER_BYTES + size]
-        at += _HEADER_BYTES + size
-        if kind in (1, 4):  # whole, or the last fragment
-            yield pieces
-            pieces = b""

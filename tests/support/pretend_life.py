@@ -176,7 +176,7 @@ class PretendLife:
 
     def _request(self, life: str) -> Request:
         """A rented run without a limit."""
-        given = {"port": None, "name": "dev"}
+        given = {"port": None, "name": "dev", "wandb": "offline"}
         settings = load(given, environ={}, folder=self._folder, home=self.home)
         settings = replace(settings, lease_seconds=_LEASE_SECONDS)
         gpus = Rented("H100:1", ("aws",), idle_minutes=10, disk_gb=100, train_gpus=1, infer_gpus=1)

@@ -119,6 +119,9 @@ class PretendMachine:
         self._act("ended")
         return None if self._server is not None else "its supervisor ended"
 
+    def close_wandb(self) -> None:
+        self._act("close_wandb")
+
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
         self.stopped = stopped
         self._called("pull")

@@ -54,7 +54,7 @@ MADE: dict[str, dict[str, str]] = {
         "machine.serve",
         "connect": "record.update machine.kind token.keep machine.secure",
         "work": "record.update machine.secure record.load",
-        "pull": "record.update machine.kind machine.pull",
+        "pull": "record.update machine.kind machine.close_wandb machine.pull",
         "down": "record.update machine.kind machine.down machine.proof token.drop",
         "writing": "record.update machine.price_per_hour machine.committed machine.unarmed_seconds",
     },

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from runtime.fitness import Needs
+from runtime.shared import wandb_end
 
 # Below the home of the machine's user.
 CODE = "slipway-code"
@@ -59,6 +60,17 @@ while IFS= read -r secret; do export "$secret"; done
 exec "$python" -m runtime.keeper --config {state}/runtime.json --autodown \\
   < <(printf '%s\\n' "$token") >> logs/keeper.log 2>&1
 """
+# Where the trainer has such a run: asked to end it, and waited for.
+_CLOSE_WANDB = """
+cd {state} && test -e {opened} && ! test -e {exit} || exit 0
+touch {close}
+looks=0
+while test -e {opened} && ! test -e {exit}; do
+  looks=$((looks + 1))
+  if [ $looks -gt {most} ]; then exit 1; fi
+  sleep 0.2
+done
+"""
 
 
 def setup(state_dir: str, needs: Needs) -> str:
@@ -76,6 +88,17 @@ def setup(state_dir: str, needs: Needs) -> str:
 def serve(state_dir: str) -> str:
     """Run the keeper to its end, with what `given` said on stdin."""
     return _SERVE.format(state=shlex.quote(state_dir), code=CODE, python=PYTHON, exit=EXIT)
+
+
+def close_wandb(state_dir: str, seconds: float) -> str:
+    """Have the trainer end its Weights & Biases run, and wait so long; fails where it is not ended then."""
+    return _CLOSE_WANDB.format(
+        state=shlex.quote(state_dir),
+        opened=wandb_end.OPEN,
+        close=wandb_end.CLOSE,
+        exit=EXIT,
+        most=int(5 * seconds),
+    )
 
 
 def given(token: str, secrets: Mapping[str, str]) -> bytes:
