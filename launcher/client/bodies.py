@@ -228,6 +228,22 @@ class StepStatus(Answer):
     publication: dict[str, Any] | None = None
     error: str | None = None
 
+    def __repr__(self) -> str:
+        """Short: the counts and metrics are fields of it."""
+        served = "not published" if self.version is None else f"v{self.version}"
+        reward = self.metrics.get("reward")
+        told = [
+            f"step {self.id}",
+            self.state,
+            served,
+            f"trained {self.counts.trained} of {self.counts.samples}",
+        ]
+        told += [] if reward is None else [f"reward {reward:.3f}"]
+        told += [self.error] if self.error else []
+        return f"<{' · '.join(told)}>"
+
+    __str__ = __repr__
+
 
 class CheckpointInfo(Answer):
     """One committed checkpoint."""

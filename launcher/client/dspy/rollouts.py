@@ -12,8 +12,6 @@ import asyncio
 import copy
 import inspect
 import logging
-import os
-import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import dspy
@@ -33,6 +30,7 @@ from launcher.client.dspy.parsing import WATCH
 from launcher.client.dspy.scoring import Metric, Score, Unscored
 from launcher.client.dspy.tagging import Rollout, RolloutOver, in_rollout
 from launcher.client.dspy.workers import Job, Late, Workers
+from launcher.client.last_words import own_lines
 
 Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "outside", "overdue"]
 """How a run ended: with a score; without one; with an answer that did not parse; with the program's own
@@ -46,12 +44,6 @@ MOST_AT_ONCE = 64
 MOST_WITH_PLACES = 256
 # Before whatever a pool rolls out.
 _FIRST = -1
-# Where code lies that is not the program's: Python's own, what is installed, ours.
-_NOT_THE_USERS = (
-    "<frozen",
-    *(f"{sysconfig.get_path(it)}{os.sep}" for it in ("stdlib", "platstdlib", "purelib", "platlib")),
-    f"{Path(__file__).parents[2]}{os.sep}",
-)
 
 
 @dataclass(frozen=True)
@@ -253,18 +245,8 @@ def _is_race_of_parallel(error: BaseException) -> bool:
 def _described(error: BaseException) -> str:
     if isinstance(error, RolloutOver):
         return str(error)
-    return f"{type(error).__name__}: {error}{_where(error)}"
-
-
-def _where(error: BaseException) -> str:
-    """The innermost line of the user's own code that it came through: ` (optimize.py:30 in forward)`."""
-    places = traceback.extract_tb(error.__traceback__)
-    own = [it for it in places if not it.filename.startswith(_NOT_THE_USERS)]
-    if not own:
-        return ""
-    path = Path(own[-1].filename)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f" ({shown}:{own[-1].lineno} in {own[-1].name})"
+    where = "".join(f" ({it})" for it in own_lines(error)[-1:])
+    return f"{type(error).__name__}: {error}{where}"
 
 
 class _Once(logging.Filter):
