@@ -272,7 +272,8 @@ class Run:
         )
 
     def _say_ready(self, endpoint: Endpoint) -> None:
-        lines = [f"ready: {endpoint.base_url} · model {endpoint.variables()['LAUNCH_MODEL']}"]
+        model = endpoint.variables()["LAUNCH_MODEL"]
+        lines = [f"ready: {endpoint.base_url} · model {model}"]
         if written_for := [name for name, on in (("Arbor", endpoint.arbor), ("ART", endpoint.art)) if on]:
             key = "" if sys.platform == "linux" else ", with the run's key"
             written = " and ".join(written_for)
@@ -280,13 +281,8 @@ class Run:
         if not self._request.command:
             lines.append(f'  in another terminal: eval "$(launch env {self._label})"')
             lines.append("  Ctrl-C here copies the results and takes everything down")
-        self._output.event(
-            "ready",
-            "\n".join(lines),
-            base_url=endpoint.base_url,
-            model=endpoint.variables()["LAUNCH_MODEL"],
-            run_dir=str(endpoint.run_dir),
-        )
+        ready = {"base_url": endpoint.base_url, "model": model, "run_dir": str(endpoint.run_dir)}
+        self._output.event("ready", "\n".join(lines), **ready)
 
     # -------------------------------------------------------------- small things
 

@@ -87,7 +87,6 @@ def test_p07_a_guardian_goes_on_copying_while_bytes_move(
     store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = left_alone(store, there, lease_seconds=LEASE)
-    monkeypatch.setattr(guardian, "PULL_SECONDS", 0.2, raising=False)
 
     def pull(machine: object, into: Path, *_: object) -> PullReport:
         for _ in range(10):
