@@ -268,8 +268,8 @@ class Ending:
             standing=self._try("asking how far it got", self._standing) or Standing(),
             cost_before=lives.cost(self._ended.record.earlier_lives, time.time()),
             unpulled=self._why_unpulled(),
-            troubles=tuple(self._troubles),
             unarmed_seconds=self._try("asking when it was armed", self._unarmed_seconds),
+            troubles=tuple(self._troubles),
         )
 
     def _unarmed_seconds(self) -> float | None:
