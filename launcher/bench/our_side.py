@@ -19,6 +19,7 @@ from typing import Any
 from launcher.asking import runtime_config
 from launcher.base.errors import JobFailed
 from launcher.base.home import Home
+from launcher.base.own_python import own_module
 from launcher.bench import child
 from launcher.bench.side_run import Log, SideRun, Step, lines_of, side_run
 
@@ -41,7 +42,7 @@ def run(
     program = [sys.executable, str(_PROGRAM), str(task_file), str(log)]
     lived = child.run(
         "our side of the comparison",
-        [sys.executable, "-m", "launcher.cli.main", "--json", "--model", "tiny", *options, "--", *program],
+        [*own_module("launcher.cli.main"), "--json", "--model", "tiny", *options, "--", *program],
         folder=folder,
         environ=environ_of(own),
         most_seconds=most_seconds,

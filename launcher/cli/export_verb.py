@@ -21,6 +21,7 @@ from launcher.base import credentials
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import REDACTOR
+from launcher.base.own_python import own_module
 from launcher.ledger.records import RecordStore
 from launcher.models import model_folder
 from launcher.results import run_weights
@@ -127,13 +128,17 @@ def _merge(
                 "the runtime's environment could not be built", str(error), "launch doctor"
             ) from error
         words = ["--base", base, "--adapter", str(weights.folder), "--to", str(folder), "--dtype", dtype]
-        done = subprocess.run(
-            [str(python), "-m", "runtime.trainer.merging", *words],
-            env=_environ(env_file),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory(prefix="slipway-merge-") as alone:
+            # Of ours the runtime alone: beside it may lie packages that are not that environment's.
+            Path(alone, "runtime").symlink_to(Path(bootstrap.__file__).parent)
+            done = subprocess.run(
+                [*own_module("runtime.trainer.merging", python), *words],
+                cwd=alone,
+                env=_environ(env_file) | {"PYTHONPATH": alone},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
     if done.returncode:
         raise _not_merged(weights, base, done.stderr)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -148,12 +153,10 @@ def _merge(
 
 def _environ(env_file: Path | None) -> dict[str, str]:
     """A runtime's environment, with the hub's token for a base that must be downloaded."""
-    import runtime
 
     read = credentials.read_dotenv(env_file, Path.cwd()).variables
     token = os.environ.get("HF_TOKEN") or read.get("HF_TOKEN")
-    environ = credentials.runtime_environ(os.environ, {"HF_TOKEN": token} if token else {})
-    return environ | {"PYTHONPATH": str(Path(runtime.__file__).parent.parent)}
+    return credentials.runtime_environ(os.environ, {"HF_TOKEN": token} if token else {})
 
 
 def _not_merged(weights: RunWeights, base: str, said: str) -> LaunchError:

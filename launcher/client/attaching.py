@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.base.own_python import own_module
 from launcher.client.failures import NotConnected
 from launcher.client.wire import PATIENCE_VARIABLE, Endpoint, Patience
 
-# -P: a file in the user's folder must not stand in for a module.
-LAUNCH = (sys.executable, "-P", "-m", "launcher.cli.main")
+LAUNCH = tuple(own_module("launcher.cli.main"))
 _WHY_CHARACTERS = 300
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.base.harmless import text as harmless
+from launcher.base.own_python import own_module
 from launcher.client import attaching
 from launcher.client.failures import ClientError, NotConnected
 from launcher.client.holder import DONE
@@ -113,7 +114,7 @@ class _Launch:
 
     def __init__(self, options: Sequence[str], quiet: bool) -> None:
         theirs, self._pipe = os.pipe()
-        program = [sys.executable, "-P", "-m", "launcher.client.holder"]
+        program = own_module("launcher.client.holder")
         launch = [*attaching.LAUNCH, "--json", *options, "--", *program]
         self._process = subprocess.Popen(
             [*program, "--pipe", str(theirs), "--", *launch],

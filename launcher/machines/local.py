@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from launcher.base import credentials, processes
 from launcher.base.errors import PreflightError
+from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
 from launcher.ledger.records import RUN_VARIABLE
 from launcher.machines.waiting_for_runtime import RuntimeStart, reason_of_end
@@ -257,7 +258,7 @@ class LocalMachine:
             environ |= own_gpus.variables(own_gpus.choose(self._needs, os.environ))
         with (self._folder / "logs" / "keeper.log").open("ab") as log:
             keeper = subprocess.Popen(
-                [str(self._python), "-m", "runtime.keeper", "--config", str(config)],
+                [*own_module("runtime.keeper", self._python), "--config", str(config)],
                 cwd=self._folder,
                 env=environ,
                 stdin=subprocess.PIPE,

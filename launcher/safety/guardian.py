@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base import descriptors, processes
 from launcher.base.errors import PreflightError
+from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
 from launcher.ledger import teardown_lock
 from launcher.ledger.endpoint import RESULTS, drop_token
@@ -77,8 +78,7 @@ def start(record: Path) -> Guardian:
     """Start the guardian of a run and wait until it watches. Raises PreflightError."""
     with record.with_name(LOG).open("ab") as log:
         popen = subprocess.Popen(
-            # -P: a file in the user's folder must not stand in for a module.
-            [sys.executable, "-P", "-m", "launcher.safety.guardian", str(record)],
+            [*own_module("launcher.safety.guardian"), str(record)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -30,6 +30,7 @@ from typing import NoReturn
 
 from launcher.base import descriptors, processes
 from launcher.base.log import REDACTOR
+from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
 from launcher.safety.program_log import ProgramLog
 from launcher.safety.program_streams import ProgramStreams
@@ -107,8 +108,7 @@ def start(
     """Start the command under a minder, with this process's standard streams. `keep`: a file that gets what
     it prints, too."""
     theirs, ours = os.pipe()
-    # -P: a file in the user's folder must not stand in for a module.
-    minder = [sys.executable, "-P", "-m", "launcher.safety.minder"]
+    minder = own_module("launcher.safety.minder")
     options = ["--pipe", str(theirs), "--grace", str(grace_seconds)]
     options += ["--keep", str(keep.absolute())] if keep is not None else []
     # A Ctrl-C while the minder's Python starts would show a traceback: it waits, blocked, until it is caught.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from launcher.ledger.records import RecordStore, RunRecord
 from launcher.models import model_folder
 from launcher.results import run_weights
 from launcher.screen.output import Output
+from runtime import bootstrap
 from tests.support import committed
 from tests.support.adapters import write
 
@@ -154,6 +156,19 @@ def test_b19_the_line_that_serves_an_export_says_type_sampling_and_a_rank_vllm_h
         "--generation-config", "vllm", "--enable-lora", "--max-lora-rank", "16",
         "--lora-modules", f"policy={said['into']}",
     ]  # fmt: skip
+
+
+def test_s06_a_merge_imports_nothing_of_the_users_folder(
+    run: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Python is one without torch here: of what it says the last line is of its own imports."""
+    monkeypatch.setattr(bootstrap, "ensure_environment", lambda *words, **named: Path(sys.executable))
+    for name in ("argparse", "torch", "runtime", "launcher"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user was imported')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LaunchError) as caught:
+        export_verb.export(Output(), "demo", "new", True, None, None)
+    assert caught.value.why == "ModuleNotFoundError: No module named 'torch'"
 
 
 @pytest.mark.parametrize(

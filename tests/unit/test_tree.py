@@ -196,10 +196,16 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
                 assert modules & shared, (path, node.module)
 
 
+def test_s06_only_one_place_of_the_launcher_starts_modules_of_ours() -> None:
+    """So that none of them is started with the user's folder on its path; another reads command lines."""
+    found = {path.name for path in (ROOT / "launcher").rglob("*.py") if '"-m"' in path.read_text()}
+    assert found == {"own_python.py", "cpu_seconds.py"}
+
+
 def test_the_client_imports_nothing_outside_launcher() -> None:
     """A user's program imports it beside files of any name: `runtime.py` is a common one."""
     for path in [path for path in _sources() if path.is_relative_to(ROOT / "launcher" / "client")]:
-        own = ("launcher.base.errors", "launcher.base.harmless", "launcher.client")
+        own = ("launcher.base.errors", "launcher.base.harmless", "launcher.base.own_python", "launcher.client")
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 assert node.module.split(".")[0] not in {"runtime", "sky", "examples", "tests"}, path

@@ -16,7 +16,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from launcher.base import processes
 from launcher.base.errors import PreflightError
+from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
 from launcher.machines.skypilot import sky_cache, sky_config, sky_credentials
 from launcher.values.clouds import clouds_of, has_account, is_for, no_account, places_of
@@ -200,7 +200,7 @@ class SkyHome:
 
     def _start_server(self, bound_seconds: float, spared: Set[ProcessId]) -> str:
         """Start one and wait for its answer; why there is none."""
-        command = [sys.executable, "-m", _SERVER, "--host=127.0.0.1", f"--port={self.port()}"]
+        command = [*own_module(_SERVER), "--host=127.0.0.1", f"--port={self.port()}"]
         with (self.folder / "api-server.log").open("ab") as output:
             server = subprocess.Popen(
                 command,

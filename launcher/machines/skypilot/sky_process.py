@@ -12,7 +12,6 @@ import queue
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import IO, Any
 
 from launcher.base.errors import CapacityError, LaunchError, PreflightError
 from launcher.base.failpoints import passing
+from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
 from launcher.machines.skypilot.sky_home import SERVER_SECONDS, SkyHome
 from launcher.values.machine import Progress, silent
@@ -189,7 +189,7 @@ class SkyProcess:
     def _start(self, *words: str) -> subprocess.Popen[str]:
         self._port = self._home.port()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "launcher.machines.skypilot.sky_calls", *words],
+            [*own_module("launcher.machines.skypilot.sky_calls"), *words],
             cwd=self._home.folder,
             env=self._home.environ(),
             stdin=subprocess.PIPE,

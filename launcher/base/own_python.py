@@ -1,0 +1,15 @@
+"""How a module of ours is started in a Python of its own: the user's files stand in for none.
+
+Neighbours: whoever starts one (guardian, minder, keeper, SkyPilot's calls, the client's `launch`). The user's
+own program is never started so. Imports nothing of ours: the client imports it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def own_module(name: str, python: Path | str = sys.executable) -> list[str]:
+    """The beginning of its command line. `-P`: the folder it is started in is not on its path."""
+    return [str(python), "-P", "-m", name]
