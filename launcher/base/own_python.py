@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 
-def own_module(name: str, python: Path | str = sys.executable) -> list[str]:
-    """The beginning of its command line. `-P`: the folder it is started in is not on its path."""
-    return [str(python), "-P", "-m", name]
+def own_module(name: str, python: Path | str | None = None) -> list[str]:
+    """The beginning of its command line. `-P`: the folder it is started in is not on its path.
+
+    `python`: by another interpreter than this process's.
+    """
+    return [str(python or sys.executable), "-P", "-m", name]
