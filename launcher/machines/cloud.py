@@ -311,9 +311,9 @@ class CloudMachine:
         """See machine.py."""
         return self._results.secure(into, stopped)
 
-    def seed(self, results: Path) -> int:
+    def seed(self, results: Path, progress: Progress = silent) -> int:
         """See machine.py."""
-        return self._results.seed(results)
+        return self._results.seed(results, progress, self._still_there.check)
 
     def _may_stay(self) -> bool:
         """Whether no limit is reached, at what it costs."""

@@ -217,7 +217,7 @@ class LocalMachine:
         """See machine.py. Linked where the disk can: the same bytes under a second name."""
         return self._securing.look(into)
 
-    def seed(self, results: Path) -> int:
+    def seed(self, results: Path, progress: Progress = silent) -> int:
         """See machine.py."""
         return durable.seed(results, self._folder)
 

@@ -5,7 +5,8 @@
     durable/rewound.json   the least step that a rewind of this run went back to, where there was one
 
 Two words. *Committed*: on the machine's disk. *Durable*: here. `bring` makes the newest committed step and
-the pinned ones durable, `seed` begins a new machine with them: a rewind.
+the pinned ones durable, `seed` begins a new machine with them: a rewind. Of a rented one `to_seed` says what
+goes there.
 Neighbours: `checkpoints.py` copies one whole; `home_copy.py` and `machines/local.py` call;
 `background_copy.py` does it while the run lives. Knows nothing of processes or of the network.
 """
@@ -32,8 +33,8 @@ FOLDER = "durable"
 REWOUND = "rewound.json"
 # What a runtime keeps of steps and samples; of a machine that is seeded anew none of it holds any more.
 JOURNALS = ("metrics.jsonl", "publications.jsonl", "validations.jsonl")
-_SEEDING = ".seeding"
-_STATE_OF_STEPS = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
+SEEDING = ".seeding"
+STATE_OF_STEPS = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
 
 
 @dataclass
@@ -44,6 +45,19 @@ class Brought:
     files: int = 0
     bytes: int = 0
     skipped: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Seed:
+    """What a new machine begins with. `folders`: whole checkpoints, the newest first, then pinned ones; of
+    step 0 the adapter alone. `journals`: what was written line by line. `texts`: the content of small files,
+    by their name beside the checkpoints, and `rewound` of the one that tells the runtime, if any."""
+
+    step: int
+    folders: tuple[Path, ...]
+    journals: tuple[Path, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)
+    rewound: str | None = None
 
 
 def standing(state_dir: Path, results: Path) -> Standing:
@@ -109,31 +123,46 @@ def seed(results: Path, state_dir: Path) -> int:
     leaves a machine that has nothing to resume from, or all of it. Raises PreflightError.
     """
     home = results / FOLDER
-    newest = checkpoints.newest_whole(home)
-    if newest is None and not (results / START).is_dir():
-        raise PreflightError(
-            "the run has no durable checkpoint", f"no complete checkpoint in {home}", f"ls -lR {home}"
-        )
+    newest = _newest_to_seed(results)
     try:
-        for name in (*_STATE_OF_STEPS, _SEEDING):
+        for name in (*STATE_OF_STEPS, SEEDING):
             _remove(state_dir / name)
         if newest is None:
             return _seed_start(results, state_dir)
-        _fill(state_dir / _SEEDING, home, newest)
+        _fill(state_dir / SEEDING, home, newest)
         for journal in JOURNALS:
             with contextlib.suppress(FileNotFoundError):
                 checkpoints.copy_file(results, journal, state_dir / journal)
-        state = checkpoints.read_state(state_dir / _SEEDING / newest)
+        state = checkpoints.read_state(state_dir / SEEDING / newest)
         step = checkpoints.step_of(newest)
         _tell_rewound(home, state_dir, step, state.get("client_state"))
         passing("durable.seeding")
-        (state_dir / _SEEDING).rename(state_dir / "checkpoints")
+        (state_dir / SEEDING).rename(state_dir / "checkpoints")
         atomic.sync(state_dir)
     except (OSError, NotWholeError) as error:
         raise PreflightError(
             f"cannot restart the run from {home}", str(error), f"df -h {state_dir}"
         ) from error
     return step
+
+
+def to_seed(results: Path) -> Seed:
+    """What `seed` puts on a machine, for one that is not on this computer. Raises PreflightError."""
+    home = results / FOLDER
+    newest = _newest_to_seed(results)
+    try:
+        if newest is None:
+            again = (home / REWOUND).exists()
+            return Seed(0, (results / START,), rewound=_rewound(home, 0, None) if again else None)
+        pins = [name for name in _pins_to_seed(home, newest) if checkpoints.is_whole(home / name)]
+        state = checkpoints.read_state(home / newest)
+        texts = _beside(home, {newest, *pins})
+        journals = tuple(results / name for name in JOURNALS if (results / name).is_file())
+        step = checkpoints.step_of(newest)
+        folders = tuple(home / name for name in (newest, *pins))
+        return Seed(step, folders, journals, texts, _rewound(home, step, state.get("client_state")))
+    except (OSError, NotWholeError) as error:
+        raise PreflightError(f"cannot restart the run from {home}", str(error), f"ls -lR {home}") from error
 
 
 def lived(results: Path) -> None:
@@ -159,9 +188,13 @@ def _seed_start(results: Path, state_dir: Path) -> int:
 
 
 def _tell_rewound(home: Path, state_dir: Path, step: int, client_state: Any) -> None:
+    _write(state_dir / REWOUND, _rewound(home, step, client_state))
+
+
+def _rewound(home: Path, step: int, client_state: Any) -> str:
     """What the runtime reads when it starts (`runtime/gateway/steps/rewind.py`)."""
     said = {"to_step": step, "reused_after": _reused_after(home, step), "time": time.time()}
-    _write(state_dir / REWOUND, json.dumps(said | {"client_state": client_state}))
+    return json.dumps(said | {"client_state": client_state})
 
 
 def _reused_after(home: Path, step: int) -> int:
@@ -204,16 +237,41 @@ def _fill(there: Path, home: Path, newest: str) -> None:
     there.mkdir(mode=0o700)
     checkpoints.copy(home / newest, there / newest)
     brought = {newest}
-    pins = checkpoints.pinned(home)
-    for name in pins & set(checkpoints.names(home)) - brought:
-        if checkpoints.step_of(name) > checkpoints.step_of(newest):
-            continue
+    for name in _pins_to_seed(home, newest):
         with contextlib.suppress(NotWholeError):
             checkpoints.copy(home / name, there / name)
             brought.add(name)
-    _write(there / checkpoints.PINNED, json.dumps(sorted(pins & brought)))
+    for name, text in _beside(home, brought).items():
+        _write(there / name, text)
+
+
+def _newest_to_seed(results: Path) -> str | None:
+    """The newest durable checkpoint; None where the adapter of the start is all. Raises PreflightError."""
+    home = results / FOLDER
+    newest = checkpoints.newest_whole(home)
+    if newest is None and not (results / START).is_dir():
+        raise PreflightError(
+            "the run has no durable checkpoint", f"no complete checkpoint in {home}", f"ls -lR {home}"
+        )
+    return newest
+
+
+def _pins_to_seed(home: Path, newest: str) -> list[str]:
+    """The pinned checkpoints before the newest, the newer ones first."""
+    pins = checkpoints.pinned(home)
+    return [
+        name
+        for name in checkpoints.names(home)
+        if name in pins and checkpoints.step_of(name) < checkpoints.step_of(newest)
+    ]
+
+
+def _beside(home: Path, brought: set[str]) -> dict[str, str]:
+    """What stands beside these checkpoints: which of them are pinned, and the one that was named best."""
+    texts = {checkpoints.PINNED: json.dumps(sorted(checkpoints.pinned(home) & brought))}
     if (best := _best_among(home, brought)) is not None:
-        _write(there / checkpoints.BEST, json.dumps(asdict(best)))
+        texts[checkpoints.BEST] = json.dumps(asdict(best))
+    return texts
 
 
 def _same(one: Path, other: Path) -> bool:

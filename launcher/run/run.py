@@ -156,25 +156,30 @@ class Run:
         self._signals.consequence = f"taking everything down{AGAIN}"
         with self._phase("arm") as progress:
             machine.arm(progress)
-            if resumed is not None and resumed.rewinds:
-                if resumed.step == 0 and resumed.record.may_have_results:
-                    durable.lived(self._folder / RESULTS)
-                machine.seed(self._folder / RESULTS)
-            elif resumed is None and (adapter := self._request.settings.adapter) is not None:
-                progress(f"starting from the adapter {adapter.folder}")
-                durable.keep_start(self._folder / RESULTS, adapter.folder)
-                machine.seed(self._folder / RESULTS)
         if plan.rented is not None:
             yes = self._request.settings.yes
             price = rented_run.announce(self._output, machine, plan, self._label, self._store.runs, yes)
             # What it really costs counts, from the beginning of the run.
             self._limits = replace(self._limits, price_per_hour=price)
         passing("cli.armed")
-        with self._phase("push"):
+        with self._phase("push") as progress:
             machine.push()
+            self._seed(machine, progress)
         with self._phase("setup") as progress:
             machine.setup(progress)
         return machine
+
+    def _seed(self, machine: Machine, progress: Callable[[str], None]) -> None:
+        """What the run goes on from, or begins with, where the machine does not have it."""
+        resumed, results = self._request.resumed, self._folder / RESULTS
+        if resumed is not None and resumed.rewinds:
+            if resumed.step == 0 and resumed.record.may_have_results:
+                durable.lived(results)
+            machine.seed(results, progress)
+        elif resumed is None and (adapter := self._request.settings.adapter) is not None:
+            progress(f"starting from the adapter {adapter.folder}")
+            durable.keep_start(results, adapter.folder)
+            machine.seed(results, progress)
 
     def _serve(self, machine: Machine) -> tuple[str, Path]:
         """The runtime runs and is ready: its token and its socket here."""

@@ -158,10 +158,10 @@ class Machine(Protocol):
         """
         ...
 
-    def seed(self, results: Path) -> int:
-        """After `arm`, on a machine without the run's state: begin at the last durable step; that step.
+    def seed(self, results: Path, progress: Progress = silent) -> int:
+        """After `push`, on a machine without the run's state: begin at the last durable step; that step.
 
-        Raises PreflightError.
+        Raises PreflightError, JobFailed.
         """
         ...
 

@@ -137,7 +137,7 @@ class PretendMachine:
         self._act("secure")
         return self.standing
 
-    def seed(self, results: Path) -> int:
+    def seed(self, results: Path, progress: Progress = silent) -> int:
         self._called("seed")
         return self.standing.durable or 0
 

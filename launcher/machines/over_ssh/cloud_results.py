@@ -7,7 +7,6 @@ machine there meanwhile. Knows nothing of how a machine comes and goes.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from launcher.base.errors import LaunchError, NotPulled
 from launcher.base.unix_http import get_json
+from launcher.machines.over_ssh import seeding
 from launcher.machines.over_ssh.copy_rate import CopyRate
 from launcher.machines.over_ssh.fetching import Fetching
 from launcher.machines.over_ssh.remote_folder import RemoteFolder
@@ -75,12 +75,11 @@ class CloudResults:
         since = "all that it had" if report.step is None else f"what it had after step {report.step}"
         return replace(report, lost=f"the machine is gone, with {since}")
 
-    def seed(self, results: Path) -> int:
-        """See machine.py."""
-        with tempfile.TemporaryDirectory(prefix="slipway-seed-") as folder:
-            step = durable.seed(results, Path(folder))
-            self._remote().send(Path(folder))
-        return step
+    def seed(self, results: Path, progress: Progress, if_lost: Callable[[], object]) -> int:
+        """See machine.py. Meanwhile the machine does not end itself: no runtime is there to keep it."""
+        remote = self._remote()
+        with setting_timer_back(remote.set_timer_back, self._may_stay):
+            return seeding.send(remote, durable.to_seed(results), progress, if_lost)
 
     def committed(self) -> int | None:
         """The newest whole step, as it was seen last."""

@@ -2,38 +2,27 @@
 
 Neighbours: `cloud.py` calls this once the machine is known to have room, `remote_folder.py` is its folder
 there, `still_there.py` says whether it is worth trying again. A model of the hub is downloaded by the machine
-itself. `rsync.py` does the copying: what is there, whole or in part, is not sent again. Knows nothing of
-models.
+itself. `uploads.py` does the copying. Knows nothing of models.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import runtime
 from launcher.base import disk
-from launcher.base.errors import JobFailed, LaunchError
-from launcher.base.log import LOGGER
-from launcher.machines.over_ssh import rsync
-from launcher.machines.over_ssh.link import run_on
 from launcher.machines.over_ssh.machine_scripts import CODE, MODELS
-from launcher.machines.over_ssh.remote_folder import SSH_BY_FILE, RemoteFolder
-from launcher.machines.over_ssh.rsync import Copy, RsyncError
+from launcher.machines.over_ssh.remote_folder import RemoteFolder
+from launcher.machines.over_ssh.rsync import Copy
+from launcher.machines.over_ssh.timer_setback import setting_timer_back
+from launcher.machines.over_ssh.uploads import Upload
 from launcher.values.machine import Progress
 
 # What the runtime reads of a model's folder; its subfolders hold other forms of the same.
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-# The least patience with a line that breaks again and again.
-_LEAST_SECONDS = 900.0
-_PAUSE_SECONDS = 3.0
-# The machine's own timer may be armed with a minute.
-_RENEW_EVERY_SECONDS = 15.0
 
 
 def place(model_path: str, user_home: str) -> str:
@@ -59,57 +48,11 @@ def bring(
     """Copy the model in `folder` to `models.there`. `if_lost` is asked whenever the connection breaks, and
     may raise. Raises JobFailed, LaunchError."""
     size = size_of(folder)
-    bound = time.monotonic() + max(_LEAST_SECONDS, size / rsync.SLOWEST_BYTES_PER_SECOND)
     progress(f"copying the model, {disk.in_units(size)}")
     models.shell(f"umask 077 && mkdir -p {shlex.quote(models.there)}", "create the model's folder")
     copy = Copy(size, lambda moved: progress(f"the model: {moved.describe()}"))
-    with _setting_timer_back(models):
-        while (trouble := _attempt(models, folder, copy)) is not None:
-            if_lost()
-            if time.monotonic() > bound:
-                raise _failed(
-                    f"took longer than even a slow connection needs for {disk.in_units(size)}", trouble
-                )
-            progress(f"the connection broke, continuing: {trouble}")
-            time.sleep(_PAUSE_SECONDS)
-
-
-def _attempt(models: RemoteFolder, folder: Path, copy: Copy) -> str | None:
-    """One rsync; None when all is there, else how the connection broke. Raises JobFailed for all else."""
-    words = ["-rtL", "-e", SSH_BY_FILE, *(f"--include=/{pattern}" for pattern in FILES), "--exclude=*"]
+    words = ["-rtL", *(f"--include=/{pattern}" for pattern in FILES), "--exclude=*"]
     words += [f"{folder}/", f"{models.host.address}:{models.there}/"]
-    try:
-        rsync.run(words, models.keep_ssh(), copy)
-    except RsyncError as error:
-        if error.lost:
-            return error.why
-        raise _failed("could not be copied", error.why) from error
-    except FileNotFoundError:
-        raise JobFailed("copying needs rsync", "it is not on this computer", "launch doctor") from None
-    return None
-
-
-def _failed(how: str, why: str) -> JobFailed:
-    return JobFailed(
-        f"the model {how}", why, "run it again with a larger --disk, or with a model from the hub"
-    )
-
-
-@contextlib.contextmanager
-def _setting_timer_back(models: RemoteFolder) -> Iterator[None]:
-    """Who copies is alive: the machine's own timer is set back meanwhile."""
-    over = threading.Event()
-
-    def renew() -> None:
-        while not over.wait(_RENEW_EVERY_SECONDS):
-            try:
-                run_on(models.host, f"cd ~/{CODE} && python3 -m runtime.autodown", bound_seconds=30)
-            except LaunchError as error:
-                LOGGER.warning("the machine's idle timer was not reset: %s (%s)", error.message, error.why)
-
-    thread = threading.Thread(target=renew, name="upload-timer-setback", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
+    upload = Upload("the model", "run it again with a larger --disk, or with a model from the hub")
+    with setting_timer_back(models.set_timer_back, lambda: True):
+        upload.bring(models, words, copy, progress, if_lost)
