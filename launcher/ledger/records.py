@@ -250,14 +250,11 @@ class RecordStore:
             record = self._read(run_id)
             if record.live:
                 raise LiveRunError(record)
-            for other in self.list():
-                if record.name is not None and other.name == record.name and other.live:
-                    raise LiveNameError(other)
+            self.check_name(record.name)
             teardown_lock.make(self.folder(run_id))
             ended = {"guardian": None, "minder": None, "url": None, "exit_code": None, "ended": None}
-            ended |= {"ended_by": None, "reason": None, "why": None, "proof": None}
-            ended |= {"unpulled": None, "troubles": ()}
-            life = {"given_up": False, "begun": time.time(), "earlier_lives": record.lives}
+            ended |= {"ended_by": None, "reason": None, "why": None, "proof": None, "unpulled": None}
+            life = {"troubles": (), "given_up": False, "begun": time.time(), "earlier_lives": record.lives}
             life |= {"launch": ProcessId.own(), "place": Place.here()}
             return self.update(run_id, state="created", **(ended | life | fields))
 

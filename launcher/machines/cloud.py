@@ -95,13 +95,9 @@ class CloudMachine:
         self._run_id = run_id
         self._folder = folder.absolute()
         self._order = Order(
-            cluster=run_id,
-            infra=infra,
-            gpus=gpus,
-            disk_gb=disk_gb,
-            idle_minutes=idle_minutes,
+            cluster=run_id, infra=infra, gpus=gpus, disk_gb=disk_gb, idle_minutes=idle_minutes,
             max_price_per_hour=max_price_per_hour,
-        )
+        )  # fmt: skip
         self._variant = variant
         self._needs = needs
         self._model = model

@@ -265,16 +265,10 @@ class Run:
         assert self._parts.pulse is not None  # _connect made both
         assert self._parts.background_copy is not None
         return Watched(
-            self._label,
-            self._begun_at,
-            self._limits,
-            self._request.plan.budget,
-            self._parts.pulse,
-            machine.ended,
-            self._parts.background_copy.now,
-            self._patience_seconds,
+            self._label, self._begun_at, self._limits, self._request.plan.budget, self._parts.pulse,
+            machine.ended, self._parts.background_copy.now, self._patience_seconds,
             self._request.settings.grace_seconds,
-        )
+        )  # fmt: skip
 
     def _say_ready(self, endpoint: Endpoint) -> None:
         model = endpoint.variables()["LAUNCH_MODEL"]

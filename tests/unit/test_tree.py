@@ -205,7 +205,12 @@ def test_s06_only_one_place_of_the_launcher_starts_modules_of_ours() -> None:
 def test_the_client_imports_nothing_outside_launcher() -> None:
     """A user's program imports it beside files of any name: `runtime.py` is a common one."""
     for path in [path for path in _sources() if path.is_relative_to(ROOT / "launcher" / "client")]:
-        own = ("launcher.base.errors", "launcher.base.harmless", "launcher.base.own_python", "launcher.client")
+        own = (
+            "launcher.base.errors",
+            "launcher.base.harmless",
+            "launcher.base.own_python",
+            "launcher.client",
+        )
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 assert node.module.split(".")[0] not in {"runtime", "sky", "examples", "tests"}, path
