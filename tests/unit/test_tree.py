@@ -197,9 +197,10 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
 
 
 def test_s06_only_one_place_of_the_launcher_starts_modules_of_ours() -> None:
-    """So that none of them is started with the user's folder on its path; another reads command lines."""
+    """So that none of them is started with the user's folder on its path; one of the others reads command
+    lines, one prints a line to paste."""
     found = {path.name for path in (ROOT / "launcher").rglob("*.py") if '"-m"' in path.read_text()}
-    assert found == {"own_python.py", "cpu_seconds.py"}
+    assert found == {"own_python.py", "cpu_seconds.py", "program_check.py"}
 
 
 def test_the_client_imports_nothing_outside_launcher() -> None:
