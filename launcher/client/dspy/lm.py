@@ -15,12 +15,10 @@ from typing import Any
 
 import dspy
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
-from dspy.clients.provider import Provider
 
-from launcher.client.dspy import earlier, standing_in
+from launcher.client.dspy import dspy_names, earlier, standing_in
 from launcher.client.dspy.engine import BASE_MODEL, PolicyEngine
 from launcher.client.dspy.naming import name_of, version_in
-from launcher.client.dspy.provider import SlipwayProvider
 from launcher.client.dspy.sampling_live import Sampling, calling
 from launcher.client.dspy.tagging import current_rollout
 from launcher.client.session import Session, connect
@@ -115,8 +113,12 @@ class PolicyLM(dspy.LM):
             copied.cache_asked = copied.cache
         return copied
 
-    def infer_provider(self) -> Provider:
-        """Who trains it for DSPy's own weight optimizers: its run."""
+    def infer_provider(self) -> Any:
+        """Who trains it for DSPy's own weight optimizers: its run, where this DSPy has what that needs."""
+        if not dspy_names.has_jobs():
+            return super().infer_provider()
+        from launcher.client.dspy.provider import SlipwayProvider
+
         return SlipwayProvider(self.session)
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
