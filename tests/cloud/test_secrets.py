@@ -40,7 +40,10 @@ EVERY = (HF, WANDB, FILE, SHELL, AWS, OTHERS, AZURE, SSH)
 ENV_FILE = "project.env"
 OTHER_CLOUDS = (".config/gcloud/key.json", ".azure/token", ".lambda_cloud/lambda_keys", ".runpod/config.toml")
 # What the user configured for SkyPilot: a part of it holds, the rest is said.
-CONFIG = "{api_server: {endpoint: 'http://127.0.0.1:9'}, aws: {labels: {lab: of-ours}, remote_identity: x}}"
+CONFIG = (
+    "{api_server: {endpoint: 'http://127.0.0.1:9'},"
+    " aws: {labels: {lab: of-ours}, remote_identity: LOCAL_CREDENTIALS}}"
+)
 
 PROGRAM = PROGRAMS / "cloud" / "answer_once.py"
 
