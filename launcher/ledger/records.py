@@ -87,10 +87,11 @@ class RunRecord:
 
     @property
     def attended(self) -> bool:
-        """Whether its launcher or its guardian looks after it, or may do so where nobody here sees it."""
-        if self.elsewhere:
+        """Whether its launcher is at it, or a guardian that does not rest, or may be where nobody sees it."""
+        if self.elsewhere or self.launch_alive:
             return True
-        return any(process is not None and process.alive() for process in (self.launch, self.guardian))
+        rests = self.state == "unverified" and teardown_lock.holder(self.folder) is None
+        return self.guardian is not None and not rests and self.guardian.alive()
 
     @property
     def launch_alive(self) -> bool:
@@ -160,8 +161,7 @@ class RunRecord:
             known["command"] = tuple(values["command"])
             known["earlier_lives"] = tuple(map(Life.from_dict, values.get("earlier_lives", ())))
             known["troubles"] = tuple(values.get("troubles", ()))
-            known["folder"] = folder
-            return cls(**known)
+            return cls(**known, folder=folder)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a run's record: {error!r}") from error
 

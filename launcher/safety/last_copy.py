@@ -7,6 +7,8 @@ how results come.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -42,8 +44,10 @@ def bring(
 
     thread = threading.Thread(target=act, name="last-copy", daemon=True)
     thread.start()
-    why = _while_it_moves(thread, record, folder, given_up)
-    over.set()
+    try:
+        why = _while_it_moves(thread, record, folder, given_up)
+    finally:
+        over.set()
     if why is not None:
         thread.join(_END_SECONDS)
     if failure and why is None:
@@ -78,9 +82,8 @@ def _while_it_moves(
 def _bytes(folder: Path) -> int:
     """How much is in a folder, of files that are half here as well."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_size
-        except OSError:  # renamed into its place meanwhile
-            continue
+    for place, _, names in os.walk(folder):  # passes over folders that go meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):  # renamed into its place meanwhile
+                total += os.lstat(os.path.join(place, name)).st_size
     return total

@@ -33,6 +33,8 @@ TRIES_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 # A guardian that is stopped does nothing any more.
 _STILL_SECONDS = teardown_lock.STILL_SECONDS
+# A guardian that does not hold the lock for so long rests, whatever the record could be made to say.
+_IDLE_SECONDS = 5.0
 
 Note = Callable[[str], None]
 
@@ -80,12 +82,14 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
     if record.elsewhere or not record.live or record.launch_alive or guardian is None or not guardian.alive():
         return record
     note(f"{record.name or record.id}: its guardian is still taking it down")
-    still = 0.0
+    still = idle = 0.0
     while not processes.wait_gone(guardian, _LOOK_SECONDS):
-        record = store.load(record.id)
-        if record.state == "unverified" and teardown_lock.holder(store.folder(record.id)) is None:
+        record, is_stopped = store.load(record.id), processes.stopped(guardian)
+        rests = not is_stopped and teardown_lock.holder(store.folder(record.id)) is None
+        idle = idle + _LOOK_SECONDS if rests else 0.0
+        if rests and (record.state == "unverified" or idle > _IDLE_SECONDS):
             break
-        still = still + _LOOK_SECONDS if processes.stopped(guardian) else 0.0
+        still = still + _LOOK_SECONDS if is_stopped else 0.0
         if still > _STILL_SECONDS:
             raise _stands_still(record, guardian)
     return store.load(record.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -148,3 +149,25 @@ def test_p07_what_a_last_copy_raises_is_raised(store: RecordStore, there: Path) 
 
     with pytest.raises(OSError, match="No space left"):
         last_copy.bring(record, store.folder(record.id), copy, never)
+
+
+def test_p07_folders_that_are_renamed_meanwhile_end_no_copy(tmp_path: Path) -> None:
+    """What has come whole is renamed into its place, and SkyPilot's own home changes as well."""
+    over = threading.Event()
+    (tmp_path / "stays").write_bytes(b"12345")
+
+    def rename() -> None:
+        for number in range(1000000):
+            if over.is_set():
+                return
+            (tmp_path / "a" / str(number) / "deep").mkdir(parents=True)
+            (tmp_path / "a").rename(tmp_path / "b")
+            shutil.rmtree(tmp_path / "b")
+
+    thread = threading.Thread(target=rename)
+    thread.start()
+    try:
+        assert {last_copy._bytes(tmp_path) for _ in range(500)} == {5}
+    finally:
+        over.set()
+        thread.join()

@@ -189,3 +189,35 @@ def test_p05_down_ends_a_run_whose_guardian_rests_between_two_tries(
     finally:
         watch.kill()
         watch.wait()
+
+
+def test_p05_gc_ends_a_run_whose_guardian_rests_between_two_tries(
+    typed: Typed, store: RecordStore, there: Path
+) -> None:
+    record = left_alone(store, there)
+    rests = subprocess.Popen(["sleep", "600"])
+    try:
+        store.update(record.id, guardian=ProcessId.of(rests.pid), state="unverified")
+        with teardown_lock.alone(store.folder(record.id), "guardian", print):
+            assert store.load(record.id).attended
+        assert not store.load(record.id).attended
+        assert typed("gc", "--yes").returncode == 0
+        assert store.load(record.id).state == "verified"
+    finally:
+        rests.kill()
+        rests.wait()
+
+
+def test_p05_down_waits_for_no_guardian_that_rests_though_the_record_cannot_say_so(
+    typed: Typed, store: RecordStore, there: Path
+) -> None:
+    """A full disk: the record still says what it said before."""
+    record = left_alone(store, there)
+    rests = subprocess.Popen(["sleep", "600"])
+    try:
+        store.update(record.id, guardian=ProcessId.of(rests.pid))
+        assert typed("down", "dev").returncode == 0
+        assert store.load(record.id).state == "verified"
+    finally:
+        rests.kill()
+        rests.wait()
