@@ -43,8 +43,8 @@ from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.teardown import Teardown
 from launcher.machines.still_there import StillThere
 from launcher.machines.waiting_for_runtime import RuntimeStart, last_lines, reason_of_end
-from launcher.results.rollout_texts import CLOSE_SECONDS, not_closed
-from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
+from launcher.results.rollout_texts import not_closed
+from launcher.values.machine import CLOSE_WANDB_SECONDS, Progress, Proof, PullReport, Stopped, never, silent
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
 from launcher.values.standing import Standing
@@ -287,11 +287,11 @@ class CloudMachine:
 
     # -------------------------------------------------------------- results
 
-    def close_wandb(self) -> None:
+    def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
         """See machine.py."""
-        script = machine_scripts.close_wandb(self.state_dir, CLOSE_SECONDS)
+        script = machine_scripts.close_wandb(self.state_dir, seconds)
         try:
-            self._there.run_folder().shell(script, "end its W&B run", bound_seconds=2 * CLOSE_SECONDS)
+            self._there.run_folder().shell(script, "end its W&B run", bound_seconds=2 * seconds)
         except LaunchError as error:
             raise not_closed(error.why) from error
 

@@ -31,8 +31,8 @@ from launcher.machines.waiting_for_runtime import RuntimeStart, reason_of_end
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
 from launcher.results import checkpoints, durable, home_copy
-from launcher.results.rollout_texts import CLOSE_SECONDS, not_closed
-from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
+from launcher.results.rollout_texts import not_closed
+from launcher.values.machine import CLOSE_WANDB_SECONDS, Progress, Proof, PullReport, Stopped, never, silent
 from runtime.shared import wandb_end
 
 if TYPE_CHECKING:
@@ -193,13 +193,13 @@ class LocalMachine:
             return None
         return reason_of_end(self._folder)
 
-    def close_wandb(self) -> None:
+    def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
         """See machine.py."""
         opened = self._folder / wandb_end.OPEN
         if self._keeper is None or not self._keeper.alive() or not opened.exists():
             return
         (self._folder / wandb_end.CLOSE).touch()
-        until = time.monotonic() + CLOSE_SECONDS
+        until = time.monotonic() + seconds
         while opened.exists() and self._keeper.alive():
             if time.monotonic() > until:
                 raise not_closed()

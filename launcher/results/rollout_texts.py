@@ -26,8 +26,6 @@ from runtime.shared import redaction
 
 ROLLOUTS = "rollouts"
 WANDB = "wandb"
-# A trainer in mid-step ends wandb's run after it, and nobody waits for that.
-CLOSE_SECONDS = 15.0
 # Where the runtime has both: among the logs, which come home with them.
 _LOGS = "logs"
 _STEP = re.compile(r"step-\d{6,12}\.jsonl")

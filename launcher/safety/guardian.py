@@ -32,7 +32,7 @@ from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.ledger.teardown_lock import Turn
 from launcher.machines import machine_of_record
 from launcher.machines.machine_of_record import NoMachine, StandIn, from_record
-from launcher.safety import giving_up, last_copy
+from launcher.safety import giving_up, last_copy, take_down
 from launcher.values.machine import Proof, Stopped, silent
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ _COMMAND_SECONDS = 5.0
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _GIVE_UP_SECONDS = 86400.0
+# What the end of a Weights & Biases run may take, before the copy: no byte comes meanwhile.
+_WANDB_SECONDS = 6.0
 # A record that cannot be written is tried again so often: a full disk may be emptied.
 _WRITES = 30
 
@@ -190,6 +192,8 @@ def _bring_home(store: RecordStore, record: RunRecord) -> str | None:
     if not record.may_have_results:
         return None
     given_up = giving_up.by_name(store, record.id)
+    if record.logs_to_wandb and not record.given_up:
+        take_down.close_wandb(record, _say, _WANDB_SECONDS)
     try:
         why = last_copy.bring(
             record, store.folder(record.id), lambda stopped: _bring(store, record, stopped), given_up

@@ -25,7 +25,16 @@ from launcher.machines import machine_of_record
 from launcher.machines.machine_of_record import NoMachine, from_record
 from launcher.results.background_copy import pull_patiently
 from launcher.safety import giving_up
-from launcher.values.machine import Machine, Progress, Proof, PullReport, Stopped, never, silent
+from launcher.values.machine import (
+    CLOSE_WANDB_SECONDS,
+    Machine,
+    Progress,
+    Proof,
+    PullReport,
+    Stopped,
+    never,
+    silent,
+)
 
 # Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
 # A copy of what was given up may take as long.
@@ -153,7 +162,7 @@ def _bring_home(
     """Why the results are not at home; None when they are. Raises NotPulled when the machine is kept."""
     given_up = (lambda: True) if give_up else giving_up.by_name(store, record.id)
     if record.logs_to_wandb and not give_up:
-        _close_wandb(record, note)
+        close_wandb(record, note)
     try:
         report = pull(store, record, progress, giving_up.after(TRIES_SECONDS, given_up))
         return _missing(record, report, note)
@@ -178,11 +187,12 @@ def _bring_home(
     return why
 
 
-def _close_wandb(record: RunRecord, note: Note) -> None:
-    machine = from_record(record)
+def close_wandb(record: RunRecord, note: Note, seconds: float = CLOSE_WANDB_SECONDS) -> None:
+    """Before the last copy: the end of its Weights & Biases run, which has so long."""
     try:
+        machine = from_record(record)
         if not isinstance(machine, NoMachine):
-            cast("Machine", machine).close_wandb()
+            cast("Machine", machine).close_wandb(seconds)
     except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
         note(machine_of_record.described(error))
 

@@ -26,6 +26,10 @@ Progress = Callable[[str], None]
 Stopped = Callable[[], bool]
 
 
+# A trainer in mid-step ends wandb's run after it, and nobody waits for that.
+CLOSE_WANDB_SECONDS = 15.0
+
+
 def silent(line: str) -> None:
     """A Progress that says nothing."""
 
@@ -134,9 +138,9 @@ class Machine(Protocol):
         """
         ...
 
-    def close_wandb(self) -> None:
+    def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
         """Before the last pull: have the trainer end its Weights & Biases run, where it has one, as what is
-        buffered is in its files only then. Bounded. Raises NotPulled where it is not ended."""
+        buffered is in its files only then. It has so long. Raises NotPulled where it is not ended."""
         ...
 
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:

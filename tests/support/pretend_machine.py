@@ -119,7 +119,7 @@ class PretendMachine:
         self._act("ended")
         return None if self._server is not None else "its supervisor ended"
 
-    def close_wandb(self) -> None:
+    def close_wandb(self, seconds: float = 0.0) -> None:
         self._act("close_wandb")
 
     def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:

@@ -63,6 +63,9 @@ class RecordedMachine:
         lost = "the machine is gone, with what it had after step 3" if self._is("gone") else None
         return PullReport(into, files=1, bytes=0, seconds=0.0, step=3, lost=lost)
 
+    def close_wandb(self, seconds: float = 0.0) -> None:
+        self._called("close_wandb")
+
     def committed(self) -> int | None:
         return None
 

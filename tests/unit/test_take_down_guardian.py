@@ -221,3 +221,12 @@ def test_p05_down_waits_for_no_guardian_that_rests_though_the_record_cannot_say_
     finally:
         rests.kill()
         rests.wait()
+
+
+def test_s01_a_guardian_ends_the_wandb_run_before_it_copies(store: RecordStore, there: Path) -> None:
+    """What wandb buffers is in its files only then, and the machine takes them along."""
+    record = left_alone(store, there)
+    details = {**record.details, "settings": {"wandb": "offline"}}
+    store.update(record.id, details=details)
+    assert guardian._end(store, record.id, record.launch) == 0
+    assert (there / "calls").read_text().split()[:3] == ["close_wandb", "pull", "down"]
