@@ -1,6 +1,7 @@
 """A sign of life for those who cannot see the process: a small file that whoever attends a run renews.
 
-    runs/<id>/heartbeat
+    runs/<id>/heartbeat          renewed by the run's launch
+    runs/<id>/.teardown-beat     renewed by whoever ends the run, from wherever that is
 
 Two computers' clocks are never compared: how long ago it was renewed is said by the file system alone, which
 also dates a file that is made to ask it. Neighbours: `run.py` and whoever ends a run (`teardown_lock.py`)
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FILE = "heartbeat"
+# One of its own: an attempt to end a run is no sign that its launch lives.
+ENDING = ".teardown-beat"
 EVERY_SECONDS = 10.0
 # Several beats may be late: a disk of the network stands still for a while.
 SILENT_SECONDS = 60.0
@@ -25,15 +28,15 @@ _ROOM_BYTES = 24
 
 
 @contextlib.contextmanager
-def beating(folder: Path) -> Iterator[None]:
+def beating(folder: Path, file: str = FILE) -> Iterator[None]:
     """The run's folder has a beat at once and every so often until the block is over."""
     over = threading.Event()
-    _beat(folder, 0)
+    _beat(folder / file, 0)
 
     def beat() -> None:
         count = 0
         while not over.wait(EVERY_SECONDS):
-            _beat(folder, count := count + 1)
+            _beat(folder / file, count := count + 1)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
@@ -44,13 +47,13 @@ def beating(folder: Path) -> Iterator[None]:
         thread.join(_END_SECONDS)
 
 
-def age_seconds(folder: Path) -> float | None:
+def age_seconds(folder: Path, file: str = FILE) -> float | None:
     """Seconds since the last beat, by the clock of the file system; None where there is none, or it cannot
     be asked."""
     try:
         # Opened, not looked at: what NFS remembers of a file it asks for again when that is opened.
-        with (folder / FILE).open("rb") as file:
-            beat = os.fstat(file.fileno()).st_mtime
+        with (folder / file).open("rb") as last:
+            beat = os.fstat(last.fileno()).st_mtime
         with tempfile.TemporaryFile(dir=folder) as now:
             os.utime(now.fileno())
             return max(0.0, os.fstat(now.fileno()).st_mtime - beat)
@@ -58,10 +61,10 @@ def age_seconds(folder: Path) -> float | None:
         return None
 
 
-def _beat(folder: Path, count: int) -> None:
+def _beat(path: Path, count: int) -> None:
     """Write over what stands there, which takes no new room; where that cannot be, its time alone."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.utime(descriptor)
             os.pwrite(descriptor, f"{os.getpid()} {count}".ljust(_ROOM_BYTES).encode(), 0)

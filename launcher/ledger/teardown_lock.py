@@ -66,7 +66,7 @@ class Holder:
         run's folder has no sign of its life."""
         if self.host is None:
             return processes.stopped(self.process)
-        age = heartbeat.age_seconds(folder)
+        age = heartbeat.age_seconds(folder, heartbeat.ENDING)
         return age is None or age > heartbeat.SILENT_SECONDS
 
 
@@ -138,7 +138,7 @@ def alone(
         if descriptor is not None and _wait(descriptor, folder, note, insist, look):
             turn = Turn(descriptor, who)
         turn.doing("it has begun")
-        with heartbeat.beating(folder):
+        with heartbeat.beating(folder, heartbeat.ENDING):
             yield turn
     finally:
         turn.over()

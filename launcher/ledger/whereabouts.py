@@ -12,14 +12,14 @@ from pathlib import Path
 from launcher.base import clock
 from launcher.base.place import Place
 from launcher.base.units import format_duration
-from launcher.ledger import heartbeat
+from launcher.ledger import heartbeat, teardown_lock
 
 
 def elsewhere(place: Place | None, folder: Path) -> bool:
     """Whether processes of `place` may live though they are not seen here.
 
     None, of older versions, is here. Those of an earlier boot of this computer are dead, but for a sign of
-    life that is newer than this boot: then another computer has the same name and machine-id.
+    its launch's life that is newer than this boot: then another computer has the same name and machine-id.
     """
     if place is None:
         return False
@@ -31,9 +31,13 @@ def elsewhere(place: Place | None, folder: Path) -> bool:
 
 
 def silent(folder: Path) -> bool:
-    """Whether its sign of life is so old that nobody attends it, as far as anybody can tell from here."""
+    """Whether its sign of life is so old that nobody attends it, as far as anybody can tell from here: also
+    nobody elsewhere who ends it."""
     age = heartbeat.age_seconds(folder)
-    return age is not None and age > heartbeat.SILENT_SECONDS
+    if age is None or age <= heartbeat.SILENT_SECONDS:
+        return False
+    at_it = teardown_lock.holder(folder)
+    return at_it is None or at_it.host is None or at_it.stands_still(folder)
 
 
 def describe(place: Place, folder: Path) -> str:

@@ -22,7 +22,7 @@ from launcher.base import processes
 from launcher.base.home import Home
 from launcher.base.place import Place
 from launcher.base.processes import ProcessId
-from launcher.ledger import heartbeat, whereabouts
+from launcher.ledger import heartbeat, teardown_lock, whereabouts
 from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.ledger.teardown_lock import Holder
 from launcher.safety import leftovers
@@ -193,6 +193,22 @@ def test_p01_after_a_reboot_what_ran_before_it_is_dead(
     assert store.load(record.id).ended_by == "gc"
 
 
+def test_p01_an_attempt_to_end_a_run_is_no_sign_of_its_life(
+    home: Path, store: RecordStore, tmp_path: Path
+) -> None:
+    """It rebooted, and its provider could not be asked the first time: the second time it still may be."""
+    record = rented(store, tmp_path / "there")
+    before_boot = float(Path("/proc/uptime").read_text().split()[0]) + 60
+    be_silent(store, record.id, before_boot)
+    (tmp_path / "there" / "unproven").touch()
+    ((code, said),) = typed_from("a new boot", home, ["down", "dev"])
+    assert code == 5 and store.load(record.id).live, said
+    (tmp_path / "there" / "unproven").unlink()
+    ((code, said),) = typed_from("a new boot", home, ["gc", "--yes"])
+    assert code == 0 and "down: verified" in said, said
+    assert store.load(record.id).ended_by == "gc"
+
+
 def test_p01_a_containers_own_home_is_not_taken_for_ours_by_its_path(
     home: Path, store: RecordStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -255,11 +271,16 @@ def test_p01_a_record_of_an_older_version_is_here_as_before(store: RecordStore) 
 
 
 @pytest.mark.quick
-def test_p01_who_ends_a_run_elsewhere_stands_still_when_the_folder_is_silent(tmp_path: Path) -> None:
+def test_p01_who_ends_a_run_elsewhere_stands_still_when_the_folder_is_silent(store: RecordStore) -> None:
+    record = store.create()
     there = Place("other", "other boot", "pid:[1]", "gpubox")
     holder = Holder("down", ProcessId(2**22, "long ago"), "copying results", there)
     assert "on gpubox" in holder.describe()
-    (tmp_path / HEARTBEAT).touch()
-    assert not holder.stands_still(tmp_path)
-    os.utime(tmp_path / HEARTBEAT, (0, 0))
-    assert holder.stands_still(tmp_path)
+    (record.folder / heartbeat.ENDING).touch()
+    assert not holder.stands_still(record.folder)
+    be_silent(store, record.id)
+    teardown_lock.make(record.folder)
+    (record.folder / teardown_lock.FILE).write_text(json.dumps(dataclasses.asdict(holder)))
+    assert not record.silent, "whoever ends it there attends it"
+    os.utime(record.folder / heartbeat.ENDING, (0, 0))
+    assert holder.stands_still(record.folder) and record.silent
