@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 from launcher.base import processes
@@ -24,7 +25,7 @@ from launcher.ledger.teardown_lock import Holder
 from launcher.machines import machine_of_record
 from launcher.machines.machine_of_record import NoMachine, from_record
 from launcher.results.background_copy import pull_patiently
-from launcher.safety import giving_up
+from launcher.safety import giving_up, self_ended
 from launcher.values.machine import (
     CLOSE_WANDB_SECONDS,
     Machine,
@@ -46,6 +47,15 @@ _STILL_SECONDS = teardown_lock.STILL_SECONDS
 _IDLE_SECONDS = 5.0
 
 Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """`unpulled`: why the newest results are not at home, None when they are. `gone`: the provider's list had
+    no machine of the run, before anything was ended."""
+
+    unpulled: str | None
+    gone: bool = False
 
 
 def pull(
@@ -128,11 +138,13 @@ def take_down(
         if not record.live:
             return record
         turn.doing("copying results")
-        unpulled = _bring_home(store, record, note, turn.telling("copying results", progress), give_up)
+        latest = self_ended.at_latest(record)  # before anything here is heard of by its machine
+        brought = _bring_home(store, record, note, turn.telling("copying results", progress), give_up)
         turn.doing("down")
         proof = machine_of_record.end(from_record(record), note)
         turn.doing("saving the record")
-        return _write_down(store, record, ended_by, proof, unpulled, note)
+        ended = time.time() if latest is None or not brought.gone else min(latest, time.time())
+        return _write_down(store, record, ended_by, ended, proof, brought.unpulled, note)
 
 
 def closed_by_word(store: RecordStore, record: RunRecord) -> RunRecord:
@@ -158,8 +170,8 @@ def limit_reached(record: RunRecord, now: float) -> str | None:
 
 def _bring_home(
     store: RecordStore, record: RunRecord, note: Note, progress: Progress, give_up: bool
-) -> str | None:
-    """Why the results are not at home; None when they are. Raises NotPulled when the machine is kept."""
+) -> _Brought:
+    """Raises NotPulled when the machine is kept."""
     given_up = (lambda: True) if give_up else giving_up.by_name(store, record.id)
     if record.logs_to_wandb and not give_up:
         close_wandb(record, note)
@@ -171,9 +183,9 @@ def _bring_home(
     machine = from_record(record)
     if not record.may_have_results:
         note(why)
-        return None
+        return _Brought(None)
     if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
-        return why
+        return _Brought(why)
     reached = limit_reached(record, time.time())
     if not (reached or given_up()):
         note(f"{why}; trying for a minute")
@@ -184,7 +196,7 @@ def _bring_home(
         if not given_up():
             raise _kept(record, why)
     note(f"its newest results are lost with it: {reached or 'they were given up'} ({why})")
-    return why
+    return _Brought(why)
 
 
 def close_wandb(record: RunRecord, note: Note, seconds: float = CLOSE_WANDB_SECONDS) -> None:
@@ -197,11 +209,11 @@ def close_wandb(record: RunRecord, note: Note, seconds: float = CLOSE_WANDB_SECO
         note(machine_of_record.described(error))
 
 
-def _missing(record: RunRecord, report: PullReport, note: Note) -> str | None:
+def _missing(record: RunRecord, report: PullReport, note: Note) -> _Brought:
     """Say what did not come; why the newest never will, where there may have been some."""
     for missing in report.missing:
         note(f"not copied: {missing}")
-    return report.lost if record.may_have_results else None
+    return _Brought(report.lost if record.may_have_results else None, gone=report.lost is not None)
 
 
 def _out_of_reach(record: RunRecord) -> TeardownUnverified:
@@ -241,6 +253,7 @@ def _write_down(
     store: RecordStore,
     record: RunRecord,
     ended_by: str,
+    ended: float,
     proof: Proof,
     unpulled: str | None,
     note: Note,
@@ -255,7 +268,7 @@ def _write_down(
         record = store.update(
             record.id,
             state="verified" if proof.verified else "unverified",
-            ended=time.time(),
+            ended=ended,
             ended_by=ended_by,
             proof=proof.to_dict(),
             unpulled=unpulled,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # pydantic costs 0.25 s, the guardian must start at once
     from launcher.values.standing import Standing
     from runtime.shared.schema import RuntimeConfig
 
+# A machine's own timer looks once a minute, and the provider takes a while to end it.
+TIMER_SECONDS = 90.0
 # One line of what is going on, for the terminal and the log.
 Progress = Callable[[str], None]
 

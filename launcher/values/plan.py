@@ -14,6 +14,7 @@ from typing import Any
 from launcher.base.errors import UsageError
 from launcher.base.units import format_duration, format_money
 from launcher.values.adapter import Continued
+from launcher.values.machine import TIMER_SECONDS
 from launcher.values.offers import Market, Offer, affordable, available, gpus_of, places
 from launcher.values.settings import Settings
 from runtime.fitness import Needs
@@ -22,8 +23,6 @@ from runtime.shared.memory.planning import MemoryPlan
 HERE = "this computer"
 # What bounds a rented run for which nobody gave a deadline or a budget.
 RENTED_SECONDS = 4 * 3600.0
-# A machine's own timer looks once a minute, and the provider takes a while to end it.
-TIMER_SECONDS = 90.0
 # Settings of the runtime that the plan of the GPUs' memory decides where nobody else does.
 PLANNED = (
     "train.activation_checkpointing",

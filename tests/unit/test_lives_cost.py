@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
 import pytest
 
+from launcher.ledger import heartbeat
 from launcher.ledger.records import RecordStore
 from tests.support import recorded_machine
 from tests.support.left_alone import PRICE, left_alone, store, there, typed
@@ -45,3 +47,29 @@ def test_g06_what_is_not_proven_to_be_down_goes_on_costing(
     store.update(record.id, state="unverified", ended=time.time() - 3600.0)
     (described,) = json.loads(typed("status", "--json").stdout)["runs"]
     assert described["cost"] == pytest.approx(2 * PRICE, abs=0.5)
+
+
+@pytest.mark.parametrize("seen", ["gone", "gone, seen later", "still listed"])
+def test_p12_a_machine_that_ended_itself_cost_nothing_until_somebody_looked(
+    typed: Typed, store: RecordStore, there: Path, seen: str
+) -> None:
+    """Its computer died on Friday, and whoever ends the run on Monday is told that the machine is gone."""
+    record = left_alone(store, there, ago=66 * 3600.0, lease_seconds=900.0)
+    store.update(record.id, machine=record.machine | {"idle_minutes": 10})
+    heard = time.time() - 65 * 3600.0
+    beat = store.folder(record.id) / heartbeat.FILE
+    beat.touch()
+    os.utime(beat, (heard, heard))
+    if seen != "still listed":
+        (there / "gone").touch()
+    if seen == "gone, seen later":  # somebody looked at the machine, which renewed its lease
+        (store.folder(record.id) / "machine").mkdir()
+        look = store.folder(record.id) / "machine" / "trainer.json"
+        look.touch()
+        os.utime(look, (heard + 7200, heard + 7200))
+    typed("down", "dev")
+    record, own_end = store.load(record.id), heard + 900 + 600 + 90
+    ended = {"gone": own_end, "gone, seen later": own_end + 7200, "still listed": time.time()}[seen]
+    assert record.state == "verified" and record.ended == pytest.approx(ended, abs=120.0)
+    (described,) = json.loads(typed("status", "--json").stdout)["runs"]
+    assert described["cost"] == pytest.approx(PRICE * (ended - record.life.begun) / 3600, abs=0.5)
