@@ -90,9 +90,10 @@ def pid_namespace(pid: int | str) -> str | None:
 
 def _computer(host: str) -> str:
     """Linux: nodes that boot one image have one machine-id, and containers of one image. On a Mac the host's
-    name changes with its network, and its network card tells it from others."""
+    name changes with its network, and its network card tells it from others. Elsewhere a network changes
+    only what follows the name."""
     system = computer_identity.of_the_system() or ""
-    known = system if sys.platform == "darwin" and system else f"{system}|{host}"
+    known = system if sys.platform == "darwin" and system else f"{system}|{host.partition('.')[0].lower()}"
     return hashlib.sha256(known.encode()).hexdigest()[:16]
 
 

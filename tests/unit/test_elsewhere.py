@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import processes
+from launcher.base import place, processes
 from launcher.base.home import Home
 from launcher.base.place import Place
 from launcher.base.processes import ProcessId
@@ -257,6 +257,16 @@ def test_p01_places_are_compared_by_kernel_then_by_computer() -> None:
     mac = Place("c", None, None, "mac")
     assert mac.seen_from(mac) == "here"
     assert mac.seen_from(Place("d", None, None, "mac")) == "elsewhere"
+
+
+@pytest.mark.quick
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac is not told by its name")
+def test_p01_a_computer_that_its_network_names_in_full_is_the_same() -> None:
+    assert (
+        place._computer("fedora")
+        == place._computer("Fedora.fritz.box")
+        != place._computer("debian.fritz.box")
+    )
 
 
 @pytest.mark.quick
