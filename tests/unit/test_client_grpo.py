@@ -188,6 +188,17 @@ def chain_answer(asked: Asked) -> str:
     return answering(**fields)(asked)
 
 
+def whole(french: str) -> None:
+    """As a program does that wants a number."""
+    int(french)
+
+
+def greedy_wrong(asked: Asked) -> str:
+    """A number where it is sampled, and a word where it is greedy."""
+    french = "bonjour" if asked.body["temperature"] == 0 else str(member_index(asked))
+    return answering(french=french)(asked) if asked.tag("predictor") == "first" else chain_answer(asked)
+
+
 def test_each_predictor_has_a_group_and_is_named_by_identity(run: SmallRun) -> None:
     run.answer = chain_answer
     grpo = optimizer()
@@ -323,25 +334,98 @@ def test_steps_with_nothing_to_train_on_stop_the_training_by_name(run: SmallRun)
     assert not run.requests
 
 
-@pytest.mark.parametrize("valset", [0, 3], ids=["first step", "validation"])
+@pytest.mark.parametrize("valset", [0, 3, 1], ids=["first step", "validation", "one example"])
 def test_n03_a_program_that_always_raises_ends_at_once_with_its_exception_and_where(
     run: SmallRun, capfd: pytest.CaptureFixture[str], valset: int
 ) -> None:
+    class Broken(Chain):
+        def forward(self, english: str) -> dspy.Prediction:
+            self.last("")
+            return super().forward(english)
+
     def refuse(french: str) -> None:
         raise ZeroDivisionError("as programs do")
 
     run.answer = chain_answer
     grpo = optimizer(num_train_steps=10)
     with pytest.raises(TrainingFailed) as failed:
-        grpo.compile(Chain(refuse), trainset=examples(4), valset=examples(valset))
+        grpo.compile(Broken(refuse), trainset=examples(4), valset=examples(valset))
+    fails = "evaluation's 3 runs" if valset == 3 else "8 rollouts of its first step"
     assert re.search(
-        rf"every one of the .*{valset or 8} r\w+.*\n"
+        rf"every one of the {fails}\n"
         r"ZeroDivisionError: as programs do \(tests/unit/test_client_grpo\.py:\d+ in refuse\)",
         str(failed.value),
     )
-    assert len(run.asked) == (valset or 8)
+    assert not run.asked
     said = capfd.readouterr().err
-    assert "parsed" not in said and "score" not in said.replace("ended crashed", "")
+    assert "parsed" not in said.partition("validation crashed")[2] and ("score 0" in said) == (valset == 1)
+
+
+def test_n03_a_program_that_raises_over_each_answer_of_a_validation_ends_at_its_first_step(
+    run: SmallRun,
+) -> None:
+    run.answer = chain_answer
+    with pytest.raises(TrainingFailed, match=r"8 rollouts of its first step\nValueError: invalid literal"):
+        optimizer(num_train_steps=10).compile(Chain(whole), trainset=examples(4), valset=examples(3))
+    assert len(run.asked) == 3 + 8
+
+
+def test_n03_a_policy_whose_greedy_answers_are_no_numbers_is_trained_and_scores_nothing(
+    run: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.answer = greedy_wrong
+    grpo = optimizer(num_train_steps=2)
+    grpo.compile(Chain(whole), trainset=examples(4), valset=examples(3))
+    assert grpo.report.outcomes == {"scored": 16}
+    assert next(it["score"] for it in grpo.history if it["kind"] == "validation") == 0.0
+    capfd.readouterr()
+    found = evaluate(Chain(whole), examples(3), length, model="base")
+    assert (found.score, found.outcomes) == (0.0, {"crashed": 3})
+    said = capfd.readouterr().err
+    assert re.search(r"score 0 · crashed 3 of 3 · ValueError: .*'bonjour' \(tests/.* in whole\)\n", said)
+
+
+def test_n03_one_validation_that_crashes_after_a_step_ends_no_training(run: SmallRun) -> None:
+    class Flaky(Chain):
+        def forward(self, english: str) -> dspy.Prediction:
+            if run.version == 1 and english.startswith("held"):
+                raise ConnectionError("the program's own database was away")
+            return super().forward(english)
+
+    run.answer = chain_answer
+    grpo = optimizer(num_train_steps=3, num_steps_for_val=1)
+    held = [dspy.Example(english=f"held {i}").with_inputs("english") for i in range(3)]
+    grpo.compile(Flaky(), trainset=examples(4), valset=held)
+    found = [it["outcomes"] for it in grpo.history if it["kind"] == "validation"]
+    assert found == [{"scored": 3}, {"crashed": 3}, {"scored": 3}, {"scored": 3}]
+
+
+@pytest.mark.parametrize("fault", ["answers that do not parse", "too long a prompt"])
+def test_n03_what_a_program_makes_of_the_policys_fault_is_no_fault_of_the_program(
+    run: SmallRun, fault: str
+) -> None:
+    class Wrapping(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ask = dspy.Predict("english -> french")
+
+        def forward(self, english: str) -> dspy.Prediction:
+            try:
+                return self.ask(english=english)
+            except Exception as error:
+                raise RuntimeError("no answer") from error
+
+    error = {
+        "message": "maximum context length is 8 tokens",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "context_length_exceeded",
+    }
+    run.answer = lambda asked: BAD if fault.startswith("answers") else (400, {"error": error})
+    grpo = optimizer(num_train_steps=10)
+    with pytest.raises(TrainingFailed, match="3 steps in a row"):
+        grpo.compile(Wrapping(), trainset=examples(4), valset=examples(3))
+    assert grpo.report.outcomes == {"crashed": 24}
 
 
 def test_n03_after_a_step_that_ran_through_three_that_crash_end_the_training(run: SmallRun) -> None:
@@ -372,8 +456,8 @@ def test_n03_in_a_validation_what_crashed_has_not_parsed_and_is_said_with_its_re
     said = capfd.readouterr().err
     assert "crashed 3 · parsed 25%" in said
     assert said.count("a run of the validation crashed: ZeroDivisionError: as programs do (tests/") == 1
-    with pytest.raises(TrainingFailed, match="in every one of the evaluation's 3 runs"):
-        evaluate(Chain(refuse), examples(4)[1:], length)
+    evaluate(Chain(refuse), examples(4)[1:], length)
+    assert "score 0 · crashed 3 of 3 · ZeroDivisionError: as programs do (tests/" in capfd.readouterr().err
 
 
 def test_a_metric_may_judge_each_predictor_by_itself(run: SmallRun) -> None:

@@ -64,6 +64,8 @@ class Finished:
     score: Score | None = None
     reason: str | None = None
     prediction: Any = None
+    # Of one that crashed: the endpoint would not take what it asked, a prompt that has grown too long say.
+    refused: bool = False
 
     @property
     def parsed(self) -> bool:
@@ -77,8 +79,15 @@ class Finished:
 
 
 def all_failed(finished: Sequence[Finished]) -> bool:
-    """Whether the program itself failed in every run. One that asks for ever may have the policy to blame."""
-    return all(it.outcome == "crashed" and not it.run.rollout.asked_too_often for it in finished)
+    """Whether the program itself failed in every run.
+
+    The policy may be to blame where it asked for ever or too much, or met an answer that did not parse.
+    """
+    return all(
+        it.outcome == "crashed"
+        and not (it.refused or it.run.rollout.unparsed or it.run.rollout.asked_too_often)
+        for it in finished
+    )
 
 
 @dataclass(frozen=True)
@@ -189,7 +198,7 @@ def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, 
     if error is not None and _is_race_of_parallel(error):
         return Finished(run, "lost", reason=f"dspy.Parallel failed in its own progress bars: {error}")
     if error is not None:
-        return Finished(run, "crashed", reason=_described(error))
+        return Finished(run, "crashed", reason=_described(error), refused=_is_refused(error))
     return _judged(run, metric, example, prediction)
 
 
@@ -229,6 +238,17 @@ def _own(example: dspy.Example) -> dspy.Example:
 
 def _is(error: BaseException | None, other: BaseException | None) -> bool:
     return error is not None and error is other
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether the endpoint's refusal is it, or what it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, LMInvalidRequestError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _is_race_of_parallel(error: BaseException) -> bool:

@@ -302,10 +302,9 @@ class Training:
         self._rewinds_in_a_row = 0
         self.report.add_step(status.counts)
         seconds = (rolled.seconds, train_seconds)
-        epoch = self.sampler.epoch(rolled.step)
         rates = (rolled.parse_rate, rolled.cut_off_rate)
         line = StepLine.of(
-            rolled.step + 1, epoch, rolled.grouped, rates, status, seconds,
+            rolled.step + 1, self.sampler.epoch(rolled.step), rolled.grouped, rates, status, seconds,
             rolled.again, rolled.lags, rolled.stale,
         )  # fmt: skip
         self.journal.step(line)
@@ -327,7 +326,7 @@ class Training:
 
     def _validated(self, entry: dict[str, Any], step: int) -> None:
         self.history.append(entry)
-        self._vain.has_run = True
+        self._vain.validated(entry["outcomes"])
         self._say_unparsed(entry["parse_rate"], entry["cut_off_rate"], entry["outcomes"])
         score = entry["score"] if self.held_out.comparable() else float("nan")
         self._ring(self.alarms.validated(step, score))
@@ -344,6 +343,7 @@ class Training:
             self.plan.sampling.rules.failure_score,
             workers,
             model,
+            fatal=not self._vain.has_run,
         )
         if model is None:
             self.served.check(evaluation.finished, self._predictors)

@@ -5,7 +5,7 @@ Neighbour: `training.py` tells it each step's runs. Knows nothing of programs or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.client.dspy.report import Report, counted, listed
@@ -47,6 +47,10 @@ class Vain:
                 why=finished[0].reason,
                 hint=f"{RUN_BY_HAND} trainset",
             )
+
+    def validated(self, outcomes: Mapping[str, int]) -> None:
+        """A validation was made; it raises nothing here."""
+        self.has_run |= any(count for name, count in outcomes.items() if name != "crashed")
 
     def trained(
         self, finished: Sequence[Finished], parse_rate: float, cut_off_rate: float, count: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 import dspy
 
+from launcher.base import harmless
 from launcher.client import standard_error
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.examples import checked
@@ -32,6 +34,8 @@ GREEDY = {"temperature": 0.0}
 # A held-out set is small and a metric may fail on part of it: this many failures in a row are no accident.
 _METRIC_PATIENCE = 32
 _JUDGED = frozenset({"scored", "unparsed", "crashed"})
+# One run that raised says little of a program.
+_FATAL_RUNS = 2
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,9 @@ def evaluate(
 
     `model="base"`: the model before any training answers in the policy's place, whatever version the program
     names, in a resumed run too. `num_threads`: runs at once; None is all of them, up to 64. Raises
-    EndpointLost when no run got an answer, TrainingFailed when the metric never scores, the program raises in
-    every run or none ends in time, ValueError for a program without a predictor that asks the policy.
+    EndpointLost when no run got an answer, TrainingFailed when the metric never scores or no run ends in
+    time, ValueError for a program without a predictor that asks the policy. What the program raises itself
+    is no error here: it is said on stderr, and such a run counts `failure_score`.
     """
     if model not in (None, BASE_MODEL):
         raise ValueError(f"model is {BASE_MODEL!r} or None; a version is named with PolicyLM(model=…)")
@@ -110,7 +115,9 @@ def evaluate(
     limits = Limits(num_threads, rollout_seconds, rollout_calls)
     trained = attach(program, session or connect(), may_be_base=True)
     runner = Runner(program, metric, strict_adapter(adapter), limits, trained.lm)
-    return scored(runner, examples, Predictors(program), failure_score, model=model, of_base=trained.of_base)
+    found = scored(runner, examples, Predictors(program), failure_score, model=model, of_base=trained.of_base)
+    _say_crashed(found)
+    return found
 
 
 def scored(
@@ -121,11 +128,13 @@ def scored(
     workers: Workers[Finished] | None = None,
     model: str | None = None,
     of_base: bool = False,
+    fatal: bool = False,
 ) -> Evaluation:
     """The same of what is checked, within a training by its `workers`: see `evaluate` for what it raises.
 
-    `model`: the version that is asked in the place of the newest, or the base. It looks at nothing of the
-    program itself: rollouts may be under way that write into it.
+    `model`: the version that is asked in the place of the newest, or the base. `fatal`: a program that raises
+    in every run before the policy has answered is an error. It looks at nothing of the program itself:
+    rollouts may be under way that write into it.
     """
     batch = uuid.uuid4().hex[:12]
 
@@ -135,13 +144,26 @@ def scored(
     runs = [Run(example, index, rollout(index)) for index, example in enumerate(examples)]
     finished = run_all(runner, runs, workers)
     check_answered(finished, "evaluation")
-    if all_failed(finished):
+    if fatal and len(finished) >= _FATAL_RUNS and _failed_unanswered(finished):
         raise TrainingFailed(
             f"The program raised in every one of the evaluation's {len(finished)} runs",
             why=finished[0].reason,
             hint=f"{RUN_BY_HAND} set that is evaluated",
         )
     return _evaluation(finished, failure_score)
+
+
+def _failed_unanswered(finished: Sequence[Finished]) -> bool:
+    """Whether the program failed in every run, and no answer of the policy can be why."""
+    return all_failed(finished) and not any(it.run.rollout.answers for it in finished)
+
+
+def _say_crashed(found: Evaluation) -> None:
+    crashed = [it for it in found.finished if it.outcome == "crashed"]
+    if crashed:
+        said = f"evaluation: score {found.score:.4g} · crashed {len(crashed)} of {len(found.finished)}"
+        sys.stderr.write(f"slipway: {said} · {harmless.line(crashed[0].reason or '')}\n")
+        sys.stderr.flush()
 
 
 def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
