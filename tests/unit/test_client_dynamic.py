@@ -130,6 +130,7 @@ def test_s02_it_is_off_whatever_the_loss_unless_it_is_asked_for_and_its_cost_is_
     run.answer = varied
     for loss, asked, on in (
         ("grpo", {}, False),
+        ("grpo", {"dynamic_sampling": None}, False),
         ("grpo", {"dynamic_sampling": True}, True),
         ("dapo", {}, False),
         ("dapo", {"dynamic_sampling": True}, True),

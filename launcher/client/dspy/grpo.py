@@ -122,7 +122,7 @@ class GRPO(Teleprompter):
         variably_invoked_predictor_fill_strategy: None = None,
         checkpoint: Keep = "single-best",
         staleness: int = 0,
-        dynamic_sampling: bool | int = False,
+        dynamic_sampling: bool | int | None = False,
         rollout_seconds: float = Limits.run_seconds,
         rollout_calls: int = Limits.run_calls,
         alarms: Mapping[str, float] | None = None,
@@ -154,7 +154,7 @@ class GRPO(Teleprompter):
         self.variably_invoked_predictor_fill_strategy = variably_invoked_predictor_fill_strategy
         self.checkpoint: Keep = checkpoint
         self.staleness = staleness
-        self.dynamic_sampling = dynamic_sampling
+        self.dynamic_sampling = False if dynamic_sampling is None else dynamic_sampling
         self.rollout_seconds = rollout_seconds
         self.rollout_calls = rollout_calls
         self.alarms = alarms
