@@ -132,6 +132,7 @@ class CloudMachine:
         machine._limits = Limits(**description.get("limits", {"begun_at": 0.0}))  # older versions had none
         machine._standing = description["standing"]
         machine._order.labels.update(description.get("labels", {}))
+        machine._order.unsure.extend(description.get("unsure", []))  # older versions did not know
         machine.unarmed_seconds = description.get("unarmed_seconds")
         # Older versions wrote down that somebody was asked, and not where.
         machine._tried = description.get("tried") or (plain["infra"] if description["asked"] else [])
@@ -145,14 +146,10 @@ class CloudMachine:
             "run_id": self._run_id,
             "folder": str(self._folder),
             "limits": asdict(self._limits),
-            "infra": self._order.infra,
-            "gpus": self._order.gpus,
-            "idle_minutes": self._order.idle_minutes,
-            "disk_gb": self._order.disk_gb,
+            **self._order.described(),
             "variant": self._variant,
             "asked": bool(self._tried),
             "tried": self._tried,
-            "labels": self._order.labels,
             "unarmed_seconds": self.unarmed_seconds,
             "standing": self._standing,
         }

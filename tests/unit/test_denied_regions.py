@@ -7,11 +7,13 @@ real.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.machines.skypilot import sky_providers
 from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
@@ -60,6 +62,81 @@ def said(sky: SkyProcess, *tried: str, certain: bool = False) -> tuple[Said, Ver
 
 def found(said: Said) -> dict[str, list[str]]:
     return {provider["config"]["region"]: machines for provider, machines in said.lists}
+
+
+_PROVIDER = {"name": "AWS", "cluster_on_cloud": ON_CLOUD, "config": {"region": WEST}}
+
+
+class _Refusing:
+    """SkyPilot's process, where a region gives no list and refuses the run's request for a machine."""
+
+    def __init__(self, list_error: Exception) -> None:
+        self.list_error = list_error
+
+    def call(self, name: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+        """One of its calls."""
+        if name == "instances":
+            return sky_providers.instances(arguments["providers"])
+        return {"refused": "UnauthorizedOperation"}
+
+    def verdict(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+        """The places that had to answer and did not."""
+
+        def fail(provider: Any) -> list[str]:
+            raise self.list_error
+
+        monkeypatch.setattr(sky_providers, "_listed", fail)
+        double: Any = self
+        return Verdicts(order, lambda: [f"aws/{WEST}"]).ask(double, [_PROVIDER]).silent
+
+
+def _aws_error(code: str) -> Exception:
+    from botocore.exceptions import ClientError
+
+    return ClientError({"Error": {"Code": code, "Message": "no"}}, "DescribeInstances")
+
+
+def test_p04_a_list_that_failed_for_another_reason_than_a_policy_has_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from botocore.exceptions import EndpointConnectionError
+
+    unreachable = EndpointConnectionError(endpoint_url="https://ec2.us-west-2.amazonaws.com/")
+    for error in (unreachable, _aws_error("RequestExpired"), _aws_error("RequestLimitExceeded")):
+        assert list(_Refusing(error).verdict(ORDER, monkeypatch)) == ["AWS us-west-2"]
+    for code in ("UnauthorizedOperation", "AccessDenied"):
+        assert _Refusing(_aws_error(code)).verdict(ORDER, monkeypatch) == {}
+
+
+def test_p04_what_was_not_refused_when_it_was_asked_for_is_not_refused_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusing = _Refusing(_aws_error("UnauthorizedOperation"))
+    for place in ("aws", f"aws/{WEST}"):
+        assert list(refusing.verdict(replace(ORDER, unsure=[place]), monkeypatch)) == ["AWS us-west-2"]
+    assert refusing.verdict(replace(ORDER, unsure=[f"aws/{EAST}"]), monkeypatch) == {}
+
+
+def test_p04_where_every_region_refuses_it_is_not_the_region(aws: PlayedAws, sky: SkyProcess) -> None:
+    """A policy on the address or on a second factor: the VPN is down, or the shell has no such session."""
+    aws.refuses = lambda region, action, query: True
+    heard, _ = said(sky, EAST, WEST)
+    assert list(heard.silent) == ["AWS us-east-1", "AWS us-west-2"]
+
+
+def test_p04_a_refusal_without_the_users_own_network_proves_nothing(aws: PlayedAws, tmp_path: Path) -> None:
+    """A policy may allow machines in that network alone, and the question names none."""
+    aws.furnish(tmp_path / "user")
+    (tmp_path / "user" / ".sky" / "config.yaml").write_text("aws:\n  vpc_names: [ours]\n")
+    home = SkyHome(tmp_path / "sky", ["aws"], "0123abcd")
+    home.make(tmp_path / "user")
+    own = SkyProcess(home, tmp_path / "skypilot.log")
+    aws.denied = {WEST}
+    try:
+        heard, _ = said(own, EAST, WEST)
+    finally:
+        own.end()
+    assert list(heard.silent) == ["AWS us-west-2"]
 
 
 def test_p04_a_denied_region_that_was_never_tried_counts_as_empty(aws: PlayedAws, sky: SkyProcess) -> None:

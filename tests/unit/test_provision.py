@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,14 +57,15 @@ class Played:
         return {"where": self._cloud}
 
 
-def provisioned(played: Played, tried: list[list[str]]) -> dict[str, Any]:
-    """`tried`: all that was asked so far, each time that it was said."""
+def provisioned(played: Played, tried: list[list[str]], unsure: list[str] | None = None) -> dict[str, Any]:
+    """`tried`: all that was asked so far, each time that it was said. `unsure`: where it may be, of these."""
+    order = replace(ORDER, unsure=[] if unsure is None else unsure)
     home, sky = cast("SkyHome", played), cast("SkyProcess", played)
 
     def trying(places: list[str]) -> None:
         tried.append(list(places))
 
-    return Provisioning(ORDER, home, sky, trying, lambda line: None, lambda line: None).run()
+    return Provisioning(order, home, sky, trying, lambda line: None, lambda line: None).run()
 
 
 def test_g16_the_next_cloud_is_tried_in_a_home_of_its_own() -> None:
@@ -88,11 +90,15 @@ def test_p04_a_region_that_the_account_is_denied_does_not_end_the_search() -> No
     trouble = SkyCallError("launch", ["ValueError"], "Image 'ami-1' not found", Path("skypilot.log"))
     played, tried = Played({"lambda": CapacityError("full"), "aws/us-east-1": trouble}), []
     played.denied = ["us-east-1"]
-    assert provisioned(played, tried) == {"where": "aws"}
+    unsure: list[str] = []
+    assert provisioned(played, tried, unsure) == {"where": "aws"}
+    assert unsure == ["lambda", "aws/us-west-2"], "a region that refused it is none that may have it"
     assert played.did[-4:] == ["removed", "made for aws", "asked aws/us-west-2", "made for all"]
     played = Played({"lambda": CapacityError("full"), "aws/us-east-1": trouble})
+    unsure = []
     with pytest.raises(SkyCallError):
-        provisioned(played, [])
+        provisioned(played, [], unsure)
+    assert unsure == ["lambda", "aws/us-east-1"]
 
 
 def test_nowhere_is_said_by_the_last_cloud_and_all_of_them_can_be_asked_afterwards() -> None:

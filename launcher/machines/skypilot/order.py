@@ -7,13 +7,15 @@ of it. Knows nothing of SkyPilot.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Order:
     """A cluster of this name with these GPUs, at the first place of `infra` that has them.
 
-    `labels` are set when it is given."""
+    `labels` are set when it is given. `unsure`: the places asked for it that did not refuse the request at
+    that time."""
 
     cluster: str
     infra: list[str]
@@ -22,3 +24,9 @@ class Order:
     idle_minutes: int = 10
     max_price_per_hour: float | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    unsure: list[str] = field(default_factory=list)
+
+    def described(self) -> dict[str, Any]:
+        """What of it a machine's description keeps, by the fields' names."""
+        kept = ("infra", "gpus", "idle_minutes", "disk_gb", "labels", "unsure")
+        return {name: getattr(self, name) for name in kept}

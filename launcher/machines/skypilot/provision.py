@@ -98,8 +98,10 @@ class Provisioning:
         ] or whole
 
     def _launch(self, step: _Step, tried: list[str]) -> dict[str, Any]:
-        before = list(tried)
+        before, unsure = list(tried), self.order.unsure
+        sure = list(unsure)
         tried += [place for place in step.places if place not in tried]
+        unsure += [place for place in step.places if place not in unsure]
         self.trying(tried)
         passing("cloud.launching")
         order = self.order
@@ -119,11 +121,16 @@ class Provisioning:
                 instance_type=step.instance_type,
             )
         except NoAccessError:
-            tried[:] = before
+            tried[:], unsure[:] = before, sure
             self.trying(tried)
             raise
         except SkyCallError as error:
-            self._refuse_denied(step)
+            try:
+                self._refuse_denied(step)
+            except _DeniedError:
+                unsure[:] = sure
+                self.trying(tried)
+                raise
             raise error
 
     def _refuse_denied(self, step: _Step) -> None:

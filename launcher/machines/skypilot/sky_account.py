@@ -15,8 +15,10 @@ from launcher.machines.skypilot.sky_prices import machines_with
 
 Json = dict[str, Any]
 
-# AWS's word for "this account may not", whichever policy says so.
-DENIED = "UnauthorizedOperation"
+# AWS's words for "this account may not", whichever policy says so.
+DENIED = ("UnauthorizedOperation", "AccessDenied")
+# What of the user's configuration says in which network a machine is made.
+_NETWORK = ("vpc_name", "vpc_names", "subnet_names")
 _FIRST = "us-east-1"
 _TEMPLATE = "aws-ray.yml.j2"
 
@@ -26,24 +28,60 @@ def regions(near: Iterable[str] = ()) -> set[str] | None:
     `near`, else in any: an account may be denied the one that usually answers. None where all refuse."""
     from sky.adaptors import aws
 
-    session: Any = aws.session(profile=aws.get_workspace_profile())
-    own = [session.region_name] if session.region_name else []
-    for region in dict.fromkeys([*near, *own, _FIRST, *session.get_available_regions("ec2")]):
+    for region in _all_regions(near):
         with contextlib.suppress(_DeniedError), _denials():
             found: Any = aws.client("ec2", region_name=region).describe_regions()
             return {one["RegionName"] for one in found["Regions"]}
     return None
 
 
+def _all_regions(near: Iterable[str] = ()) -> list[str]:
+    """Those AWS has, the likeliest to answer first."""
+    from sky.adaptors import aws
+
+    session: Any = aws.session(profile=aws.get_workspace_profile())
+    own = [session.region_name] if session.region_name else []
+    return list(dict.fromkeys([*near, *own, _FIRST, *session.get_available_regions("ec2")]))
+
+
+def _lists_somewhere() -> bool:
+    """Whether any region lists its machines to this account now. Where none does, it may be this computer's
+    address or an ended login that is refused, and no region's word is about the account."""
+    from sky.adaptors import aws
+
+    errors: Any = aws.botocore_exceptions()
+    for region in _all_regions():
+        with contextlib.suppress(errors.ClientError):
+            client: Any = aws.client("ec2", region_name=region)
+            client.describe_instances(MaxResults=5)
+            return True
+    return False
+
+
+def _has_own_network(region: str) -> bool:
+    """Whether the user's configuration names the network there: a policy may allow machines in it alone, and
+    what is asked with DryRun names none."""
+    from sky import skypilot_config
+
+    return any(
+        skypilot_config.get_effective_region_config(
+            cloud="aws", region=region, keys=(name,), default_value=None
+        )
+        for name in _NETWORK
+    )
+
+
 def rent_refused(cluster: str, region: str, gpus: str, disk_gb: int | None, labels: dict[str, str]) -> Json:
     """Whether the account may not have this run's machine in a region: "refused" is AWS's word then.
 
-    It is None where that is not certain. Asked with all that the run itself would send: a policy may refuse
-    any other type, image or tag, and allow these. Only where each way to ask is refused there is certainly no
-    machine.
+    It is None where that is not certain, also where no region answers from here. Asked with all that the run
+    itself would send: a policy may refuse any other type, image or tag, and allow these. Only where each way
+    to ask is refused there is certainly no machine.
     """
     from sky.adaptors import aws
 
+    if _has_own_network(region):
+        return {"refused": None}
     client: Any = aws.client("ec2", region_name=region)
     word: str | None = None
     for request in _requests(cluster, region, gpus, disk_gb, labels):
@@ -54,13 +92,18 @@ def rent_refused(cluster: str, region: str, gpus: str, disk_gb: int | None, labe
             word = str(denied)
         else:
             return {"refused": None}
-    return {"refused": word}
+    return {"refused": word if word is not None and _lists_somewhere() else None}
 
 
 def denied(error: Exception) -> bool:
     """Whether a call of AWS's was refused by a policy, and not by the network or for old credentials."""
+    return code(error) in DENIED
+
+
+def code(error: Exception) -> str | None:
+    """AWS's code of an error; None for one that is not AWS's answer."""
     answer: Any = getattr(error, "response", None)
-    return isinstance(answer, dict) and answer.get("Error", {}).get("Code") == DENIED
+    return answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
 
 
 class _DeniedError(Exception):

@@ -87,17 +87,19 @@ def instances(providers: list[Json]) -> Json:
     """Each provider's own list of the cluster's machines that are not gone, in the order they are given.
 
     "refused": why one gave none, in the same order; its list is None then, and nothing is proven of it.
+    "denied": whether that is a policy's word, and not the network's or a login's.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         said = list(pool.map(_answer, providers))
-    return {"instances": [found for found, _ in said], "refused": [why for _, why in said]}
+    lists, why, denied = ([one[part] for one in said] for part in range(3))
+    return {"instances": lists, "refused": why, "denied": denied}
 
 
-def _answer(provider: Json) -> tuple[list[str] | None, str | None]:
+def _answer(provider: Json) -> tuple[list[str] | None, str | None, bool]:
     try:
-        return _listed(provider), None
+        return _listed(provider), None, False
     except Exception as error:  # noqa: BLE001 - whatever it is, there is no list of this one
-        return None, f"{type(error).__name__}: {error}"
+        return None, f"{type(error).__name__}: {error}", sky_account.denied(error)
 
 
 def _listed(provider: Json) -> list[str]:

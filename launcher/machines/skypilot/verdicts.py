@@ -1,7 +1,8 @@
 """What each place says of a cluster's machines, and what is to be made of one that says nothing.
 
-A place that cannot be asked counts as empty where the cluster was never tried there, or where the account is
-refused this very cluster's request there. Any other one has to answer: its silence proves nothing.
+A place that cannot be asked counts as empty where the cluster was never tried there, or where a policy denies
+the account the list and this very cluster's request, both now and when it was tried. Any other one has to
+answer: its silence proves nothing.
 Neighbours: `teardown.py` ends and proves by these, `sky_providers.py` asks for the lists, `sky_account.py`
 makes the request; `order.py` has what was ordered. Knows nothing of SkyPilot's books.
 """
@@ -60,18 +61,21 @@ class Verdicts:
         answer = sky.call("instances", ASK_SECONDS, providers=providers)
         lists: list[tuple[Provider, list[str]]] = []
         silent: dict[str, str] = {}
-        for provider, found, why in zip(providers, answer["instances"], answer["refused"], strict=True):
+        whys = zip(answer["refused"], answer["denied"], strict=True)
+        for provider, found, (why, denied) in zip(providers, answer["instances"], whys, strict=True):
             where = place(provider)
             if found:
                 self._had.add(where)
-            if found is None and not self._counts_as_empty(sky, provider, certain):
+            if found is None and not self._counts_as_empty(sky, provider, certain, denied):
                 silent[where] = str(why)
             else:
                 lists.append((provider, found or []))
         self.silent = silent
         return Said(lists, silent)
 
-    def _counts_as_empty(self, sky: SkyProcess, provider: Provider, certain: Provider | None) -> bool:
+    def _counts_as_empty(
+        self, sky: SkyProcess, provider: Provider, certain: Provider | None, denied: bool
+    ) -> bool:
         where = place(provider)
         if where in self._had or (certain is not None and where == place(certain)):
             return False
@@ -80,6 +84,9 @@ class Verdicts:
         if not self._was_tried(provider):
             self.without_list[where] = "no machine was ever asked for there"
             return True
+        # What was asked for there, and not refused then, may be there: a refusal now takes nothing back.
+        if not denied or any(_is_at(provider, one) for one in self._order.unsure):
+            return False
         if provider["name"] == "AWS" and self._refused(sky, provider["config"]["region"]):
             self.without_list[where] = "the account may not have this machine there"
             return True
@@ -89,7 +96,10 @@ class Verdicts:
         return any(_is_at(provider, one) for one in self._tried())
 
     def _refused(self, sky: SkyProcess, region: str) -> bool:
-        return rent_refused(sky, self._order, region) is not None
+        try:
+            return rent_refused(sky, self._order, region) is not None
+        except LaunchError:  # then its list is missing, and the others' count all the same
+            return False
 
 
 def rent_refused(sky: SkyProcess, order: Order, region: str) -> str | None:

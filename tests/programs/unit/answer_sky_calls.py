@@ -34,7 +34,8 @@ def answer(provider: Path, call: str, arguments: dict[str, Any]) -> Any:
         return {"providers": [], "unasked": []}
     if call == "instances":
         found = [sorted(os.listdir(provider)) for _ in arguments["providers"]]
-        return {"instances": found, "refused": [None for _ in found]}
+        nobody = {"refused": [None for _ in found], "denied": [False for _ in found]}
+        return {"instances": found, **nobody}
     if call == "down":
         port = os.environ["SKYPILOT_API_SERVER_LOCAL_PORT"]
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
