@@ -119,7 +119,8 @@ def test_p04_what_was_not_refused_when_it_was_asked_for_is_not_refused_later(
 
 def test_p04_where_every_region_refuses_it_is_not_the_region(aws: PlayedAws, sky: SkyProcess) -> None:
     """A policy on the address or on a second factor: the VPN is down, or the shell has no such session."""
-    aws.refuses = lambda region, action, query: True
+    refused = ("DescribeInstances", "DescribeRegions", "RunInstances")
+    aws.refuses = lambda region, action, query: action in refused
     heard, _ = said(sky, EAST, WEST)
     assert list(heard.silent) == ["AWS us-east-1", "AWS us-west-2"]
 
