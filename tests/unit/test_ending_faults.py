@@ -60,7 +60,7 @@ MADE: dict[str, dict[str, str]] = {
     },
     "rewound": {
         "created": "record.reopen record.list record.update token.drop",
-        "arm": "machine.seed",
+        "push": "machine.seed",
     },
     "troubled": {
         "connect": "machine.ended machine.committed",
