@@ -84,7 +84,7 @@ class PlayedProcess(SkyProcess):
 
     def _running(self) -> subprocess.Popen[str]:
         def start(command: list[str], **named: Any) -> subprocess.Popen[str]:
-            assert command[1:] == ["-m", "launcher.machines.skypilot.sky_calls"]
+            assert command[1:] == ["-P", "-m", "launcher.machines.skypilot.sky_calls"]
             return subprocess.Popen([sys.executable, str(_PROGRAM)], **named)
 
         real = sky_process.subprocess
