@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,3 +30,10 @@ def runtime_environ(tree: Path = REPOSITORY) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def python_with(script: Path, folder: Path) -> Path:
+    """Make a program that is this Python with a folder first on its path; whatever starts it with `-P`."""
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" "$@"\n')
+    script.chmod(0o700)
+    return script

@@ -219,7 +219,7 @@ def test_the_runtime_is_started_for_cuda_on_the_chosen_gpus(
     told = cuda_environment()
     count = int(gpus[-1])
     assert told["CUDA_VISIBLE_DEVICES"] == ",".join(uuid(1 + index) for index in range(count))
-    assert told["ARGUMENTS"].startswith("-m runtime.keeper --config ")
+    assert told["ARGUMENTS"].startswith("-P -m runtime.keeper --config ")
     config = json.loads(Path(told["ARGUMENTS"].split()[-1]).read_text())
     assert config["device"] == "cuda" and config["dtype"] == "bfloat16"
     assert (config["engines"], config["train_processes"]) == (split["engines"], split["train_processes"])

@@ -223,9 +223,7 @@ def test_this_computers_own_gpus_are_shared_out_like_rented_ones_and_cost_nothin
         make_plan(wish(gpus="local:2", infer_gpus="2"))
 
 
-@pytest.mark.parametrize(
-    "option", ["infra=aws", "budget=5", "max_price=3", "idle=5m", "disk=100", "copy_rate=2MB/s"]
-)
+@pytest.mark.parametrize("option", ["infra=aws", "budget=5", "max_price=3", "disk=100", "copy_rate=2MB/s"])
 def test_what_only_a_rented_run_has_is_refused_with_this_computers_gpus(
     wish, option: str, tmp_path: Path
 ) -> None:
@@ -250,7 +248,6 @@ def test_what_only_a_rented_run_has_waits_in_a_file_and_is_refused_on_the_comman
     for option, value in (
         ("max_price", "3"),
         ("budget", "5"),
-        ("idle", "5m"),
         ("disk", "100"),
         ("train_gpus", "1"),
         ("infer_gpus", "1"),

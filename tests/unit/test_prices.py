@@ -22,7 +22,7 @@ from launcher.base.errors import PreflightError
 from launcher.machines.skypilot import prices, sky_cache
 from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
-from tests.support.environment import PROGRAMS
+from tests.support.environment import PROGRAMS, python_with
 
 CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"
 _GPU_INFO = "\"{'Gpus': [{'Name': 'A100', 'MemoryInfo': {'SizeInMiB': 40960}}]}\""
@@ -186,11 +186,14 @@ def test_prices_that_cannot_be_fetched_are_said_and_change_nothing(
     assert prices.refresh(("kubernetes",), user_home) == ()
 
 
-def test_without_skypilot_it_is_said_how_to_install_it(tmp_path: Path) -> None:
-    """Where it is missing, a folder of that name imports as an empty package."""
+def test_without_skypilot_it_is_said_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is missing, a folder of that name on the path imports as an empty package."""
     home = SkyHome(tmp_path, [], "00000000")
     (tmp_path / "sky").mkdir()
     (tmp_path / "sky" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "executable", str(python_with(tmp_path / "python", tmp_path)))
     sky = SkyProcess(home, tmp_path / "skypilot.log")
     with pytest.raises(PreflightError, match="SkyPilot is not installed") as refused:
         sky.call("offers", 90.0, gpu="H100", count=4, infra=["aws"])

@@ -93,6 +93,7 @@ def test_the_objects_of_a_run_have_the_promised_keys(live) -> None:
         "adapter": None,
         "cost_at_most": 0.0,
         "dearest_per_hour": 0.0,
+        "spent": 0.0,
     }
 
 

@@ -80,13 +80,13 @@ def _python(folder: Path) -> Path:
     script.write_text(
         f"""#!/bin/sh
         [ -e {folder}/uninstalled ] && exit 1
-        case "$2" in
+        case "$3" in
         launcher.machines.skypilot.sky_calls)
             exec {sys.executable} {programs / "answer_sky_calls.py"} {folder}/provider;;
         launcher.machines.skypilot.sky_server)
             echo started >> {folder}/servers
             [ -e {folder}/deaf ] && exec sleep 600
-            exec {sys.executable} {programs / "answer_health.py"} 0.14.1 0.14.1 "${{4#--port=}}";;
+            exec {sys.executable} {programs / "answer_health.py"} 0.14.1 0.14.1 "${{5#--port=}}";;
         esac
         exit 1
         """

@@ -29,7 +29,7 @@ from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.spare_home import STANDS_BY, SpareHome
 from launcher.safety import guardian, leftovers
-from tests.support.environment import PROGRAMS, REPOSITORY
+from tests.support.environment import PROGRAMS, REPOSITORY, python_with
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
@@ -57,7 +57,7 @@ class Laptop:
             f"""#!/bin/sh
             echo $$ >> {self.folder}/started
             [ -e {self.package}/launcher ] || exit 1
-            case "$2" in
+            case "$3" in
             launcher.machines.skypilot.sky_calls) exec {sys.executable} {answers} {self.provider};;
             esac
             exit 1
@@ -213,13 +213,17 @@ def test_g01_whoever_stands_by_is_asked_again_when_its_machine_was_not_proven_go
     assert ProcessId.of(stands_by) is None
 
 
-def test_g01_whoever_stands_by_imports_what_it_needs_before_it_is_asked(laptop: Laptop) -> None:
+def test_g01_whoever_stands_by_imports_what_it_needs_before_it_is_asked(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the place of SkyPilot is a package that says so, and can do nothing."""
     home = SkyHome(laptop.folder / "sky-home", [WHERE], "0123abcd")
     home.make()
     (home.folder / "sky").mkdir()
     says_so = "import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n"
     (home.folder / "sky" / "__init__.py").write_text(says_so)
+    python = python_with(laptop.folder / "python", home.folder)
+    monkeypatch.setattr(sys, "executable", str(python))
     sky = SkyProcess(home, laptop.folder / "skypilot.log")
     sky.stand_by()
     try:

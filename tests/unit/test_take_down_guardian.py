@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -159,8 +160,8 @@ def test_p05_the_guardian_goes_on_with_growing_pauses_until_a_login_is_there_aga
         if len(pauses) == 12:
             (there / "unproven").unlink()
 
-    monkeypatch.setattr(guardian.time, "sleep", rest)
-    assert guardian._end(store, record.id, record.launch) == 0
+    monkeypatch.setattr(guardian, "time", SimpleNamespace(**{**vars(time), "sleep": rest}))
+    assert end_here(store, record, monkeypatch) == 0
     ended = store.load(record.id)
     assert (ended.state, ended.ended_by) == ("verified", "guardian")
     assert pauses[:5] == [2.0, 4.0, 8.0, 16.0, 32.0] and pauses[-1] == 300.0
@@ -223,10 +224,18 @@ def test_p05_down_waits_for_no_guardian_that_rests_though_the_record_cannot_say_
         rests.wait()
 
 
-def test_s01_a_guardian_ends_the_wandb_run_before_it_copies(store: RecordStore, there: Path) -> None:
+def end_here(store: RecordStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The guardian's own end of a run, in this process: what runs below it is the tests' own, and stays."""
+    monkeypatch.setattr(guardian, "_end_own_children", lambda: None)
+    return guardian._end(store, record.id, record.launch)
+
+
+def test_s01_a_guardian_ends_the_wandb_run_before_it_copies(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What wandb buffers is in its files only then, and the machine takes them along."""
     record = left_alone(store, there)
     details = {**record.details, "settings": {"wandb": "offline"}}
     store.update(record.id, details=details)
-    assert guardian._end(store, record.id, record.launch) == 0
+    assert end_here(store, record, monkeypatch) == 0
     assert (there / "calls").read_text().split()[:3] == ["close_wandb", "pull", "down"]

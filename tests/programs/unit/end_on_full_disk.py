@@ -66,7 +66,7 @@ def _python(folder: Path, provider: Path) -> Path:
     script = folder / "python"
     script.write_text(
         "#!/bin/sh\n"
-        'case "$2" in launcher.machines.skypilot.sky_calls) '
+        'case "$3" in launcher.machines.skypilot.sky_calls) '
         f"exec {sys.executable} {stands_in} {provider};; esac\n"
         "exit 1\n"
     )
