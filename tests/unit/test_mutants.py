@@ -128,11 +128,20 @@ def test_a_line_of_a_patch_that_is_gone_is_ignored(tree: Path) -> None:
     assert choose_names(tree, seen, None) == {"m2"}
 
 
-def test_every_mutant_of_this_tree_names_files_and_tests_that_are_there() -> None:
+def test_every_mutant_of_this_tree_names_files_and_tests_that_are_there_and_applies() -> None:
     known = Digests(REPOSITORY)
     for mutant in Mutant.all():
         missing = [name for name in known.files(mutant) if not (REPOSITORY / name).is_file()]
         assert mutant.files and not missing, mutant.name
+    unfit = [mutant.name for mutant in Mutant.all() if not _applies(mutant)]
+    assert unfit == []
+
+
+def _applies(mutant: Mutant) -> bool:
+    checked = subprocess.run(
+        ["git", "apply", "--check", "-p1", mutant.path], cwd=REPOSITORY, capture_output=True
+    )
+    return checked.returncode == 0
 
 
 # ------------------------------------------------------------------ the log
