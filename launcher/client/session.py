@@ -47,7 +47,7 @@ from launcher.client.bodies import (
 from launcher.client.by_trajectories import ByTrajectories
 from launcher.client.failures import EndpointLost, NotConnected, StepFailed
 from launcher.client.last_words import say_them
-from launcher.client.left_out import warning
+from launcher.client.left_out import LeftOut
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Session(ByTrajectories):
     wire: Wire = field(init=False, repr=False)
     _served_name: str | None = field(default=None, init=False, repr=False)
     _run_id: str | None = field(default=None, init=False, repr=False)
-    _said_left_out: bool = field(default=False, init=False, repr=False)
+    _left_out: LeftOut = field(default_factory=LeftOut, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.wire = Wire(self.endpoint, self.patience)
@@ -237,7 +237,7 @@ class Session(ByTrajectories):
             if status.state == "failed":
                 raise self._failed(status)
             if status.state in _SETTLED or (committed and status.state == "committed"):
-                self._say_left_out(status)
+                self._left_out.tell(status.id, status.counts)
                 return status
             if time.monotonic() > deadline:
                 raise StepFailed(
@@ -245,12 +245,6 @@ class Session(ByTrajectories):
                     step,
                 )
             self._check_alive()
-
-    def _say_left_out(self, status: StepStatus) -> None:
-        if not self._said_left_out and (line := warning(status.id, status.counts)):
-            self._said_left_out = True
-            sys.stderr.write(f"slipway: {line}\n")
-            sys.stderr.flush()
 
     def _failed(self, status: StepStatus) -> StepFailed:
         hint = "the policy before it is still served; see the trainer's log"

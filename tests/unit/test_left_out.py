@@ -11,7 +11,7 @@ import pytest
 
 from launcher.client import Session, group
 from launcher.client.bodies import StepCounts, StepStatus
-from launcher.client.left_out import warning
+from launcher.client.left_out import main_reason
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.small_run import TOKEN, SmallRun
 
@@ -29,11 +29,15 @@ def trained(run: SmallRun, session: Session, step: int, told: StepCounts) -> Ste
     return session.step([group(f"g{step}", {f"r{step}": 1.0, f"q{step}": 0.0})])
 
 
+def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    return [it for it in capfd.readouterr().err.splitlines() if it.startswith("slipway: ")]
+
+
 @pytest.mark.parametrize(
     ("told", "words"),
     [
         (counts(6, truncated=58), ["58 of 64", "step 1", "truncated", "max_tokens", "train.overlong=keep"]),
-        (counts(8, no_variance_in_its_group=56), ["56 of 64", "dynamic_sampling"]),
+        (counts(0, no_variance_in_its_group=56, stale=8), ["56 of 64", "dynamic_sampling"]),
         (counts(0, stale=4), ["4 of 4", "max_staleness"]),
         (counts(1, something_new=9), ["9 of 10", "something new", "rollouts/"]),
     ],
@@ -44,14 +48,25 @@ def test_n10_the_first_step_of_which_most_is_left_out_for_one_reason_is_said_onc
     session = run.session()
     for step in (1, 2):
         trained(run, session, step, told)
-    (line,) = [it for it in capfd.readouterr().err.splitlines() if it.startswith("slipway: ")]
+    (line,) = said(capfd)
     assert all(word in line for word in words), line
 
 
+def test_n10_each_reason_is_said_once_and_a_healthy_step_takes_no_ones_place(
+    run: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    session = run.session()
+    flat, cut_off = counts(8, no_variance_in_its_group=56), counts(6, truncated=58)
+    for step, told in enumerate((flat, cut_off, counts(0, stale=4), flat, cut_off, counts(0, stale=4)), 1):
+        trained(run, session, step, told)
+    first, second = said(capfd)
+    assert "of step 2 are left out: truncated (" in first and "of step 3 are left out: stale (" in second
+
+
 def test_n10_half_is_not_said_nor_two_reasons_that_have_most_together() -> None:
-    assert warning(1, counts(32, truncated=32)) is None
-    assert warning(1, counts(4, truncated=30, stale=30)) is None
-    assert warning(1, counts(64)) is None and warning(1, StepCounts()) is None
+    assert main_reason(counts(32, truncated=32)) is None
+    assert main_reason(counts(4, truncated=30, stale=30)) is None
+    assert main_reason(counts(64)) is None and main_reason(StepCounts()) is None
 
 
 def test_n10_a_steps_result_prints_in_one_line_and_has_its_fields(run: SmallRun) -> None:
@@ -77,9 +92,9 @@ def test_n10_a_training_that_fails_prints_its_message_and_no_traceback_of_ours(r
         text=True,
     )
     assert done.returncode == 1
-    said = [line for line in done.stderr.splitlines() if not line.startswith("grpo: ")]
+    seen = [line for line in done.stderr.splitlines() if not line.startswith("grpo: ")]
     name = str(Path("tests/programs/unit/fail_to_train.py"))
-    assert said == [
+    assert seen == [
         "TrainingFailed: The program raised in every one of the 8 rollouts of its first step",
         f"ZeroDivisionError: as programs do ({name}:18 in forward)",
         "Hint: run the program once by hand on an example of the trainset",
