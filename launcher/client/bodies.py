@@ -2,7 +2,7 @@
 
 Neighbours: `runtime/shared/schema.py` has the runtime's copy, and a test compares the two; `wire.py` and
 `session.py` send these. What is sent has exactly the runtime's keys, what is read at most those.
-Knows nothing of HTTP or of DSPy, and imports nothing but pydantic.
+Knows nothing of HTTP or of DSPy, and imports pydantic, and `base/harmless.py` for what is printed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+from launcher.base.harmless import line as harmless
 
 ROLLOUT_HEADER = "x-slipway-rollout"
 PREDICTOR_HEADER = "x-slipway-predictor"
@@ -240,7 +242,7 @@ class StepStatus(Answer):
         ]
         told += [] if reward is None else [f"reward {reward:.3f}"]
         told += [self.error] if self.error else []
-        return f"<{' · '.join(told)}>"
+        return harmless(f"<{' · '.join(told)}>")
 
     __str__ = __repr__
 

@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from launcher.base.harmless import text as harmless
 from launcher.client.failures import ClientError
 
 # Where code lies that is not the program's: Python's own, what is installed, ours.
@@ -56,9 +57,13 @@ class _Hook:
             else [f"  caused by {type(cause).__name__} at {it}" for it in own_lines(cause)]
         )
         lines = [f"{kind.__name__}: {error}", *(f"  at {it}" for it in own_lines(error)), *of_cause]
-        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.write(harmless("\n".join(lines)) + "\n")
 
 
 def _short(filename: str) -> str:
     path = Path(filename)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    try:
+        folder = Path.cwd()
+    except OSError:  # it was removed
+        return filename
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

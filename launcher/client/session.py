@@ -30,6 +30,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
+from launcher.base.harmless import line as harmless
 from launcher.client import attaching
 from launcher.client.answers import check_size, json_of, refusal
 from launcher.client.bodies import (
@@ -301,7 +302,8 @@ class Session(ByTrajectories):
         return pinned
 
     def _say_let_go(self, checkpoints: Iterable[str]) -> None:
-        names = ", ".join(f"{self.model}@v{int(it.removeprefix('step-'))}" for it in checkpoints)
+        model = harmless(self.model)
+        names = ", ".join(f"{model}@v{int(it.removeprefix('step-'))}" for it in checkpoints)
         sys.stderr.write(
             f"slipway: no longer pinned, because others were pinned since: {names}. Pin again what a program "
             "still names, while it answers\n"

@@ -20,7 +20,11 @@ import pytest
 from launcher.base import harmless
 from launcher.base.errors import JobFailed
 from launcher.base.home import Home
+from launcher.client.bodies import StepCounts, StepStatus
 from launcher.client.dspy.report import Journal
+from launcher.client.failures import StepFailed
+from launcher.client.last_words import say_them
+from launcher.client.left_out import LeftOut
 from launcher.ledger.records import RecordStore
 from launcher.screen import passed_on
 from launcher.screen.output import Live, Output
@@ -232,6 +236,33 @@ def test_p09_what_a_training_says_of_a_machine_and_a_model() -> None:
     said = io.StringIO()
     Journal(None, 1, said).note(HOSTILE)
     _is_harmless(said.getvalue())
+
+
+def test_p09_what_a_program_is_told_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+    LeftOut().tell(1, StepCounts(samples=1, dropped={HOSTILE: 1}))
+    _is_harmless(capsys.readouterr().err)
+    failed = StepStatus(id=1, key="k", state="failed", error=f"{HOSTILE}\nand more")
+    _is_harmless(f"{failed!r}{failed}")
+    assert "\n" not in repr(failed)
+
+
+def test_p09_the_last_words_of_a_program_wherever_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder was removed meanwhile: where the error came from is said all the same."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    say_them()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    try:
+        raise StepFailed(HOSTILE, 1, why=HOSTILE, hint="look") from ValueError(HOSTILE)
+    except StepFailed as error:
+        sys.excepthook(StepFailed, error, error.__traceback__)
+    said = capsys.readouterr().err
+    _is_harmless(said)
+    assert "\nHint: look\n" in said and f"  at {__file__}:" in said
 
 
 def _typed(tmp_path: Path) -> Typed:
