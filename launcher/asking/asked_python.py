@@ -43,6 +43,7 @@ _CALLS = frozenset(
     | {"os.environ.setdefault", "os.getenv", "pathlib.Path", "print", "set", "str", "tuple"}
     | {"warnings.filterwarnings", "warnings.simplefilter"}
 )  # fmt: skip
+_NAMES_OF_CALLS = frozenset(name.partition(".")[0] for name in _CALLS)
 _PLAIN = (
     ast.Import, ast.ImportFrom, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Pass, ast.If, ast.Try,
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler,
@@ -95,13 +96,16 @@ def surety(statement: ast.stmt, local: set[str]) -> int:
             sure = min(sure, CERTAIN if _dotted(node.func) in _CALLS else LIKELY)
         elif isinstance(node, ast.Name) and node.id in _TRICKY:
             sure = UNKNOWN
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in _NAMES_OF_CALLS:
+            sure = min(sure, LIKELY)  # it may be anything from here on
         elif isinstance(node, ast.Attribute):
             sure = min(sure, _of_attribute(node))
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             sure = min(sure, CERTAIN if _dotted(node.value) == "os.environ" else LIKELY)
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
             decorated = [_dotted(one) for one in node.decorator_list if not isinstance(one, ast.Call)]
-            sure = min(sure, CERTAIN if all(name in _CALLS for name in decorated) else LIKELY)
+            known = node.name not in _NAMES_OF_CALLS and all(name in _CALLS for name in decorated)
+            sure = min(sure, CERTAIN if known else LIKELY)
     return sure
 
 
@@ -170,8 +174,8 @@ def _supplies_nothing(name: str, local: set[str]) -> bool:
 
 
 def _of_attribute(node: ast.Attribute) -> int:
-    root = node.value.id if isinstance(node.value, ast.Name) else ""
-    if root in _HARMLESS and node.attr not in _HARMLESS[root]:
+    holder = _dotted(node.value).rpartition(".")[2]  # `sys` of `logging.sys.path` as well
+    if node.attr in _TRICKY or (holder in _HARMLESS and node.attr not in _HARMLESS[holder]):
         return UNKNOWN
     return LIKELY if isinstance(node.ctx, (ast.Store, ast.Del)) else CERTAIN
 

@@ -16,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,6 +100,8 @@ def _started(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -
         at += 2 if command[at] in _WITH_A_WORD else 1
     script = command[at] if at < len(command) else ""
     if not script.endswith(".py") or not (folder / script).is_file() or not _is_itself(command[0], folder):
+        return None
+    if zipfile.is_zipfile(folder / script):  # a Python runs it as it is, and its text is in it
         return None
     return _Started(tuple(command[:at]), script, folder, environ)
 

@@ -288,7 +288,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
     def _open_logs(self, last: Checkpoint | None) -> None:
         self.wandb = WandbLog(
-            self.cfg.wandb_mode if self.ranks.first else "disabled",
+            self.cfg.wandb_mode,
             self.cfg.wandb_project,
             self.cfg.run_id,
             self.output,
@@ -296,6 +296,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.step,
             self.cfg.wandb_completions,
             self.cfg.wandb_name,
+            is_first=self.ranks.first,
         )
         line = None if last is None else line_of(last.manifest, last.state)
         if self.ranks.first and self.metrics.resume(line) and line is not None:

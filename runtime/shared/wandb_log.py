@@ -37,6 +37,7 @@ class WandbLog:
     start costs the live page, not the training: the run is then kept offline, and the log says so.
     It ends with the trainer, or as soon as somebody has left the file CLOSE. `name`: what people call it.
     `output`: the run's folder. `committed`: its newest step. `completions`: how many of a step are shown.
+    `is_first`: of the trainer's processes; the others log nothing, and OPEN and CLOSE are not theirs.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class WandbLog:
         committed: int = 0,
         completions: int = 0,
         name: str | None = None,
+        is_first: bool = True,
     ) -> None:
         self._run: Any = None
+        if not is_first:
+            return
         self._open, self._close = output / OPEN, output / CLOSE
         for left in (self._open, self._close):
             left.unlink(missing_ok=True)

@@ -106,6 +106,17 @@ def test_s01_a_run_is_ended_as_soon_as_somebody_wants_it_ended_whole_and_by_its_
     assert story == {"name": "demo", "steps": [1], "validations": [1], "ended": True}
 
 
+def test_s01_a_process_that_is_not_the_trainers_first_leaves_the_firsts_run_open(tmp_path: Path) -> None:
+    """It starts as late as it likes, and is closed as the first is."""
+    (tmp_path / OPEN).touch()
+    (tmp_path / CLOSE).touch()
+    other = WandbLog("offline", "slipway-test", "run-1", tmp_path, {}, is_first=False)
+    other.append(line(1))
+    other.catch_up()
+    other.close()
+    assert sorted(it.name for it in tmp_path.iterdir()) == [CLOSE, OPEN]
+
+
 def logged(folder: Path) -> list[dict[str, Any]]:
     return [record for file in sorted(folder.rglob("*.wandb")) for record in history(file)]
 

@@ -44,6 +44,21 @@ def test_d_the_installed_dspy_is_the_tested_one_and_has_every_name() -> None:
     assert list(dspy_names.remarks(dspy_names.TESTED)) == []
 
 
+@pytest.mark.parametrize(
+    ("version", "newer"), [("3.4.2rc1", True), ("3.10", True), ("3.4.1rc1", False), ("", False)]
+)
+def test_d_a_candidate_of_a_newer_version_is_newer(version: str, newer: bool) -> None:
+    assert bool(list(dspy_names.remarks(version))) == newer
+
+
+def test_d_a_dspy_that_was_copied_says_its_version_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(dspy_names.metadata, "version", missing)
+    assert dspy_names.installed() == dspy.__version__ == dspy_names.TESTED
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("lacks", ["", "ReinforceJob"], ids=["relabelled 3.9", "without a name"])
 def test_d_a_newer_dspy_is_told_once_and_tried(run: SmallRun, tmp_path: Path, lacks: str) -> None:

@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,8 @@ TRICKS = {
     "a site's folder": "import site\nsite.addsitedir('lib')\n",
     "a finder": "import importlib\nimportlib.import_module('hook')\n",
     "what installs it": "import subprocess\nsubprocess.run(['pip'])\n",
+    "a path by another module": "import logging\nlogging.sys.path.append('lib')\n",
+    "a finder by another module": "import logging\nlogging.os.sys.meta_path.clear()\n",
     "another program in its place": "import os\nif 'A' not in os.environ:\n    os.execv('x', ['x'])\n",
 }
 WAYS |= {name: ("{python} my.py", {"my.py": text + _MISSING}) for name, text in TRICKS.items()}
@@ -153,6 +156,8 @@ DOUBTS = {
     "a package that nobody has looked at": f"import pytest\n{_MISSING}",
     "a call": f"import os\nos.environ['A'] = '1'\nprint(make())\n{_MISSING}",
     "an end before it": f"import sys\nif len(sys.argv) < 2:\n    raise SystemExit\n{_MISSING}",
+    "a call by a known name": f"def print(text):\n    make(text)\nprint('x')\n{_MISSING}",
+    "another thing by a known name": f"str = print\nstr('x')\n{_MISSING}",
     "a decorator": f"@wrapped\ndef f(): ...\n{_MISSING}",
 }
 
@@ -163,6 +168,12 @@ def test_n04_what_may_be_supplied_is_a_line_and_no_refusal(doubt: str, tmp_path:
     _put(tmp_path, "my.py", DOUBTS[doubt])
     said = _said(tmp_path, f"{sys.executable} my.py")
     assert said is not None and "my.py imports no_such_module_here in line" in said
+
+
+def test_n04_an_archive_is_run_whatever_its_name_ends_with(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "my.py", "w") as archive:
+        archive.writestr("__main__.py", _MISSING)
+    assert _said(tmp_path, f"{sys.executable} my.py") is None
 
 
 def test_n04_where_modules_are_found_is_as_the_program_will_find_them(tmp_path: Path) -> None:

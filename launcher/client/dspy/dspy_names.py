@@ -6,6 +6,7 @@ what does not. Neighbours: all of this room; a test compares the list with its i
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module, metadata
@@ -59,12 +60,22 @@ def has_jobs() -> bool:
     return all(map(is_there, JOBS))
 
 
+def installed() -> str:
+    """The version of this DSPy: what was installed says it, or, copied without that, DSPy itself."""
+    try:
+        return metadata.version("dspy")
+    except metadata.PackageNotFoundError:
+        return str(getattr(import_module("dspy"), "__version__", ""))
+
+
 def say() -> None:
     """Say it, once a process: modules are loaded once."""
-    for line in remarks(metadata.version("dspy")):
+    for line in remarks(installed()):
         sys.stderr.write(f"slipway: {line}\n")
     sys.stderr.flush()
 
 
 def _order(version: str) -> list[int]:
-    return [int(it) for it in version.split(".") if it.isdecimal()]
+    """Its numbers; a candidate of a version counts as that version."""
+    numbers = re.match(r"[\d.]*", version)
+    return [int(it) for it in (numbers.group() if numbers else "").split(".") if it]
