@@ -133,6 +133,7 @@ class CloudMachine:
         machine._standing = description["standing"]
         machine._order.labels.update(description.get("labels", {}))
         machine._order.unsure.extend(description.get("unsure", []))  # older versions did not know
+        machine._order.accounts.update(description.get("accounts", {}))
         machine.unarmed_seconds = description.get("unarmed_seconds")
         # Older versions wrote down that somebody was asked, and not where.
         machine._tried = description.get("tried") or (plain["infra"] if description["asked"] else [])

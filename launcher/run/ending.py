@@ -192,7 +192,7 @@ class Ending:
         self._warn(f"{now.ended_by} has already ended it")
         if now.unpulled is not None:
             self._unpulled = NotPulled("the newest results were not copied", now.unpulled, None)
-        return Proof(bool(now.proof["verified"]), str(now.proof["detail"]))
+        return Proof(bool(now.proof["verified"]), str(now.proof["detail"]), now.proof.get("hint"))
 
     # -------------------------------------------------------------- what it comes to
 
@@ -200,9 +200,8 @@ class Ending:
         """Finish the record, let the guardian go, and say how it was."""
         if not proof.verified:
             # The guardian is not released: when this process ends it tries again.
-            failure = TeardownUnverified(
-                "could not verify that everything is down", proof.detail, f"launch down {self._ended.label}"
-            )
+            hint = proof.hint or f"launch down {self._ended.label}"
+            failure = TeardownUnverified("could not verify that everything is down", proof.detail, hint)
         if failure is None and self._signals.received is not None:
             failure = Interrupted(self._signals.received)
         passing("cli.downed")  # not caught, as above

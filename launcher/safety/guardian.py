@@ -22,8 +22,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from launcher.base import descriptors, processes
-from launcher.base.errors import PreflightError
+from launcher.base import clock, descriptors, processes
+from launcher.base.errors import JobFailed, PreflightError
 from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
 from launcher.ledger import teardown_lock
@@ -32,7 +32,7 @@ from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.ledger.teardown_lock import Turn
 from launcher.machines import machine_of_record
 from launcher.machines.machine_of_record import NoMachine, StandIn, from_record
-from launcher.safety import giving_up, last_copy, take_down
+from launcher.safety import giving_up, last_copy, self_ended, take_down
 from launcher.values.machine import Proof, Stopped, silent
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _START_SECONDS = 20.0
 # The user's command has its own minder, which sees the same end; this is for what it could not end.
 _COMMAND_SECONDS = 5.0
 # What is not proven is tried again after these pauses, each twice the one before: a login may have ended, and
-# the user may log in again. In between anybody else may end the run.
+# the user may log in again. In between anybody else may end the run. All of it has a day, asleep or awake.
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _GIVE_UP_SECONDS = 86400.0
@@ -140,20 +140,25 @@ def _prepare(record: Path) -> tuple[ProcessId | None, StandIn | None]:
 
 def _end(store: RecordStore, run_id: str, launch: ProcessId | None, stand_in: StandIn | None = None) -> int:
     """End the run, unless somebody does already and proves it, or another launch has taken it up."""
-    pause, rested = _PAUSE_SECONDS, 0.0
+    pause, until = _PAUSE_SECONDS, clock.boot_seconds() + _GIVE_UP_SECONDS
+    copying = last_copy.OneLease()
     while True:
         with teardown_lock.alone(store.folder(run_id), "guardian", _say, insist=True) as turn:
-            code = _end_alone(store, run_id, launch, stand_in, turn)
-        if code == 0 or rested >= _GIVE_UP_SECONDS:
+            code = _end_alone(store, run_id, launch, stand_in, turn, copying)
+        if code == 0 or clock.boot_seconds() >= until:
             return code
         _say(f"{run_id}: not proven to be down; tried again in {pause:.0f} s")
         time.sleep(pause)
-        rested += pause
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _end_alone(
-    store: RecordStore, run_id: str, launch: ProcessId | None, stand_in: StandIn | None, turn: Turn
+    store: RecordStore,
+    run_id: str,
+    launch: ProcessId | None,
+    stand_in: StandIn | None,
+    turn: Turn,
+    copying: last_copy.OneLease,
 ) -> int:
     try:
         record = store.load(run_id)
@@ -170,14 +175,16 @@ def _end_alone(
     with contextlib.suppress(Exception):
         drop_token(store.folder(run_id))
     turn.doing("copying results")
-    unpulled = _bring_home(store, record)
+    ended_before = _self_ended(record)  # before anything here is heard of by its machine
+    unpulled = _bring_home(store, record, copying)
     turn.doing("down")
     proof = _take_down(record, stand_in)
     _end_own_children()
     _say(f"{run_id}: {proof.detail}")
     turn.doing("saving the record")
     state = "verified" if proof.verified else "unverified"
-    said = {"state": state, "proof": proof.to_dict(), "ended": time.time(), "unpulled": unpulled}
+    ended = time.time() if ended_before is None else ended_before
+    said = {"state": state, "proof": proof.to_dict(), "ended": ended, "unpulled": unpulled}
     for _ in range(_WRITES):
         if _note(store, run_id, **said):
             break
@@ -185,9 +192,28 @@ def _end_alone(
     return 0 if proof.verified else 1
 
 
-def _bring_home(store: RecordStore, record: RunRecord) -> str | None:
+def _self_ended(record: RunRecord) -> float | None:
+    """When a machine that is gone had ended itself at the latest: it was paid for until then, and not until
+    somebody could prove it. None where that is to come, or it is still there."""
+    latest = self_ended.at_latest(record)
+    if latest is None or latest >= time.time():
+        return None
+    try:
+        cast("Machine", from_record(record)).ended()
+    except JobFailed:
+        return latest
+    except Exception as error:  # noqa: BLE001 - then nobody says that it is gone
+        _say(machine_of_record.described(error))
+    return None
+
+
+def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.OneLease) -> str | None:
     """What goes with the machine's disk, brought home as long as it comes; why it was not."""
-    if record.state in ("down", "unverified"):  # whoever was at it before had come to that
+    if record.state == "down":  # whoever was at it before had come to that
+        return record.unpulled
+    # What did not come is tried again while the lease lasts that all tries have.
+    again = record.unpulled is not None and not record.given_up and not copying.over()
+    if record.state == "unverified" and not again:
         return record.unpulled
     if not record.may_have_results:
         return None
@@ -196,7 +222,11 @@ def _bring_home(store: RecordStore, record: RunRecord) -> str | None:
         take_down.close_wandb(record, _say, _WANDB_SECONDS)
     try:
         why = last_copy.bring(
-            record, store.folder(record.id), lambda stopped: _bring(store, record, stopped), given_up
+            record,
+            store.folder(record.id),
+            lambda stopped: _bring(store, record, stopped),
+            given_up,
+            copying,
         )
     except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
         why = machine_of_record.described(error)

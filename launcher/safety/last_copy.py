@@ -29,11 +29,33 @@ _LOOK_SECONDS = 0.5
 _END_SECONDS = 5.0
 
 
+class OneLease:
+    """The time that all last copies of one guardian have together: the run's lease, from the first one on."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+
+    def until(self, record: RunRecord) -> float:
+        """By `clock.boot_seconds`; from now on where this is the first one."""
+        if self._until is None:
+            self._until = clock.boot_seconds() + _lease(record)
+        return self._until
+
+    def over(self) -> bool:
+        """Whether there was a first one, and its time has passed."""
+        return self._until is not None and clock.boot_seconds() >= self._until
+
+
 def bring(
-    record: RunRecord, folder: Path, copy: Callable[[Stopped], str | None], given_up: Stopped
+    record: RunRecord,
+    folder: Path,
+    copy: Callable[[Stopped], str | None],
+    given_up: Stopped,
+    together: OneLease | None = None,
 ) -> str | None:
     """Why not all came into `folder`, None when it did. `copy` says so itself, or raises what `bring` raises
-    then; it is broken off, in a thread of its own, when nobody waits for it any more."""
+    then; it is broken off, in a thread of its own, when nobody waits for it any more. `together`: with those
+    that were tried before."""
     over, outcome, failure = threading.Event(), list[str | None](), list[Exception]()
 
     def act() -> None:
@@ -45,7 +67,8 @@ def bring(
     thread = threading.Thread(target=act, name="last-copy", daemon=True)
     thread.start()
     try:
-        why = _while_it_moves(thread, record, folder, given_up)
+        until = (together or OneLease()).until(record)
+        why = _while_it_moves(thread, record, folder, given_up, until)
     finally:
         over.set()
     if why is not None:
@@ -55,12 +78,14 @@ def bring(
     return outcome[0] if outcome and (outcome[0] is None or why is None) else why
 
 
+def _lease(record: RunRecord) -> float:
+    return (record.details.get("plan") or {}).get("lease_seconds") or _LEASE_SECONDS
+
+
 def _while_it_moves(
-    thread: threading.Thread, record: RunRecord, folder: Path, given_up: Stopped
+    thread: threading.Thread, record: RunRecord, folder: Path, given_up: Stopped, until: float
 ) -> str | None:
     """Wait for the copy's end; why nobody waits for it any more."""
-    lease = (record.details.get("plan") or {}).get("lease_seconds") or _LEASE_SECONDS
-    bound = clock.boot_seconds() + lease
     came, moved_at = _bytes(folder), time.monotonic()
     while thread.is_alive():
         thread.join(_LOOK_SECONDS)
@@ -72,8 +97,8 @@ def _while_it_moves(
             return "they were given up"
         if reached := take_down.limit_reached(record, time.time()):
             return reached
-        if clock.boot_seconds() >= bound:
-            return f"they had not arrived within the lease of {format_duration(lease)}"
+        if clock.boot_seconds() >= until:
+            return f"they had not arrived within the lease of {format_duration(_lease(record))}"
         if time.monotonic() - moved_at >= STILL_SECONDS:
             return f"nothing of them came for {STILL_SECONDS:.0f} s"
     return None

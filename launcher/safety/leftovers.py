@@ -38,8 +38,8 @@ _SOCKETS_SECONDS = 600.0
 _HOME_VARIABLES = ("PYTHONPATH", "LAUNCH_RUN_DIR")
 _STEP = re.compile(r"step-(\d+)")
 _DEBRIS = (
-    "results/.incoming-*", "results/**/.*.tmp", ".record.json.tmp", ".skypilot.going", "skypilot-spare",
-    ".skypilot-spare.going",
+    "results/.incoming-*", "results/**/.*.tmp", ".record.json.tmp", ".skypilot.going", "skypilot-spare*",
+    ".skypilot-spare*.going",
     "machine/steps/.tmp-*", "machine/checkpoints/.tmp-*",
 )  # fmt: skip
 

@@ -277,7 +277,7 @@ def _write_down(
         unwritten = error
     if not proof.verified:
         raise TeardownUnverified(
-            f"could not verify that {label} is down", proof.detail, f"launch down {label}"
+            f"could not verify that {label} is down", proof.detail, proof.hint or f"launch down {label}"
         )
     if unwritten is not None:
         what = f"{label} is down, but its record cannot be written"

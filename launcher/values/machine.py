@@ -62,13 +62,16 @@ class PullReport:
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether it is proven that nothing of the machine is left. Silence is never success."""
+    """Whether it is proven that nothing of the machine is left. Silence is never success.
+
+    `hint`: a command that proves more, where typing the same again does not."""
 
     verified: bool
     detail: str
+    hint: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class Machine(Protocol):

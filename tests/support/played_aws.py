@@ -55,6 +55,23 @@ class PlayedAws:
         (home / ".aws" / "credentials").write_text(f"[default]\n{keys}")
         shutil.copytree(_CATALOGS, home / ".sky" / "catalogs")
 
+    def add_account(self, home: Path, profile: str, account: str) -> None:
+        """Another account, for a profile of this user."""
+        import boto3
+
+        keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+        sts: Any = boto3.client("sts", region_name="us-east-1", endpoint_url=self.endpoint, **keys)
+        role = f"arn:aws:iam::{account}:role/user"
+        given = sts.assume_role(RoleArn=role, RoleSessionName="user")["Credentials"]
+        with (home / ".aws" / "config").open("a") as config:
+            config.write(f"[profile {profile}]\nregion = us-east-1\nendpoint_url = {self.endpoint}\n")
+        with (home / ".aws" / "credentials").open("a") as credentials:
+            credentials.write(
+                f"[{profile}]\naws_access_key_id = {given['AccessKeyId']}\n"
+                f"aws_secret_access_key = {given['SecretAccessKey']}\n"
+                f"aws_session_token = {given['SessionToken']}\n"
+            )
+
     def rent(self, region: str, cluster: str) -> str:
         """A machine of a cluster; its id."""
         import boto3
@@ -66,6 +83,14 @@ class PlayedAws:
             ImageId="ami-12c6146b", InstanceType="t3.micro", MinCount=1, MaxCount=1, TagSpecifications=tags
         )
         return made["Instances"][0]["InstanceId"]
+
+    def running(self, region: str) -> int:
+        """How many machines there are, of the first account."""
+        from moto.core.models import DEFAULT_ACCOUNT_ID
+        from moto.ec2.models import ec2_backends
+
+        found = ec2_backends[DEFAULT_ACCOUNT_ID][region].all_running_instances()
+        return len(list(found))
 
     def close(self) -> None:
         """It is gone, and moto is as it was."""

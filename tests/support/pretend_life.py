@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,7 +170,8 @@ class PretendLife:
             patch.setattr(guardian, "_end_command", lambda record: None)
             patch.setattr(guardian, "_say", lambda text: None)
             patch.setattr(guardian, "_PAUSE_SECONDS", 0.001)
-            patch.setattr(guardian, "_GIVE_UP_SECONDS", 0.002)  # three tries
+            patch.setattr(guardian, "_GIVE_UP_SECONDS", 3)  # three tries, of a second each
+            patch.setattr(guardian, "clock", SimpleNamespace(boot_seconds=itertools.count().__next__))
             code = guardian._end(self.store, record.id, record.launch)
         return self._seen(calls, code, True, [], "")
 

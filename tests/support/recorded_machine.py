@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.base.errors import NotPulled
+from launcher.base.errors import JobFailed, NotPulled
 from launcher.machines import machine_of_record
 from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
 
@@ -67,6 +67,11 @@ class RecordedMachine:
         self._called("close_wandb")
 
     def committed(self) -> int | None:
+        return None
+
+    def ended(self) -> str | None:
+        if self._is("gone"):
+            raise JobFailed("the machine is gone", "its provider no longer lists it", None)
         return None
 
     def down(self) -> None:

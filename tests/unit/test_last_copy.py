@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.ledger.records import RecordStore
+from launcher.ledger.records import RecordStore, RunRecord
 from launcher.safety import guardian, last_copy
 from launcher.values.machine import PullReport, Stopped
 from tests.support import recorded_machine
@@ -97,7 +97,7 @@ def test_p07_a_guardian_goes_on_copying_while_bytes_move(
         return PullReport(into, 1, 10, 0.5, 3)
 
     monkeypatch.setattr(recorded_machine.RecordedMachine, "pull", pull)
-    assert guardian._bring_home(store, record) is None
+    assert guardian._bring_home(store, record, last_copy.OneLease()) is None
 
 
 def test_g29_p07_a_last_copy_that_moves_takes_longer_than_its_stillness_may(
@@ -139,6 +139,70 @@ def test_g29_p07_what_is_given_up_by_name_ends_a_last_copy(
     copy = trickling(store.folder(record.id), clocks, 100, 1.0)
     why = last_copy.bring(record, store.folder(record.id), copy, lambda: clocks.now > record.created + 5)
     assert why == "they were given up" and clocks.now - record.created < 60
+
+
+def tried_again(
+    store: RecordStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch, resting: Callable[[int], object]
+) -> RunRecord:
+    """The run as its guardian leaves it; `resting` is told how often it has rested."""
+    pauses: list[float] = []
+
+    def rest(seconds: float) -> None:
+        pauses.append(seconds)
+        resting(len(pauses))
+
+    monkeypatch.setattr(guardian, "time", SimpleNamespace(sleep=rest, time=time.time, strftime=time.strftime))
+    assert guardian._end(store, record.id, record.launch) == 0
+    return store.load(record.id)
+
+
+def test_p07_a_guardian_that_tries_again_tries_the_last_copy_again(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = left_alone(store, there, lease_seconds=LEASE)
+    for trouble in ("pull-fails", "unproven"):
+        (there / trouble).touch()
+
+    def resting(count: int) -> None:
+        assert bool(store.load(record.id).unpulled) == (count < 3)
+        if count == 2:
+            (there / "pull-fails").unlink()
+        if count == 4:
+            (there / "unproven").unlink()
+
+    assert tried_again(store, record, monkeypatch, resting).unpulled is None
+    assert recorded_machine.calls(there) == [*["pull", "down"] * 3, "down", "down"], "at home is at home"
+
+
+def test_p07_all_last_copies_of_a_guardian_have_one_lease_together(
+    store: RecordStore, there: Path, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = left_alone(store, there, lease_seconds=LEASE)
+    for trouble in ("pull-fails", "unproven"):
+        (there / trouble).touch()
+
+    def resting(count: int) -> None:
+        clocks.now += LEASE / 3
+        if count == 5:
+            (there / "unproven").unlink()
+
+    assert "rsync" in str(tried_again(store, record, monkeypatch, resting).unpulled)
+    assert recorded_machine.calls(there) == [*["pull", "down"] * 3, *["down"] * 3]
+
+
+def test_p07_what_was_given_up_between_two_tries_is_not_copied_again(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = left_alone(store, there, lease_seconds=LEASE)
+    for trouble in ("pull-fails", "unproven"):
+        (there / trouble).touch()
+
+    def resting(count: int) -> None:
+        store.update(record.id, given_up=True)
+        (there / "unproven").unlink()
+
+    assert tried_again(store, record, monkeypatch, resting).unpulled
+    assert recorded_machine.calls(there) == ["pull", "down", "down"]
 
 
 def test_p07_what_a_last_copy_raises_is_raised(store: RecordStore, there: Path) -> None:

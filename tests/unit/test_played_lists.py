@@ -9,9 +9,11 @@ from __future__ import annotations
 import pytest
 
 from launcher.base.errors import LaunchError
+from launcher.machines.skypilot.order import Order
+from launcher.machines.skypilot.verdicts import OtherAccountError, Verdicts
 from tests.support import played_gcp, played_lambda
 from tests.support.played_https import Answer
-from tests.support.played_sky import PlayedSky, on_cloud
+from tests.support.played_sky import ASK_SECONDS, PlayedSky, on_cloud
 
 pytestmark = pytest.mark.process
 
@@ -91,3 +93,19 @@ def test_g07_an_empty_page_of_googles_list_is_not_its_end(played_sky: PlayedSky)
     machine = played_sky.gcp.add_machine(on_cloud(cluster), "RUNNING")
     played_sky.gcp.empty_first_page = True
     assert played_sky.listed("gcp", cluster) == [machine]
+
+
+def test_p04_google_and_runpod_say_whose_account_answers(played_sky: PlayedSky) -> None:
+    """Google's lists are asked of the run's own project; another user's of RunPod are none of the run's."""
+    cluster, sky = played_sky.new_cluster(), played_sky.sky
+    said = {cloud: sky.call("account", ASK_SECONDS, cloud=cloud) for cloud in _CLOUDS}
+    assert said["gcp"]["id"] == played_gcp.PROJECT and said["runpod"]["id"] == "user"
+    assert said["lambda"] is None
+    own = {"gcp": {"id": "own-project", "profile": None}, "runpod": {"id": "own", "profile": None}}
+    asked = {"cluster": cluster, "gpus": "H100:1", "infra": ["gcp"], "accounts": own}
+    for one in sky.call("candidates", ASK_SECONDS, **asked)["providers"]:
+        assert one["config"]["project_id"] == "own-project"
+    order = Order(cluster, ["runpod"], "H100:1", accounts=own)
+    asking = Verdicts(order, lambda: ["runpod"]).ask(sky, played_sky.providers("runpod", cluster))
+    with pytest.raises(OtherAccountError, match="RunPod"):
+        asking.complete()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.base.errors import CapacityError
+from launcher.machines.cloud import CloudMachine
 from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.provision import Provisioning
 from launcher.machines.skypilot.sky_home import SkyHome
@@ -28,6 +30,8 @@ class Played:
         self._cloud: str | None = None
         # The regions in which the account may not have the order's machine.
         self.denied: list[str] = []
+        # Whose credentials each cloud is asked with.
+        self.account: dict[str, str] | None = None
 
     def remove(self) -> None:
         self.did.append("removed")
@@ -48,6 +52,9 @@ class Played:
             return {"offers": [{"infra": place} | OFFER for place in arguments["infra"]]}
         if name == "rent_refused":
             return {"refused": "not authorized" if arguments["region"] in self.denied else None}
+        if name == "account":
+            self.did += [f"whose {arguments['cloud']}"] if self.account is not None else []
+            return self.account
         if name != "launch":
             return {}
         self.did.append(f"asked {' and '.join(arguments['infra'])}")
@@ -115,3 +122,22 @@ def test_where_the_first_cloud_lets_nobody_in_nothing_was_asked(cloud: str, aske
     with pytest.raises(NoAccessError):
         provisioned(played, tried)
     assert tried[-1] == (["lambda"] if asked_somebody else [])
+
+
+def test_p04_whose_account_it_is_is_written_down_before_a_machine_is_asked_for(tmp_path: Path) -> None:
+    """From there on whoever lists its machines knows whose list is a proof."""
+    played = Played({"lambda": CapacityError("full")})
+    played.account = {"id": "111111111111", "profile": "a"}
+    machine = CloudMachine(
+        "slip-0123abcd", tmp_path, infra=ORDER.infra, gpus="H100:4", idle_minutes=10,
+        keep=lambda description: kept.append(json.loads(json.dumps(description))),
+    )  # fmt: skip
+    kept: list[dict[str, Any]] = []
+    home, sky = cast("SkyHome", played), cast("SkyProcess", played)
+    Provisioning(machine._order, home, sky, machine._trying, lambda line: None, lambda line: None).run()
+    assert played.did.index("whose aws") < played.did.index("asked aws/us-east-1")
+    assert kept[0]["accounts"] == {"lambda": played.account}
+    assert kept[1]["accounts"] == {"lambda": played.account, "aws": played.account}
+    assert CloudMachine.described(kept[1])._order.accounts == kept[1]["accounts"]
+    del kept[1]["accounts"]  # an older version's
+    assert CloudMachine.described(kept[1])._order.accounts == {}

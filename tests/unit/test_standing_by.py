@@ -121,6 +121,11 @@ def _idle(process: ProcessId) -> bool:
     return ticks == Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
 
 
+def standing_by(laptop: Laptop, record: RunRecord) -> list[Path]:
+    """The folders of those who stand by for it."""
+    return sorted(laptop.store.folder(record.id).glob(f"{STANDS_BY}*"))
+
+
 @pytest.fixture
 def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laptop]:
     user, package, provider = tmp_path / "user", tmp_path / "package", tmp_path / "provider"
@@ -147,7 +152,7 @@ def test_g01_a_rented_machine_is_ended_by_a_guardian_whose_package_was_replaced_
     record = laptop.rented()
     watch = laptop.guard(record)
     (stands_by,) = laptop.started
-    assert (laptop.store.folder(record.id) / STANDS_BY).is_dir()
+    assert standing_by(laptop, record)
     shutil.rmtree(laptop.package)
     assert watch.stdin is not None
     watch.stdin.close()
@@ -158,7 +163,7 @@ def test_g01_a_rented_machine_is_ended_by_a_guardian_whose_package_was_replaced_
     assert "is listed by AWS us-east-1" in str(ended.proof)
     assert len(laptop.started) > 1, "the package was tried: where it is there, a machine is ended by name"
     assert ProcessId.of(stands_by) is None
-    assert not (laptop.store.folder(record.id) / STANDS_BY).exists()
+    assert not standing_by(laptop, record)
 
 
 @pytest.mark.slow
@@ -180,7 +185,7 @@ def test_g01_whoever_stands_by_goes_with_the_guardian(laptop: Laptop, how: str) 
         finds = leftovers.look(Home(home, home, home), None, False, 1e9)
         (find,) = (find for find in finds if STANDS_BY in find.what)
         find.remove()
-    assert not (laptop.store.folder(record.id) / STANDS_BY).exists()
+    assert not standing_by(laptop, record)
     assert os.listdir(laptop.provider) == ["i-0123"]
 
 
@@ -234,3 +239,30 @@ def test_g01_whoever_stands_by_imports_what_it_needs_before_it_is_asked(
         assert sky._own() == {asked}
     finally:
         sky.end()
+
+
+def test_g01_a_guardian_of_an_earlier_life_takes_no_later_ones_stand_in_away(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = laptop.folder / "answers"
+    program = PROGRAMS / "unit" / "answer_sky_calls.py"
+    answers.write_text(f"#!/bin/sh\nexec {sys.executable} {program} {laptop.provider}\n")
+    answers.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(answers))
+    record = laptop.rented()
+    earlier = machine_of_record.prepare(record)
+    later = machine_of_record.prepare(record)
+    assert isinstance(earlier, SpareHome) and isinstance(later, SpareHome)
+    try:
+        assert len(standing_by(laptop, record)) == 2, "who stands by still is left alone as well"
+        earlier.remove()
+        assert standing_by(laptop, record) == [later.home.folder]
+        assert later.home.processes() == later.sky._own()
+        later.sky.end()
+        again = machine_of_record.prepare(record)
+        assert isinstance(again, SpareHome)
+        later = again
+        assert standing_by(laptop, record) == [later.home.folder], "what is left of one that is gone goes"
+    finally:
+        earlier.remove()
+        later.remove()

@@ -20,9 +20,10 @@ import pytest
 from launcher.base import processes
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
-from launcher.ledger import teardown_lock
+from launcher.ledger import heartbeat, teardown_lock
 from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.safety import guardian, last_copy
+from launcher.values.machine import TIMER_SECONDS, Proof
 from tests.support import recorded_machine
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.left_alone import PRICE, environ, left_alone, store, there, typed
@@ -239,3 +240,56 @@ def test_s01_a_guardian_ends_the_wandb_run_before_it_copies(
     store.update(record.id, details=details)
     assert end_here(store, record, monkeypatch) == 0
     assert (there / "calls").read_text().split()[:3] == ["close_wandb", "pull", "down"]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_p05_a_machine_that_had_ended_itself_costs_nothing_until_somebody_could_prove_it(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """Its guardian could ask nobody for five hours; the machine's own lease had ended it long before."""
+    lease, idle_minutes, hours = 900.0, 10, 5
+    record = left_alone(store, there, 3600.0 * (hours + 1), lease_seconds=lease)
+    store.update(record.id, machine={**record.machine, "idle_minutes": idle_minutes})
+    heard = time.time() - 3600 * hours
+    beat = store.folder(record.id) / heartbeat.FILE
+    beat.touch()
+    os.utime(beat, (heard, heard))
+    (there / "unproven").touch()
+
+    def rest(seconds: float) -> None:
+        (there / "unproven").unlink()
+        if gone:
+            (there / "gone").touch()
+
+    monkeypatch.setattr(guardian.time, "sleep", rest)
+    assert guardian._end(store, record.id, record.launch) == 0
+    ended = store.load(record.id).ended
+    assert ended is not None
+    if gone:
+        assert abs(ended - (heard + lease + 60 * idle_minutes + TIMER_SECONDS)) < 60
+    else:
+        assert ended > heard + 3600 * hours - 1, "it was there, and paid for"
+
+
+def test_p05_a_guardian_gives_up_after_a_day_of_which_its_tries_and_sleep_are_a_part(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = left_alone(store, there)
+    (there / "unproven").touch()
+    now, tries = 1000.0, 0
+
+    def take_down(*_: object) -> Proof:
+        nonlocal now, tries
+        now, tries = now + 6 * 3600, tries + 1
+        return Proof(False, "the login has expired")
+
+    def rest(seconds: float) -> None:
+        nonlocal now
+        now += 3600 if tries == 1 else seconds  # the first time the computer falls asleep
+        assert tries < 10
+
+    monkeypatch.setattr(guardian, "_take_down", take_down)
+    monkeypatch.setattr(guardian, "clock", SimpleNamespace(boot_seconds=lambda: now))
+    monkeypatch.setattr(guardian.time, "sleep", rest)
+    assert guardian._end(store, record.id, record.launch) == 1
+    assert tries == 4

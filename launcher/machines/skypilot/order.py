@@ -15,7 +15,7 @@ class Order:
     """A cluster of this name with these GPUs, at the first place of `infra` that has them.
 
     `labels` are set when it is given. `unsure`: the places asked for it that did not refuse the request at
-    that time."""
+    that time. `accounts`: whose account it was given in, by cloud, as `sky_identity.account` says."""
 
     cluster: str
     infra: list[str]
@@ -25,8 +25,9 @@ class Order:
     max_price_per_hour: float | None = None
     labels: dict[str, str] = field(default_factory=dict)
     unsure: list[str] = field(default_factory=list)
+    accounts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def described(self) -> dict[str, Any]:
         """What of it a machine's description keeps, by the fields' names."""
-        kept = ("infra", "gpus", "idle_minutes", "disk_gb", "labels", "unsure")
+        kept = ("infra", "gpus", "idle_minutes", "disk_gb", "labels", "unsure", "accounts")
         return {name: getattr(self, name) for name in kept}

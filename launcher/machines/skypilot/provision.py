@@ -26,6 +26,7 @@ from launcher.values.machine import Progress
 
 IMPORT_SECONDS = 60.0
 ARM_SECONDS = 1800.0
+_ACCOUNT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Provisioning:
     def _on(self, cloud: str, tried: list[str]) -> dict[str, Any]:
         for line in self._begin(cloud):
             self.warn(line)
+        with contextlib.suppress(LaunchError):  # then nobody knows, and its end goes without
+            if (found := self.sky.call("account", _ACCOUNT_SECONDS, cloud=cloud)) is not None:
+                self.order.accounts[cloud] = found
         steps = self._steps(cloud)
         for step, after in pairwise(steps):
             try:

@@ -6,9 +6,9 @@
 
 A process of its own, because SkyPilot reads HOME and its variables when it is imported, and its home is not
 ours; because importing it takes 2 to 4 s; and because a call of it that hangs can then be left behind.
-What SkyPilot prints goes to stderr. Neighbours: `sky_prices.py`, `sky_providers.py`, `sky_named.py` and
-`sky_account.py` have its other calls; `sky_process.py` is the other end, `cloud.py` uses that. These and
-`sky_server.py` are all that import `sky`.
+What SkyPilot prints goes to stderr. Neighbours: `sky_prices.py`, `sky_providers.py`, `sky_named.py`,
+`sky_account.py` and `sky_identity.py` have its other calls; `sky_process.py` is the other end, `cloud.py`
+uses that. These and `sky_server.py` are all that import `sky`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.machines.skypilot.sky_account import rent_refused
+from launcher.machines.skypilot.sky_identity import account
 from launcher.machines.skypilot.sky_named import machines_named
 from launcher.machines.skypilot.sky_prices import fetch, machines_with, offers, offers_at
 from launcher.machines.skypilot.sky_providers import LISTED_BY_NAME, candidates, instances, terminate
@@ -171,7 +172,7 @@ def standing(cluster: str) -> Json | None:
 
 _OFFERED = (
     version, offers, fetch, launch, down, standing, candidates, instances, terminate, machines_named,
-    rent_refused,
+    rent_refused, account,
 )  # fmt: skip
 _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in _OFFERED}
 

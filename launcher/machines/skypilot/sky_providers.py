@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launcher.machines.skypilot import sky_account
+from launcher.machines.skypilot import sky_account, sky_identity
 from launcher.machines.skypilot.sky_prices import machines_with, offers_at
 
 Json = dict[str, Any]
@@ -30,11 +30,11 @@ GONE = {
 GOOGLE_ATTEMPTS = 3
 
 
-def candidates(cluster: str, gpus: str, infra: list[str]) -> Json:
+def candidates(cluster: str, gpus: str, infra: list[str], accounts: Json | None = None) -> Json:
     """Where machines named after this cluster may be, whatever the books say: how each provider is asked.
 
-    Reads catalogs; of AWS it asks which regions the account has. "unasked": the clouds of which only a
-    cluster's entry in the books says how they are asked.
+    Reads catalogs; of AWS it asks which regions the account has, where that is the cluster's own by
+    `accounts`. "unasked": the clouds of which only a cluster's entry in the books says how they are asked.
     """
     from sky.utils import common_utils, registry
 
@@ -42,7 +42,7 @@ def candidates(cluster: str, gpus: str, infra: list[str]) -> Json:
     found: Json = {"providers": [], "unasked": []}
     for place in infra:
         cloud = place.partition("/")[0]
-        configs = _provider_configs(place, gpu, int(count or 1))
+        configs = _provider_configs(place, gpu, int(count or 1), accounts or {})
         if configs is None:
             found["unasked"] += [cloud] if cloud not in found["unasked"] else []
             continue
@@ -55,44 +55,58 @@ def candidates(cluster: str, gpus: str, infra: list[str]) -> Json:
     return found
 
 
-def _provider_configs(place: str, gpu: str, count: int) -> list[Json] | None:
+def _provider_configs(place: str, gpu: str, count: int, accounts: Json) -> list[Json] | None:
     """What SkyPilot's provisioner of a cloud wants to know to list and end machines of a name."""
     cloud, _, rest = place.partition("/")
     region = rest.partition("/")[0]
     if cloud in LISTED_BY_NAME:
         return [{}]
     if cloud == "gcp":
-        return _gcp_configs(region, gpu)
+        return _gcp_configs(region, gpu, accounts)
     if cloud not in _LISTED_BY_REGION:
         return None
     offers = [] if region else offers_at(cloud, gpu, count, {cloud: machines_with(cloud, gpu, count)})
     regions = {region} if region else {str(offer["infra"]).partition("/")[2] for offer in offers}
     if cloud == "aws":
-        had = sky_account.regions([region] if region else sorted(regions))
+        near = [region] if region else sorted(regions)
+        had = None if sky_identity.another(cloud, accounts) else sky_account.regions(near)
         regions = regions if had is None else regions & had
     return [{"region": one} for one in sorted(regions)]
 
 
-def _gcp_configs(region: str, gpu: str) -> list[Json]:
+def _gcp_configs(region: str, gpu: str, accounts: Json) -> list[Json]:
     from sky.catalog import common
     from sky.clouds import GCP
 
     rows: Any = common.read_catalog("gcp/vms.csv")
     zones = rows[rows["AcceleratorName"].str.lower() == gpu.lower()][["Region", "AvailabilityZone"]].dropna()
     here = sorted({str(zone) for one, zone in zones.values if region in ("", one)})
-    return [{"project_id": GCP.get_project_id(), "availability_zone": zone} for zone in here]
+    project = accounts["gcp"]["id"] if "gcp" in accounts else GCP.get_project_id()
+    return [{"project_id": project, "availability_zone": zone} for zone in here]
 
 
-def instances(providers: list[Json]) -> Json:
+def instances(providers: list[Json], accounts: Json | None = None) -> Json:
     """Each provider's own list of the cluster's machines that are not gone, in the order they are given.
 
     "refused": why one gave none, in the same order; its list is None then, and nothing is proven of it.
-    "denied": whether that is a policy's word, and not the network's or a login's.
+    "denied": whether that is a policy's word, and not the network's or a login's. "others": the account that
+    has said so, where it is not the cluster's own by `accounts` (one cloud, one account).
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         said = list(pool.map(_answer, providers))
+        # Where something is listed there is nothing to doubt.
+        doubted = [denied or found == [] for found, _, denied in said]
+        clouds = [_cloud(one) if doubt else "" for one, doubt in zip(providers, doubted, strict=True)]
+        names = sorted(set(clouds))
+        answer = pool.map(lambda cloud: sky_identity.another(cloud, accounts or {}), names)
+        answering = dict(zip(names, answer, strict=True))
+    others = [answering[cloud] for cloud in clouds]
     lists, why, denied = ([one[part] for one in said] for part in range(3))
-    return {"instances": lists, "refused": why, "denied": denied}
+    return {"instances": lists, "refused": why, "denied": denied, "others": others}
+
+
+def _cloud(provider: Json) -> str:
+    return str(provider["name"]).lower()
 
 
 def _answer(provider: Json) -> tuple[list[str] | None, str | None, bool]:

@@ -24,7 +24,7 @@ from launcher.machines.skypilot.sky_process import SkyProcess
 
 # Where Linux keeps files in memory; elsewhere the temporary folder has to do, which may be on another disk.
 _MEMORY = "/dev/shm"
-# In the run's folder, of whoever stands by.
+# In the run's folder, of whoever stands by; the rest of the name is each one's own.
 STANDS_BY = "skypilot-spare"
 
 
@@ -74,8 +74,14 @@ def stand_by(machine: dict[str, Any]) -> SpareHome:
     Its process imports SkyPilot meanwhile: nobody waits for that. Raises OSError, PreflightError.
     """
     own_id = machine["run_id"].removeprefix("slip-")
-    spare = SpareHome._in(SkyHome(Path(machine["folder"]) / STANDS_BY, machine["infra"], own_id))
-    spare.remove()  # what a guardian of an earlier life has left
+    folder = Path(machine["folder"])
+    for left in folder.glob(f"{STANDS_BY}*"):
+        home = SkyHome(left, machine["infra"], own_id)
+        if not home.processes():  # else a guardian of an earlier life is still at it
+            SpareHome._in(home).remove()
+    # A name of its own: a guardian takes away its own, whenever that is, and no later life's.
+    own = Path(tempfile.mkdtemp(prefix=f"{STANDS_BY}-", dir=folder))
+    spare = SpareHome._in(SkyHome(own, machine["infra"], own_id))
     try:
         spare.home.make()
         spare.sky.stand_by()

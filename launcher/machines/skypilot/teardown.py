@@ -20,7 +20,15 @@ from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.sky_home import NoServerError, SkyHome
 from launcher.machines.skypilot.sky_process import SkyProcess
 from launcher.machines.skypilot.spare_home import SpareHome
-from launcher.machines.skypilot.verdicts import ASK_SECONDS, Provider, Said, Tried, Verdicts, place
+from launcher.machines.skypilot.verdicts import (
+    ASK_SECONDS,
+    OtherAccountError,
+    Provider,
+    Said,
+    Tried,
+    Verdicts,
+    place,
+)
 from launcher.values.machine import Proof
 
 DOWN_SECONDS = 300.0
@@ -57,6 +65,7 @@ class Teardown:
         self._run_id = order.cluster
         self._gpus = order.gpus
         self._infra = order.infra
+        self._accounts = order.accounts
         self._verdicts = Verdicts(order, tried)
         self._home = home
         self._sky = sky
@@ -84,11 +93,15 @@ class Teardown:
                 return
             if isinstance(self._failed, NoServerError):  # it has had its time, and the machine is paid for
                 break
+            if isinstance(self._failed, OtherAccountError):  # whoever is asked, this one answers
+                return
         # A launch it still works on would make another machine.
         self._tried("ending its API server", self._sky.end_server)
         if self._tried("ending it at its provider", self._end_listed):
             return
         for spare in self._spares():
+            if isinstance(self._failed, OtherAccountError):
+                return
             if self._tried("ending it at its provider from a spare home", partial(self._end_from, spare)):
                 return
 
@@ -100,6 +113,8 @@ class Teardown:
         self._known = standing or self._known
         try:
             proof = self._proven()
+        except OtherAccountError as error:
+            proof = _by_another_account(error)
         except Exception as error:  # noqa: BLE001 - a full disk here, or any trouble with SkyPilot
             LOGGER.warning("asking for %s failed: %s", self._run_id, _described(error))
             proof = self._proven_from_spare_home(error)
@@ -155,6 +170,8 @@ class Teardown:
             try:
                 self._move_out(spare)
                 return self._proven()
+            except OtherAccountError as error:
+                return _by_another_account(error)
             except Exception as error:  # noqa: BLE001 - then nobody says anything
                 LOGGER.warning("asking for %s from a spare home: %s", self._run_id, _described(error))
         detail = f"nothing confirms that it is gone: {_described(before)}"
@@ -277,8 +294,9 @@ class Teardown:
     def _candidates(self) -> dict[str, Any]:
         if self._elsewhere is None:
             self._elsewhere = self._asker.call(
-                "candidates", ASK_SECONDS, cluster=self._run_id, gpus=self._gpus, infra=self._infra
-            )
+                "candidates", ASK_SECONDS, cluster=self._run_id, gpus=self._gpus, infra=self._infra,
+                accounts=self._accounts,
+            )  # fmt: skip
         assert self._elsewhere is not None  # a call answers or raises
         return self._elsewhere
 
@@ -300,6 +318,10 @@ class Teardown:
             self._learned(found)
         except Exception as error:  # noqa: BLE001 - a full disk, or a record that is broken
             LOGGER.warning("%s: its record cannot be written: %s", self._run_id, _described(error))
+
+
+def _by_another_account(error: OtherAccountError) -> Proof:
+    return Proof(False, f"nothing confirms that it is gone: {_described(error)}", error.hint)
 
 
 def _described(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """What each place says of a cluster's machines, and what is to be made of one that says nothing.
 
+What another account says than the one the cluster was ordered in counts as not said.
 A place that cannot be asked counts as empty where the cluster was never tried there, or where a policy denies
 the account the list and this very cluster's request, both now and when it was tried. Any other one has to
 answer: its silence proves nothing.
@@ -9,6 +10,8 @@ makes the request; `order.py` has what was ordered. Knows nothing of SkyPilot's 
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,10 +24,35 @@ from launcher.machines.skypilot.sky_process import SkyProcess
 ASK_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
 # How a provider is asked for the machines of one cluster: `sky_providers.instances`.
 Provider = dict[str, Any]
 # The places that were asked for the cluster, as "aws/us-east-1" or "gcp".
 Tried = Callable[[], list[str]]
+
+
+class OtherAccountError(LaunchError):
+    """Who answers is another account than the one the cluster was ordered in."""
+
+    def __init__(self, cluster: str, where: str, own: dict[str, Any], now: dict[str, Any]) -> None:
+        named = f" (profile {own['profile']})" if own["profile"] is not None else ""
+        super().__init__(
+            f"{where} was asked with the credentials of another account",
+            f"{cluster} was launched in account {own['id']}{named}, and account {now['id']} answers now",
+            _with_own_account(cluster, own, now),
+        )
+
+
+def _with_own_account(cluster: str, own: dict[str, Any], now: dict[str, Any]) -> str:
+    """What to type: its profile, unless that leads to another account by now."""
+    again, profile = f"launch down {cluster}", own["profile"]
+    if profile is None or profile == now["profile"]:
+        return f"{again}  # once the credentials here are those of account {own['id']}"
+    # Keys in variables go before a profile.
+    keys = [f"-u {name}" for name in _KEYS if name in os.environ]
+    without = f"env {' '.join(keys)} " if keys else ""
+    return f"{without}AWS_PROFILE={shlex.quote(profile)} {again}"
 
 
 @dataclass(frozen=True)
@@ -33,9 +61,13 @@ class Said:
 
     lists: list[tuple[Provider, list[str]]]
     silent: dict[str, str] = field(default_factory=dict)
+    # That another account has answered in the place of one of these.
+    stranger: OtherAccountError | None = None
 
     def complete(self) -> list[tuple[Provider, list[str]]]:
         """The lists. Raises LaunchError where one is missing that has to be there."""
+        if self.stranger is not None:
+            raise self.stranger
         if self.silent:
             places = ", ".join(self.silent)
             raise LaunchError(f"{places} did not list its machines", next(iter(self.silent.values())), None)
@@ -58,20 +90,26 @@ class Verdicts:
     def ask(self, sky: SkyProcess, providers: list[Provider], certain: Provider | None = None) -> Said:
         """What they say now. `certain`: where it is known to have been. Raises LaunchError when nobody can be
         asked."""
-        answer = sky.call("instances", ASK_SECONDS, providers=providers)
+        answer = sky.call("instances", ASK_SECONDS, providers=providers, accounts=self._order.accounts)
         lists: list[tuple[Provider, list[str]]] = []
         silent: dict[str, str] = {}
-        whys = zip(answer["refused"], answer["denied"], strict=True)
-        for provider, found, (why, denied) in zip(providers, answer["instances"], whys, strict=True):
+        stranger: OtherAccountError | None = None
+        whys = zip(answer["refused"], answer["denied"], answer["others"], strict=True)
+        for provider, listed, (why, denied, other) in zip(providers, answer["instances"], whys, strict=True):
             where = place(provider)
+            found = listed if other is None else None
             if found:
                 self._had.add(where)
-            if found is None and not self._counts_as_empty(sky, provider, certain, denied):
+            if found is None and not self._counts_as_empty(sky, provider, certain, denied and other is None):
                 silent[where] = str(why)
+                if other is not None:
+                    own = self._order.accounts[str(provider["name"]).lower()]
+                    stranger = OtherAccountError(self._order.cluster, where, own, other)
+                    silent[where] = str(stranger.why)
             else:
                 lists.append((provider, found or []))
         self.silent = silent
-        return Said(lists, silent)
+        return Said(lists, silent, stranger)
 
     def _counts_as_empty(
         self, sky: SkyProcess, provider: Provider, certain: Provider | None, denied: bool

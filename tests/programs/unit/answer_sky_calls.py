@@ -24,6 +24,8 @@ def answer(provider: Path, call: str, arguments: dict[str, Any]) -> Any:
         return json.loads(books.read_text()) if books.exists() else None
     if call == "version":
         return {}
+    if call == "account":
+        return None
     if call == "offers":
         return {"offers": []}
     if call == "launch":
@@ -35,6 +37,7 @@ def answer(provider: Path, call: str, arguments: dict[str, Any]) -> Any:
     if call == "instances":
         found = [sorted(os.listdir(provider)) for _ in arguments["providers"]]
         nobody = {"refused": [None for _ in found], "denied": [False for _ in found]}
+        nobody["others"] = [None for _ in found]
         return {"instances": found, **nobody}
     if call == "down":
         port = os.environ["SKYPILOT_API_SERVER_LOCAL_PORT"]

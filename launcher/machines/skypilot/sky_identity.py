@@ -1,0 +1,69 @@
+"""Whose account answers to the credentials in use: the empty list of another one proves nothing of a run.
+
+Neighbours: `provision.py` asks before a provider is asked for a machine, `sky_providers.py` whenever a list
+is empty; `sky_calls.py` answers with these in SkyPilot's process. Lambda has no name for an account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Json = dict[str, Any]
+
+# An answer takes a tenth of a second; an end must not wait for one that does not come.
+_SECONDS = 4
+_ATTEMPTS = 2
+_REGION = "us-east-1"
+# How boto3 calls credentials that no profile has.
+_WITHOUT_PROFILE = ("env", "iam-role", "container-role", "assume-role-with-web-identity")
+
+
+def account(cloud: str) -> Json | None:
+    """Its "id", and the "profile" of the user's that leads to it, None where none does. None where nobody
+    says."""
+    asked = _ASKED.get(cloud)
+    if asked is None:
+        return None
+    try:
+        return asked()
+    except Exception:  # noqa: BLE001 - whatever it is, whose account it is is not known
+        return None
+
+
+def another(cloud: str, accounts: Json) -> Json | None:
+    """The account that answers now, where that is certainly another than the run's own, by cloud in
+    `accounts`. Google's lists are asked of the run's own project, whoever asks."""
+    own = accounts.get(cloud)
+    now = account(cloud) if own is not None and cloud != "gcp" else None
+    return now if own is not None and now is not None and now["id"] != own["id"] else None
+
+
+def _on_aws() -> Json:
+    from sky.adaptors import aws
+
+    session: Any = aws.session(profile=aws.get_workspace_profile())
+    bounds = {"connect_timeout": _SECONDS, "read_timeout": _SECONDS, "total_max_attempts": _ATTEMPTS}
+    client: Any = aws.client("sts", region_name=session.region_name or _REGION, **bounds)
+    named = session.get_credentials().method not in _WITHOUT_PROFILE
+    return {
+        "id": client.get_caller_identity()["Account"],
+        "profile": session.profile_name if named else None,
+    }
+
+
+def _on_gcp() -> Json:
+    from sky.clouds import GCP
+
+    return {"id": GCP.get_project_id(), "profile": None}
+
+
+def _on_runpod() -> Json:
+    from sky.adaptors import runpod
+
+    kind: Any = runpod.runpod
+    said = kind.api.graphql.run_graphql_query("query { myself { id } }")
+    return {"id": said["data"]["myself"]["id"], "profile": None}
+
+
+_ASKED: dict[str, Callable[[], Json]] = {"aws": _on_aws, "gcp": _on_gcp, "runpod": _on_runpod}
