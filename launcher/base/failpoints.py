@@ -27,6 +27,7 @@ NAMES = (
     "cloud.asked",  # it has been asked, nothing is known yet
     "cloud.launched",  # the machine is up and armed, our books do not have it
     "cloud.pushed",  # the runtime's code is there
+    "cloud.seeding",  # a new machine has its checkpoints, not yet where its runtime looks for them
     "cloud.prepared",  # its environment is there as well
     "cloud.serving",  # its keeper was started, nobody has heard of it
     "cloud.downing",  # SkyPilot is about to be told to end the cluster
@@ -36,7 +37,7 @@ NAMES = (
     "cli.pulling",  # some of the results are home, some are not
     "cli.pulled",  # all are home, nothing is down
     "cli.downed",  # everything is down and proven, the record does not say so
-    "durable.seeding",  # a new machine has its checkpoints, not yet where the runtime looks for them
+    "durable.seeding",  # the same of a run on this computer, for which its folder is a new machine
     "relay.opened",  # the door is open, the heart does not beat yet
     "relay.read",  # a program's request is in our hands
     "relay.forwarded",  # the gateway begins to answer it

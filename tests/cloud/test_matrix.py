@@ -63,7 +63,7 @@ def test_g01_struck_at_this_instant_the_machine_is_gone_within_a_minute(
 def test_g01_killed_while_a_new_machine_gets_the_durable_steps_it_is_gone_as_well(
     request: pytest.FixtureRequest,
 ) -> None:
-    case = Case("durable.seeding", "kill9")
+    case = Case("cloud.seeding", "kill9")
     skip_when_seen(case.name)
     begun = time.monotonic()
     rig: Rig = request.getfixturevalue("runtime_rig")

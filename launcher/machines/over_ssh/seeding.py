@@ -35,7 +35,7 @@ def send(remote: RemoteFolder, seed: durable.Seed, progress: Progress, if_lost: 
         remote.write(f"{durable.SEEDING}/{name}", text.encode())
     if seed.rewound is not None:
         remote.write(durable.REWOUND, seed.rewound.encode())
-    passing("durable.seeding")
+    passing("cloud.seeding")
     place = shlex.quote("checkpoints" if seed.step else seed.folders[0].name)
     come = durable.SEEDING if seed.step else f"{durable.SEEDING}/{place}"
     begin = f"cd {there} && rm -rf -- {place} && mv {come} {place} && rm -rf -- {durable.SEEDING}"
