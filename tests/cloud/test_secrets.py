@@ -25,6 +25,7 @@ from tests.cloud.rig import ENDPOINT, REPOSITORY, Rig, missing, rig_in
 from tests.cloud.runtime_image import runtime_binds
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
+from tests.support.wandb_files import story_at_home
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ CONFIG = (
     " aws: {labels: {lab: of-ours}, remote_identity: LOCAL_CREDENTIALS}}"
 )
 
-PROGRAM = PROGRAMS / "cloud" / "answer_once.py"
+PROGRAM = PROGRAMS / "e2e" / "train_and_wait.py"
 
 
 @dataclass
@@ -118,7 +119,7 @@ def seen() -> Iterator[Seen]:
         with watch:
             launched = Launched(
                 rig,
-                [*words, "--", sys.executable, str(PROGRAM)],
+                [*words, "--", sys.executable, str(PROGRAM), "SHELL_API_KEY", "AZURE_CLIENT_SECRET"],
                 PYTHONPATH=str(REPOSITORY),
                 SHELL_API_KEY=SHELL,
                 AZURE_CLIENT_SECRET=AZURE,
@@ -127,9 +128,9 @@ def seen() -> Iterator[Seen]:
             launched.wait_for("ready: http", 900)
             results = launched.run / "results"
             wait_until(
-                lambda: (results / "answered").exists() or launched.process.poll() is not None,
+                lambda: (results / "trained").exists() or launched.process.poll() is not None,
                 300,
-                lambda: f"an answer\n{launched.text}",
+                lambda: f"two steps\n{launched.text}",
             )
             found.token = (launched.run / "token").read_text().strip()
             _look_at_the_living(found, begun, own | {launched.run / "token"})
@@ -211,6 +212,12 @@ def test_the_run_went_well_and_the_users_own_configuration_held(seen: Seen) -> N
     for left_out in ("api_server is ignored", "aws.remote_identity is ignored"):
         assert left_out in seen.launched.text
     wait_until(lambda: not left(seen.rig, str(PROGRAM)))
+
+
+def test_s01_wandbs_offline_file_is_home_with_every_step_every_validation_and_the_end(seen: Seen) -> None:
+    story = story_at_home(seen.launched.run / "results")
+    print(story)
+    assert (story["steps"], story["validations"], story["ended"]) == ([1, 2], [0, 1, 2], True)
 
 
 def test_g14_no_secret_was_ever_in_a_command_line_on_either_side(seen: Seen) -> None:

@@ -55,7 +55,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     with CommandLines() as lines:
         launched = Launched(
             make_home(folder / "home"),
-            ["--debug", "--port", str(free_port()), "--", sys.executable, str(PROGRAM)],
+            ["--debug", "--port", str(free_port()), "--", sys.executable, str(PROGRAM), "SHELL_API_KEY"],
             cwd=folder,
             environ=environ,
         )

@@ -11,9 +11,11 @@ from typing import Any
 
 # Whether the account may not: region, action and the request's parameters, as EC2's query protocol has them.
 Refuses = Callable[[str, str, dict[str, Any]], bool]
+# Whether the session of an access key has ended.
+Expired = Callable[[str], bool]
 
 
-def under_policy(refuses: Refuses) -> Callable[[], None]:
+def under_policy(refuses: Refuses, expired: Expired = lambda key: False) -> Callable[[], None]:
     """From now on; until what is returned is called."""
     from moto.core.responses import ActionResult
     from moto.ec2.exceptions import EC2ClientError
@@ -23,12 +25,14 @@ def under_policy(refuses: Refuses) -> Callable[[], None]:
 
     def call_action(self: Any) -> Any:
         action = self._get_action()
-        if not refuses(self.region, action, self.querystring):
+        if expired(self.access_key):  # whose request it is comes before what it may
+            error = EC2ClientError("RequestExpired", "Request has expired.")
+        elif refuses(self.region, action, self.querystring):
+            message = f"You are not authorized to perform this operation: ec2:{action} in {self.region}."
+            error = EC2ClientError("UnauthorizedOperation", message)
+        else:
             return original(self)
-        message = f"You are not authorized to perform this operation: ec2:{action} in {self.region}."
-        status, headers, body = self.serialized(
-            ActionResult(EC2ClientError("UnauthorizedOperation", message))
-        )
+        status, headers, body = self.serialized(ActionResult(error))
         headers["status"] = status
         return status, headers, body
 

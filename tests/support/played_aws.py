@@ -1,7 +1,8 @@
 """AWS as moto serves it, on a port of this computer: its lists and its refusals, and no machine.
 
-The account's policy: whole regions in `denied`, and what `refuses` says of a request. Neighbours:
-`aws_policy.py` is how it refuses; the test cloud's `provider.py` has real machines behind the same API.
+The account's policy: whole regions in `denied`, and what `refuses` says of a request; `expired` says of
+which access keys the session has ended. Neighbours: `aws_policy.py` is how it refuses; the test cloud's
+`provider.py` has real machines behind the same API.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.support.aws_policy import Refuses, under_policy
+from tests.support.aws_policy import Expired, Refuses, under_policy
 from tests.support.environment import REPOSITORY
 
 _CATALOGS = REPOSITORY / "tests" / "cloud" / "catalogs"
@@ -23,12 +24,13 @@ class PlayedAws:
 
         self.denied: set[str] = set()
         self.refuses: Refuses = lambda region, action, query: False
+        self.expired: Expired = lambda key: False
         self.asked: list[tuple[str, str]] = []
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
         host, port = self._server.get_host_and_port()
         self.endpoint = f"http://{host}:{port}"
-        self._lift = under_policy(self._policy)
+        self._lift = under_policy(self._policy, lambda key: self.expired(key))
 
     def _policy(self, region: str, action: str, query: dict[str, Any]) -> bool:
         self.asked.append((region, action))
@@ -39,6 +41,7 @@ class PlayedAws:
         from moto.ec2.models import ec2_backends
 
         self.denied, self.refuses = set(), lambda region, action, query: False
+        self.expired = lambda key: False
         self.asked.clear()
         for backends in ec2_backends.values():
             backends.clear()
@@ -91,6 +94,13 @@ class PlayedAws:
 
         found = ec2_backends[DEFAULT_ACCOUNT_ID][region].all_running_instances()
         return len(list(found))
+
+    def state(self, region: str, machine: str) -> str:
+        """Of a machine: "running", "terminated", …"""
+        from moto.core.models import DEFAULT_ACCOUNT_ID
+        from moto.ec2.models import ec2_backends
+
+        return ec2_backends[DEFAULT_ACCOUNT_ID][region].get_instance(machine).state
 
     def close(self) -> None:
         """It is gone, and moto is as it was."""

@@ -22,7 +22,7 @@ TOP_LEVEL = {
 IMPORTERS = {
     "sky": {
         f"launcher/machines/skypilot/sky_{part}.py"
-        for part in ("account", "calls", "named", "prices", "providers", "server")
+        for part in ("account", "calls", "identity", "named", "prices", "providers", "server")
     },
     "vllm": {
         f"runtime/engine/{part}.py" for part in ("server", "worker", "norms", "http_costs", "last_turn")

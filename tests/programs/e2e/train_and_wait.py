@@ -1,14 +1,19 @@
-"""A user's program that trains a step, waits to be looked at, and was given no secret of `.env`."""
+"""A user's program that trains two steps, says a held-out score before, between and after, and waits to be
+looked at: `train_and_wait.py NAME…`, the variables with a canary that it may have been given.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 
 import openai
 
 from launcher.client import Session, connect, group
+from launcher.client.bodies import Validation
 from tests.support.waiting import wait_until
 
+STEPS = 2
 LOOKED_AT_SECONDS = 600.0
 
 
@@ -27,11 +32,14 @@ def train(run: Session) -> None:
 def main() -> None:
     run = connect()
     assert run.run_dir is not None
-    train(run)
+    run.validated(Validation(step=0, score=0.1))
+    for step in range(1, STEPS + 1):
+        train(run)
+        run.validated(Validation(step=step, score=step / 4))
     (run.run_dir / "trained").touch()
     wait_until((run.run_dir / "looked-at").exists, LOOKED_AT_SECONDS, "a look")
-    given = [name for name, value in os.environ.items() if "canary" in value]
-    raise SystemExit(0 if given == ["SHELL_API_KEY"] else f"given: {given}")
+    given = sorted(name for name, value in os.environ.items() if "canary" in value)
+    raise SystemExit(0 if given == sorted(sys.argv[1:]) else f"given: {given}")
 
 
 if __name__ == "__main__":
