@@ -22,19 +22,19 @@ def test_b04_an_agent_with_strict_tools_trains_the_policy_on_the_ids_that_the_en
     run = connect("shared")
     before = run.version
     said = said_by(AGENTS, "agents_rollouts.py", base_url=run.base_url, api_key=run.api_key)
-    counts, names = said["counts"], said["rollouts"]
-    assert said["strict"] and said["requests"] == [1] * len(names)  # the tiny model calls no tools
-    assert counts["trained"] == counts["samples"] == len(names) and not counts["dropped"]
-    assert run.version == before + 1
-
+    assert said["strict"] and run.version == before + 2
     machine = pupil.home / "runs" / run.run_id / "machine"  # a newer run may be beside it
     lines = [json.loads(line) for file in machine.glob("samples/*.jsonl") for line in file.open()]
     sampled = {sample["id"]: sample["completion_ids"] for line in lines for sample in line.get("samples", ())}
-    (step,) = [
-        path
-        for path in machine.glob("steps/[0-9]*/batch.json")
-        if {row["rollout"] for row in json.loads(path.read_text()).get("samples", ())} == set(names)
-    ]
-    arrays = load_file(step.with_name("batch.safetensors"))
-    trained = arrays["tokens"][arrays["sampled"].astype(bool)].tolist()
-    assert trained and trained == [token for (name,) in said["samples"] for token in sampled[name]]
+    for agent in (said["agents"], said["one"]):
+        counts, names = agent["counts"], agent["rollouts"]
+        assert agent["requests"] == [1] * len(names)  # the tiny model calls no tools
+        assert counts["trained"] == counts["samples"] == len(names) and not counts["dropped"]
+        (step,) = [
+            path
+            for path in machine.glob("steps/[0-9]*/batch.json")
+            if {row["rollout"] for row in json.loads(path.read_text()).get("samples", ())} == set(names)
+        ]
+        arrays = load_file(step.with_name("batch.safetensors"))
+        trained = arrays["tokens"][arrays["sampled"].astype(bool)].tolist()
+        assert trained and trained == [token for (name,) in agent["samples"] for token in sampled[name]]
