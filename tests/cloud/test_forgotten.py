@@ -38,7 +38,7 @@ def test_g01_a_machine_the_books_never_had_is_found_in_any_region_and_ended_befo
     said = rig.run_program("end_forgotten.py", mine)
     print(said)
     before, after = [line for line in said.splitlines() if line.startswith("Proof(")]
-    assert before == "Proof(verified=True, detail='no provider had been asked for anything')"
+    assert before.startswith("Proof(verified=True, detail='no provider had been asked for anything'")
     assert after.startswith(f"Proof(verified=True, detail='no machine of {cluster} is listed by")
     assert "AWS us-east-1, AWS us-west-2" in after
     assert {one["id"] for one in rig.witness("terminate")} == {here, there}
