@@ -11,8 +11,14 @@ import time
 
 # Linux: since boot. macOS has no such name for it, and its "monotonic" clock counts the sleep.
 _AWAKE_OR_ASLEEP: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_AWAKE: int = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
 
 
 def boot_seconds() -> float:
     """Seconds since some fixed instant, those asleep included; good for differences only."""
     return time.clock_gettime(_AWAKE_OR_ASLEEP)
+
+
+def asleep_seconds() -> float:
+    """Those of them that were slept through."""
+    return boot_seconds() - time.clock_gettime(_AWAKE)

@@ -7,6 +7,7 @@ healthy steps too, early and late in a training: they are said only where nothin
 
 from __future__ import annotations
 
+import re
 import sys
 
 from launcher.base.harmless import line as harmless
@@ -41,9 +42,10 @@ class LeftOut:
     def tell(self, step: int, counts: StepCounts) -> None:
         """A step is settled, and these are its counts."""
         reason = main_reason(counts)
-        if reason is None or reason in self._said:
+        kind = re.sub(r"\d+", "", reason or "")  # a program's own words may have the time of day in them
+        if reason is None or kind in self._said:
             return
-        self._said.add(reason)
+        self._said.add(kind)
         changed_by = next((it for begins, it in _CHANGED_BY if reason.startswith(begins)), _ELSE)
         sys.stderr.write(
             f"slipway: {counts.dropped[reason]} of {_answers(counts)} answers of step {step} are left out: "

@@ -49,6 +49,9 @@ _COMMAND_SECONDS = 5.0
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _GIVE_UP_SECONDS = 86400.0
+# A computer that has slept for so long has no network yet, and its user has to log in again: it has its time.
+_SLEPT_SECONDS = 60.0
+_AWAKE_SECONDS = 3600.0
 # What the end of a Weights & Biases run may take, before the copy: no byte comes meanwhile.
 _WANDB_SECONDS = 6.0
 # A record that cannot be written is tried again so often: a full disk may be emptied.
@@ -141,10 +144,13 @@ def _prepare(record: Path) -> tuple[ProcessId | None, StandIn | None]:
 def _end(store: RecordStore, run_id: str, launch: ProcessId | None, stand_in: StandIn | None = None) -> int:
     """End the run, unless somebody does already and proves it, or another launch has taken it up."""
     pause, until = _PAUSE_SECONDS, clock.boot_seconds() + _GIVE_UP_SECONDS
-    copying = last_copy.OneLease()
+    asleep, copying = clock.asleep_seconds(), last_copy.OneLease()
     while True:
         with teardown_lock.alone(store.folder(run_id), "guardian", _say, insist=True) as turn:
             code = _end_alone(store, run_id, launch, stand_in, turn, copying)
+        if clock.asleep_seconds() - asleep > _SLEPT_SECONDS:
+            asleep, pause = clock.asleep_seconds(), _PAUSE_SECONDS
+            until = max(until, clock.boot_seconds() + _AWAKE_SECONDS)
         if code == 0 or clock.boot_seconds() >= until:
             return code
         _say(f"{run_id}: not proven to be down; tried again in {pause:.0f} s")
@@ -176,7 +182,7 @@ def _end_alone(
         drop_token(store.folder(run_id))
     turn.doing("copying results")
     ended_before = _self_ended(record)  # before anything here is heard of by its machine
-    unpulled = _bring_home(store, record, copying)
+    unpulled = copying.unpulled = _bring_home(store, record, copying)
     turn.doing("down")
     proof = _take_down(record, stand_in)
     _end_own_children()
@@ -209,12 +215,11 @@ def _self_ended(record: RunRecord) -> float | None:
 
 def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.OneLease) -> str | None:
     """What goes with the machine's disk, brought home as long as it comes; why it was not."""
-    if record.state == "down":  # whoever was at it before had come to that
-        return record.unpulled
-    # What did not come is tried again while the lease lasts that all tries have.
-    again = record.unpulled is not None and not record.given_up and not copying.over()
-    if record.state == "unverified" and not again:
-        return record.unpulled
+    before = copying.unpulled if copying.begun() else record.unpulled
+    # What did not come is tried again while the lease lasts that all tries of this guardian have.
+    again = copying.goes_on() and before is not None and not record.given_up
+    if record.state in ("down", "unverified") and not again:  # whoever was at it before had come to that
+        return before
     if not record.may_have_results:
         return None
     given_up = giving_up.by_name(store, record.id)

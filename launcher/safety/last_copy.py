@@ -30,9 +30,12 @@ _END_SECONDS = 5.0
 
 
 class OneLease:
-    """The time that all last copies of one guardian have together: the run's lease, from the first one on."""
+    """The time that all last copies of one guardian have together: the run's lease, from the first one on.
+
+    `unpulled`: why the last of them did not bring all."""
 
     def __init__(self) -> None:
+        self.unpulled: str | None = None
         self._until: float | None = None
 
     def until(self, record: RunRecord) -> float:
@@ -41,9 +44,13 @@ class OneLease:
             self._until = clock.boot_seconds() + _lease(record)
         return self._until
 
-    def over(self) -> bool:
-        """Whether there was a first one, and its time has passed."""
-        return self._until is not None and clock.boot_seconds() >= self._until
+    def begun(self) -> bool:
+        """Whether there was a first one."""
+        return self._until is not None
+
+    def goes_on(self) -> bool:
+        """Whether there was a first one, and its time has not passed."""
+        return self._until is not None and clock.boot_seconds() < self._until
 
 
 def bring(

@@ -31,6 +31,16 @@ def compiled_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def children_stay() -> Iterator[None]:
+    """A guardian that is run in this process ends all that runs below it: those are the tests' own lanes."""
+    from launcher.safety import guardian
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guardian, "_end_own_children", lambda: None)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_open_files() -> Iterator[None]:
     """A program's idle connections stay with it, and these programs are all one process.

@@ -205,6 +205,31 @@ def test_p07_what_was_given_up_between_two_tries_is_not_copied_again(
     assert recorded_machine.calls(there) == ["pull", "down", "down"]
 
 
+def test_p07_a_guardian_copies_nothing_anew_where_a_launch_had_come_to_unverified(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has had its lease, or its user has given them up with Ctrl-C."""
+    record = left_alone(store, there, lease_seconds=LEASE)
+    record = store.update(record.id, state="unverified", unpulled="they were given up")
+    assert tried_again(store, record, monkeypatch, lambda count: None).unpulled == "they were given up"
+    assert recorded_machine.calls(there) == ["down"]
+
+
+def test_p07_what_did_not_come_home_is_known_though_the_record_could_not_be_written(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = left_alone(store, there, lease_seconds=LEASE)
+    for trouble in ("pull-fails", "unproven"):
+        (there / trouble).touch()
+
+    def resting(count: int) -> None:
+        store.update(record.id, state="down", unpulled=None)  # what it said before that try's end
+        (there / "unproven").unlink()
+
+    assert "rsync" in str(tried_again(store, record, monkeypatch, resting).unpulled)
+    assert recorded_machine.calls(there) == ["pull", "down"] * 2
+
+
 def test_p07_what_a_last_copy_raises_is_raised(store: RecordStore, there: Path) -> None:
     record = left_alone(store, there)
 

@@ -61,6 +61,11 @@ def test_n10_each_reason_is_said_once_and_a_healthy_step_takes_no_ones_place(
         trained(run, session, step, told)
     first, second = said(capfd)
     assert "of step 2 are left out: truncated (" in first and "of step 3 are left out: stale (" in second
+    for step, second_of_day in enumerate((41, 59), 7):
+        away = StepCounts(samples=8, dropped={f"judge away since 12:03:{second_of_day}": 8})
+        trained(run, session, step, away)
+    (third,) = said(capfd)
+    assert "of step 7 are left out: judge away since 12:03:41 (" in third
 
 
 def test_n10_half_is_not_said_nor_two_reasons_that_have_most_together() -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from launcher.base.errors import EXIT_OK, TeardownUnverified
+from launcher.base.errors import EXIT_OK, LaunchError, TeardownUnverified
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines.cloud import CloudMachine
-from launcher.machines.skypilot import sky_identity, sky_providers, teardown
+from launcher.machines.skypilot import sky_identity, sky_providers, teardown, verdicts
 from launcher.machines.skypilot.order import Order
 from launcher.machines.skypilot.sky_home import NoServerError, SkyHome
 from launcher.machines.skypilot.spare_home import SpareHome
@@ -139,8 +139,8 @@ class _Answering:
         own = {"aws": {"id": "own", "profile": profile}} if accounts is None else accounts
         order = Order("slip-0123abcd", ["aws"], "H100:4", accounts=own)
         double: Any = self
-        verdicts = Verdicts(order, lambda: [f"aws/{region}" for region in tried])
-        ((_, found),) = verdicts.ask(double, [PROVIDER]).complete()
+        asked = Verdicts(order, lambda: [f"aws/{region}" for region in tried])
+        ((_, found),) = asked.ask(double, [PROVIDER]).complete()
         return found
 
 
@@ -164,19 +164,45 @@ def test_p04_neither_emptiness_nor_a_refusal_of_another_account_counts(
         assert same.listed(WEST) == []
 
 
-def test_p04_where_nobody_says_whose_account_it_is_lists_count_as_before(
+def test_p04_where_nobody_says_whose_account_it_is_an_empty_list_proves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whose it was, in a record of an older version; or whose it is now."""
-    assert _Answering(monkeypatch, None).listed(WEST) == []
+    """But of a record of an older version, where nobody knows whose it was."""
+    silent = _Answering(monkeypatch, None)
+    with pytest.raises(LaunchError, match="us-west-2 did not list") as raised:
+        silent.listed(WEST)
+    assert "not known whose account" in str(raised.value.why)
+    assert not isinstance(raised.value, OtherAccountError), "it is asked again, in every way"
+    assert silent.listed(EAST) == silent.listed(WEST, accounts={}) == []
     assert _Answering(monkeypatch, {"id": "other", "profile": "b"}).listed(WEST, accounts={}) == []
+
+
+def test_p04_another_account_hides_no_other_place_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    other: Any = _Answering(monkeypatch, {"id": "other", "profile": "b"})
+
+    def answer(provider: dict[str, Any]) -> list[str]:
+        if provider["name"] == "Lambda":
+            raise TimeoutError("no answer")
+        return []
+
+    monkeypatch.setattr(sky_providers, "_listed", answer)
+    order = Order(
+        "slip-0123abcd", ["aws", "lambda"], "H100:4", accounts={"aws": {"id": "own", "profile": "a"}}
+    )
+    asked = Verdicts(order, lambda: [f"aws/{WEST}", "lambda"])
+    said = asked.ask(other, [PROVIDER, PROVIDER | {"name": "Lambda", "config": {}}])
+    assert len(said.silent) == 2
+    with pytest.raises(LaunchError) as raised:
+        said.complete()
+    assert not isinstance(raised.value, OtherAccountError)
 
 
 def test_p04_a_guardians_stand_in_is_believed_no_more_than_the_runs_own_home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other: Any = _Answering(monkeypatch, {"id": "other", "profile": "b"})
-    own: Any = SimpleNamespace(end=lambda: None, end_server=lambda: None)
+    ended: list[str] = []
+    own: Any = SimpleNamespace(end=lambda: None, end_server=lambda: ended.append("server"))
     home: Any = SimpleNamespace(make=lambda: 1 / 0, remove=lambda: None)  # nothing can be written there
     order = Order("slip-0123abcd", ["aws"], "H100:4", accounts={"aws": {"id": "own", "profile": "a"}})
     ending = teardown.Teardown(order, lambda: [f"aws/{WEST}"], home, own, lambda learned: None)
@@ -184,6 +210,7 @@ def test_p04_a_guardians_stand_in_is_believed_no_more_than_the_runs_own_home(
     ending.down(None)
     proof = ending.proof(None)
     assert not proof.verified and "account other answers now" in proof.detail
+    assert ended == ["server"], "no server of SkyPilot's is left behind"
     assert proof.hint == "AWS_PROFILE=a launch down slip-0123abcd"
     own_again: Any = _Answering(monkeypatch, {"id": "own", "profile": "a"})
     ending.stand_in = SpareHome(home, own_again)
@@ -203,7 +230,7 @@ def test_p04_a_guardians_stand_in_is_believed_no_more_than_the_runs_own_home(
 def test_p04_what_to_type_leads_to_the_runs_own_account(
     monkeypatch: pytest.MonkeyPatch, profile: str | None, keys: bool, hint: str
 ) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+    for name in verdicts._KEYS:
         monkeypatch.delenv(name, raising=False)
     if keys:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")

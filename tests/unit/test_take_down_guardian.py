@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,8 +162,8 @@ def test_p05_the_guardian_goes_on_with_growing_pauses_until_a_login_is_there_aga
         if len(pauses) == 12:
             (there / "unproven").unlink()
 
-    monkeypatch.setattr(guardian, "time", SimpleNamespace(**{**vars(time), "sleep": rest}))
-    assert end_here(store, record, monkeypatch) == 0
+    pausing(monkeypatch, rest)
+    assert guardian._end(store, record.id, record.launch) == 0
     ended = store.load(record.id)
     assert (ended.state, ended.ended_by) == ("verified", "guardian")
     assert pauses[:5] == [2.0, 4.0, 8.0, 16.0, 32.0] and pauses[-1] == 300.0
@@ -225,20 +226,17 @@ def test_p05_down_waits_for_no_guardian_that_rests_though_the_record_cannot_say_
         rests.wait()
 
 
-def end_here(store: RecordStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The guardian's own end of a run, in this process: what runs below it is the tests' own, and stays."""
-    monkeypatch.setattr(guardian, "_end_own_children", lambda: None)
-    return guardian._end(store, record.id, record.launch)
+def pausing(monkeypatch: pytest.MonkeyPatch, rest: Callable[[float], None]) -> None:
+    """`rest` in place of a guardian's pauses between two tries; nobody else's."""
+    monkeypatch.setattr(guardian, "time", SimpleNamespace(**{**vars(time), "sleep": rest}))
 
 
-def test_s01_a_guardian_ends_the_wandb_run_before_it_copies(
-    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_s01_a_guardian_ends_the_wandb_run_before_it_copies(store: RecordStore, there: Path) -> None:
     """What wandb buffers is in its files only then, and the machine takes them along."""
     record = left_alone(store, there)
     details = {**record.details, "settings": {"wandb": "offline"}}
     store.update(record.id, details=details)
-    assert end_here(store, record, monkeypatch) == 0
+    assert guardian._end(store, record.id, record.launch) == 0
     assert (there / "calls").read_text().split()[:3] == ["close_wandb", "pull", "down"]
 
 
@@ -261,7 +259,7 @@ def test_p05_a_machine_that_had_ended_itself_costs_nothing_until_somebody_could_
         if gone:
             (there / "gone").touch()
 
-    monkeypatch.setattr(guardian.time, "sleep", rest)
+    pausing(monkeypatch, rest)
     assert guardian._end(store, record.id, record.launch) == 0
     ended = store.load(record.id).ended
     assert ended is not None
@@ -271,25 +269,29 @@ def test_p05_a_machine_that_had_ended_itself_costs_nothing_until_somebody_could_
         assert ended > heard + 3600 * hours - 1, "it was there, and paid for"
 
 
-def test_p05_a_guardian_gives_up_after_a_day_of_which_its_tries_and_sleep_are_a_part(
-    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("slept_hours", "tries"), [(1, 4), (30, 12)])
+def test_p05_a_guardian_gives_up_after_a_day_and_an_hour_awake(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch, slept_hours: int, tries: int
 ) -> None:
+    """Tries and sleep are a part of the day. Who wakes has no network yet, and logs in again later."""
     record = left_alone(store, there)
     (there / "unproven").touch()
-    now, tries = 1000.0, 0
+    now, asleep, begun = 1000.0, 0.0, 0
 
     def take_down(*_: object) -> Proof:
-        nonlocal now, tries
-        now, tries = now + 6 * 3600, tries + 1
+        nonlocal now, begun
+        now, begun = now + (6 * 3600 if slept_hours == 1 else 300), begun + 1
         return Proof(False, "the login has expired")
 
     def rest(seconds: float) -> None:
-        nonlocal now
-        now += 3600 if tries == 1 else seconds  # the first time the computer falls asleep
-        assert tries < 10
+        nonlocal now, asleep
+        slept = 3600.0 * slept_hours if begun == 1 else 0.0  # the computer falls asleep
+        now, asleep = now + seconds + slept, asleep + slept
+        assert begun < 100
 
     monkeypatch.setattr(guardian, "_take_down", take_down)
-    monkeypatch.setattr(guardian, "clock", SimpleNamespace(boot_seconds=lambda: now))
-    monkeypatch.setattr(guardian.time, "sleep", rest)
+    clock = SimpleNamespace(boot_seconds=lambda: now, asleep_seconds=lambda: asleep)
+    monkeypatch.setattr(guardian, "clock", clock)
+    pausing(monkeypatch, rest)
     assert guardian._end(store, record.id, record.launch) == 1
-    assert tries == 4
+    assert begun == tries

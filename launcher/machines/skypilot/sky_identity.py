@@ -32,11 +32,13 @@ def account(cloud: str) -> Json | None:
 
 
 def another(cloud: str, accounts: Json) -> Json | None:
-    """The account that answers now, where that is certainly another than the run's own, by cloud in
-    `accounts`. Google's lists are asked of the run's own project, whoever asks."""
+    """The account that answers now, where that is not the run's own, by cloud in `accounts`: {"id": None}
+    where nobody says whose it is. Google's lists are asked of the run's own project, whoever asks."""
     own = accounts.get(cloud)
-    now = account(cloud) if own is not None and cloud != "gcp" else None
-    return now if own is not None and now is not None and now["id"] != own["id"] else None
+    if own is None or cloud == "gcp":
+        return None
+    now = account(cloud) or {"id": None}
+    return now if now["id"] != own["id"] else None
 
 
 def _on_aws() -> Json:

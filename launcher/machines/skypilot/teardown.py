@@ -91,10 +91,9 @@ class Teardown:
             time.sleep(_POLL_SECONDS if attempt else 0)
             if self._tried("ending it by name", self._by_name):
                 return
-            if isinstance(self._failed, NoServerError):  # it has had its time, and the machine is paid for
+            # It has had its time, and the machine is paid for; whoever is asked, another account answers.
+            if isinstance(self._failed, (NoServerError, OtherAccountError)):
                 break
-            if isinstance(self._failed, OtherAccountError):  # whoever is asked, this one answers
-                return
         # A launch it still works on would make another machine.
         self._tried("ending its API server", self._sky.end_server)
         if self._tried("ending it at its provider", self._end_listed):

@@ -1,6 +1,7 @@
 """What each place says of a cluster's machines, and what is to be made of one that says nothing.
 
-What another account says than the one the cluster was ordered in counts as not said.
+What another account says than the one the cluster was ordered in counts as not said; what nobody knows whose
+it is, too.
 A place that cannot be asked counts as empty where the cluster was never tried there, or where a policy denies
 the account the list and this very cluster's request, both now and when it was tried. Any other one has to
 answer: its silence proves nothing.
@@ -24,7 +25,10 @@ from launcher.machines.skypilot.sky_process import SkyProcess
 ASK_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 
-_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_KEYS = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_ROLE_ARN",
+)  # fmt: skip
 
 # How a provider is asked for the machines of one cluster: `sky_providers.instances`.
 Provider = dict[str, Any]
@@ -49,7 +53,7 @@ def _with_own_account(cluster: str, own: dict[str, Any], now: dict[str, Any]) ->
     again, profile = f"launch down {cluster}", own["profile"]
     if profile is None or profile == now["profile"]:
         return f"{again}  # once the credentials here are those of account {own['id']}"
-    # Keys in variables go before a profile.
+    # What stands in variables goes before a profile.
     keys = [f"-u {name}" for name in _KEYS if name in os.environ]
     without = f"env {' '.join(keys)} " if keys else ""
     return f"{without}AWS_PROFILE={shlex.quote(profile)} {again}"
@@ -61,7 +65,7 @@ class Said:
 
     lists: list[tuple[Provider, list[str]]]
     silent: dict[str, str] = field(default_factory=dict)
-    # That another account has answered in the place of one of these.
+    # That another account has answered in the place of all of these.
     stranger: OtherAccountError | None = None
 
     def complete(self) -> list[tuple[Provider, list[str]]]:
@@ -93,7 +97,7 @@ class Verdicts:
         answer = sky.call("instances", ASK_SECONDS, providers=providers, accounts=self._order.accounts)
         lists: list[tuple[Provider, list[str]]] = []
         silent: dict[str, str] = {}
-        stranger: OtherAccountError | None = None
+        strangers: dict[str, OtherAccountError] = {}
         whys = zip(answer["refused"], answer["denied"], answer["others"], strict=True)
         for provider, listed, (why, denied, other) in zip(providers, answer["instances"], whys, strict=True):
             where = place(provider)
@@ -102,14 +106,17 @@ class Verdicts:
                 self._had.add(where)
             if found is None and not self._counts_as_empty(sky, provider, certain, denied and other is None):
                 silent[where] = str(why)
-                if other is not None:
+                if other is not None and other["id"] is None:
+                    silent[where] = "it is not known whose account has answered"
+                elif other is not None:
                     own = self._order.accounts[str(provider["name"]).lower()]
-                    stranger = OtherAccountError(self._order.cluster, where, own, other)
-                    silent[where] = str(stranger.why)
+                    strangers[where] = OtherAccountError(self._order.cluster, where, own, other)
+                    silent[where] = str(strangers[where].why)
             else:
                 lists.append((provider, found or []))
         self.silent = silent
-        return Said(lists, silent, stranger)
+        only_strangers = silent.keys() == strangers.keys()
+        return Said(lists, silent, next(iter(strangers.values()), None) if only_strangers else None)
 
     def _counts_as_empty(
         self, sky: SkyProcess, provider: Provider, certain: Provider | None, denied: bool
