@@ -171,7 +171,8 @@ class PretendLife:
             patch.setattr(guardian, "_say", lambda text: None)
             patch.setattr(guardian, "_PAUSE_SECONDS", 0.001)
             patch.setattr(guardian, "_GIVE_UP_SECONDS", 3)  # three tries, of a second each
-            patch.setattr(guardian, "clock", SimpleNamespace(boot_seconds=itertools.count().__next__))
+            awake = SimpleNamespace(boot_seconds=itertools.count().__next__, asleep_seconds=lambda: 0.0)
+            patch.setattr(guardian, "clock", awake)
             code = guardian._end(self.store, record.id, record.launch)
         return self._seen(calls, code, True, [], "")
 
