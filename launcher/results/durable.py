@@ -87,11 +87,12 @@ def is_current(state_dir: Path, results: Path) -> bool:
     )
 
 
-def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
+def bring(state_dir: Path, results: Path, incoming: Path, last: bool = False) -> Brought:
     """Make the newest whole checkpoint and the pinned ones durable. `incoming` is a folder on the same disk.
 
     What was durable before stays until the new one is whole and in place. Raises NotPulled when there are
-    checkpoints and none is whole, NotWholeError for a link in their place.
+    checkpoints and none is whole, unless nothing more can come (`last`), NotWholeError for a link in their
+    place.
     """
     there, home = state_dir / "checkpoints", results / FOLDER
     brought = Brought()
@@ -103,6 +104,8 @@ def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
     home.mkdir(mode=0o700, exist_ok=True)
     newest = next((name for name in names if _bring_one(there, home, name, incoming, brought)), None)
     if newest is None:
+        if last:
+            return brought
         raise none_whole(there, brought.skipped)
     kept = {newest}
     for name in sorted(checkpoints.pinned(there) & set(names)):

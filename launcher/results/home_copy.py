@@ -50,14 +50,17 @@ class _Tally:
         self.bytes += size
 
 
-def pull(state_dir: Path, into: Path) -> PullReport:
-    """Copy what the run has so far from its folder. Raises NotPulled when that cannot be done in full."""
+def pull(state_dir: Path, into: Path, last: bool = False) -> PullReport:
+    """Copy what the run has so far from its folder. Raises NotPulled when that cannot be done in full.
+
+    `last`: nothing more can come; checkpoints of which none is whole are left out then, and no error.
+    """
     begun = time.monotonic()
     tally = _Tally()
     with _receiving(state_dir, into) as incoming:
-        brought = durable.bring(state_dir, into, incoming)
+        brought = durable.bring(state_dir, into, incoming, last)
         tally.files, tally.bytes, tally.skipped = brought.files, brought.bytes, brought.skipped
-        step = _pull_adapters(state_dir / "checkpoints", into, incoming, tally)
+        step = _pull_adapters(state_dir / "checkpoints", into, incoming, tally, last)
         passing("cli.pulling")
         for name in durable.JOURNALS:
             _pull_journal(state_dir, name, into, tally)
@@ -157,11 +160,11 @@ def _only_pull(into: Path) -> Iterator[None]:
         yield
 
 
-def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally) -> int | None:
+def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally, last: bool) -> int | None:
     """The newest whole checkpoint as `adapter`, the one named best as `best`; the step of the first."""
     names = checkpoints.names(there)
     step = _pull_first_whole(there, names, into / "adapter", incoming, tally)
-    if names and step is None:
+    if names and step is None and not last:
         raise durable.none_whole(there, tally.skipped)
     _pull_best(there, names, into / "best", incoming, tally)
     return step

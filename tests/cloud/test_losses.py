@@ -83,6 +83,8 @@ def _sampled(rig: Rig) -> list[str]:
 def _the_machine_is_taken_back(rig: Rig, launched: Launched) -> None:
     """It is noticed and said; what was durable is at home; nothing is left."""
     (run,) = rig.witness("run")
+    durable = Path(launched.run) / "results" / "durable" / "step-000001"
+    wait_until(durable.is_dir, 120, what=lambda: f"its step to be at home\n{launched.text}")
     taken_at = time.monotonic()
     rig.faults("preempt", run["id"])
     assert launched.wait(_NOTICED_SECONDS) == 6, launched.text

@@ -333,3 +333,21 @@ def test_g29_of_a_machine_that_is_gone_what_is_here_comes_and_what_is_lost_is_sa
     assert (report.step, _state(tmp_path / "results" / "adapter")) == (2, 2)
     assert report.lost == "the machine is gone, with what it had after step 2"
     assert report.missing == [report.lost]
+
+
+def test_g29_a_machine_that_goes_over_its_first_step_is_waited_for_no_more(tmp_path: Path) -> None:
+    """Half of that step is here: it never comes whole."""
+
+    def unreachable() -> RemoteFolder:
+        raise LaunchError("machine cannot be reached by ssh", "no route to host", None)
+
+    here, door = tmp_path / "machine", tmp_path / "gateway.sock"
+    commit(here, 1)
+    (here / "checkpoints" / "step-000001" / "adapter" / "adapter_config.json").unlink()
+    (here / "logs").mkdir()
+    (here / "logs" / "gateway.log").write_text("asked\n")
+    results = CloudResults("slip-0123abcd", here, unreachable, lambda: True, door, lambda: True, None)
+    report = results.pull(tmp_path / "results", silent, never)
+    assert report.step is None and report.lost == "the machine is gone, with all that it had"
+    assert report.missing == ["step-000001: adapter/adapter_config.json is missing", report.lost]
+    assert (tmp_path / "results" / "logs" / "gateway.log").read_text() == "asked\n"

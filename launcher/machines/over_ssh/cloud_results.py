@@ -71,7 +71,7 @@ class CloudResults:
         except NotPulled:
             if not self._gone():
                 raise
-        report = home_copy.pull(self._here, into)
+        report = home_copy.pull(self._here, into, last=True)
         since = "all that it had" if report.step is None else f"what it had after step {report.step}"
         return replace(report, lost=f"the machine is gone, with {since}")
 
