@@ -55,10 +55,8 @@ def test_n11_a_real_model_is_trained_and_nothing_is_said_to_restart(model: Path,
         counts = step["counts"]
         assert counts["samples"] == 64 == counts["trained"] + sum(counts["dropped"].values())
         assert step["metrics"].get("ratio_max", 1.0) < 1.01
-    assert (
-        steps[-1]["counts"]["trained"] < 32
-        and f"answers of step {STEPS} are left out: truncated" in launched.stderr
-    )
+    assert steps[-1]["counts"]["trained"] < 32
+    assert (launched.stderr + launched.stdout).count("are left out: truncated (") == 1
     # Of each prompt's 86 tokens 64 are shared by all; each engine computes them once.
     assert steps[-1]["prefix_cache_hits"] > 0.5
     assert "restarting" not in launched.stderr and "restarting" not in launched.stdout
