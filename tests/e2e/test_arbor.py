@@ -25,7 +25,7 @@ ON_PATH = REPOSITORY / "launcher" / "client" / "arbor" / "on_path" / "arbor" / "
 # What the program asks of LoRA: fixed when a run starts.
 LORA = ["--set", "train.lora.rank=8", "--set", "train.lora.alpha=16"]
 BLOGS_LORA = ["--set", "train.lora.rank=16", "--set", "train.lora.alpha=16"]
-STEPS = 2
+STEPS, EXAMPLES, ROLLOUTS = 2, 4, 8
 # In percent of right translations: the bar of the quickstart.
 RISE = 25.0
 BLOGS_RISE = 5.0
@@ -73,6 +73,7 @@ def test_a01_a02_the_programs_own_settings_are_those_of_its_steps(
     assert len(steps) == STEPS
     for step in steps:
         assert step["settings"]["learning_rate"] == 1e-6 and step["settings"]["loss"] == "dapo"
+        assert step["counts"]["members"] == EXAMPLES * ROLLOUTS, "nothing is rolled out again"
         assert (
             step["counts"]["trained"] + sum(step["counts"]["dropped"].values()) == step["counts"]["samples"]
         )
