@@ -34,6 +34,8 @@ _OFFLINE = re.compile(r"offline-run-[\w-]{1,100}")
 TOTAL_BYTES = 64 * 2**20
 _STEP_BYTES = 4 * 2**20
 _WANDB_BYTES = 64 * 2**20
+# What each run of wandb has in logs/: a link to the log of its own process, outside the run.
+_WANDBS_LINK = "debug-core.log"
 
 
 @dataclass
@@ -82,6 +84,8 @@ def bring_wandb(state_dir: Path, results: Path, incoming: Path) -> Brought:
             continue
         for path in sorted(path for path in run.rglob("*") if not path.is_dir() or path.is_symlink()):
             place = path.relative_to(there)
+            if path.name == _WANDBS_LINK and path.is_symlink():
+                continue
             with _noting(brought, f"{WANDB}/{place}"):
                 content = _read(state_dir, path, _WANDB_BYTES)
                 if REDACTOR.clean(text := content.decode("latin-1")) != text:

@@ -86,6 +86,7 @@ def test_g22_wandbs_offline_runs_come_home_byte_for_byte(state_dir: Path, tmp_pa
     (offline / "files" / "config.yaml").write_text("lr: 1\n")
     (wandb / "latest-run").symlink_to(offline)
     (offline / "files" / "outside").symlink_to(tmp_path)
+    (offline / "files" / "debug-core.log").symlink_to(tmp_path / "core.log")
     (wandb / "run-20261122_100000-online").mkdir()
     report = home_copy.pull(state_dir, tmp_path / "results")
 
