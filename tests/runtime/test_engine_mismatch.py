@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.client.dspy.alarms import Alarms, Observed
+from launcher.client.alarms import Alarms, Observed
 from runtime.shared.batch import Batch
 from runtime.trainer.policy import Policy
 from tests.runtime import recipe_here

@@ -11,7 +11,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, TrainingFailed
-from launcher.client.dspy.alarms import Alarms, AtLag, Observed, Thresholds, repeated_share
+from launcher.client.alarms import Alarms, AtLag, Observed, Thresholds, repeated_share
 from tests.support.abuses import Asked, answering, length, member, predict
 from tests.support.small_run import CUT_OFF, SmallRun
 

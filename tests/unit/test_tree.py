@@ -101,6 +101,12 @@ def test_each_external_world_has_its_importer(world: str) -> None:
     assert not [path for path in found if not path.startswith(tuple(IMPORTERS[world]))]
 
 
+def test_what_the_runtimes_own_python_runs_needs_no_dspy() -> None:
+    """It has none: a mutation's test that imports one cannot even be collected there."""
+    tests = (ROOT / "tests" / "runtime").glob("*.py")
+    assert not [path.name for path in tests if re.search(r"launcher\.client\.(dspy|arbor)", path.read_text())]
+
+
 def _modules_imported(path: Path) -> set[str]:
     """Dotted names of all that a file imports of this tree, as files; a package's own `__init__` is none."""
     names: set[str] = set()

@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 from dspy import lm15
 
+from launcher.client.alarms import repeated_share
 from launcher.client.bodies import PURPOSE_HEADER, REQUEST_HEADER, VERSION_HEADER
-from launcher.client.dspy.alarms import repeated_share
 from launcher.client.dspy.naming import version_in
 from launcher.client.dspy.sampling_live import for_training
 from launcher.client.dspy.tagging import Answered, Call, RolloutOver, astray, begin_call, current_rollout

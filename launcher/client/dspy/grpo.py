@@ -19,8 +19,8 @@ from typing import Any
 import dspy
 from dspy.teleprompt import Teleprompter
 
+from launcher.client.alarms import Thresholds
 from launcher.client.dspy import earlier
-from launcher.client.dspy.alarms import Thresholds
 from launcher.client.dspy.examples import checked, oddities
 from launcher.client.dspy.grouping import Grouping, Rules
 from launcher.client.dspy.held_out import Keep

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from launcher.client.alarms import AtLag, Observed
 from launcher.client.bodies import StepStatus
-from launcher.client.dspy.alarms import AtLag, Observed
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.rollouts import Finished
 

@@ -21,8 +21,8 @@ from typing import Any, TextIO
 
 from launcher.base.harmless import text as harmless
 from launcher.client import standard_error
+from launcher.client.alarms import Alarm
 from launcher.client.bodies import StepCounts, StepStatus
-from launcher.client.dspy.alarms import Alarm
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.training_place import Place, Validated
 

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import dspy
 
+from launcher.client.alarms import Alarm, Alarms, Thresholds
 from launcher.client.bodies import StepCounts, StepStatus
 from launcher.client.dspy import late_line
-from launcher.client.dspy.alarms import Alarm, Alarms, Thresholds
 from launcher.client.dspy.examples import checked
 from launcher.client.dspy.held_out import HeldOut, Keep
 from launcher.client.dspy.lm import PolicyLM
