@@ -28,7 +28,7 @@ def table() -> str:
                 found[match[1].upper()].append(match[2].replace("_", " "))
     mutants = defaultdict(int)
     for mutant in Mutant.all():
-        mutants[mutant.path.stem[:3].upper()] += 1
+        mutants[mutant.name[:3].upper()] += 1
     rows = [
         f"| {number} | {'; '.join(dict.fromkeys(names))} | {mutants[number] or '-'} |"
         for number, names in sorted(found.items(), key=lambda row: (row[0][0] == "C", row[0]))

@@ -209,7 +209,11 @@ def _finish(well: bool) -> NoReturn:
     os._exit(0 if well else 1)
 
 
+def _end_with_the_server() -> None:
+    processes.die_with(os.getppid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":  # an engine core that was spawned begins by reading this file
-    processes.die_with(os.getppid(), signal.SIGKILL)
+    _end_with_the_server()

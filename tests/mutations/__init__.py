@@ -1,1 +1,1 @@
-"""Patches that break the code on purpose, one per known way to be silently wrong."""
+"""Mutants that break the code on purpose, one or more for each known way to be silently wrong."""

@@ -1,4 +1,4 @@
-"""Says which mutants a run leaves out, so that none is left out in silence."""
+"""Says how many mutants a run leaves out, so that none is left out in silence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A correctness test earns its name: under the patch that breaks what it guards, it must fail.
+"""A correctness test earns its name: under the mutant that breaks what it guards, it must fail.
 
-    pytest                              mutants that changed since the last full run, a third of the others
+    pytest                              mutants that changed since the last full run, a third of the others;
+                                        the next run in this checkout takes the next third
     pytest -m long tests/mutations      the full run: all of them; goes on where it was broken off
     python -m tests.support.mutant_log  what that came to
 
@@ -19,7 +20,7 @@ from tests.support.environment import REPOSITORY
 from tests.support.mutant_digest import Digests
 from tests.support.mutant_log import Caught, Log, commit, now
 from tests.support.mutant_runs import MutantRuns, Outcome
-from tests.support.mutant_selection import select
+from tests.support.mutant_selection import Turns, select
 from tests.support.mutants import Mutant
 
 pytestmark = pytest.mark.slow
@@ -32,15 +33,21 @@ def name_of(mutant: Mutant) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MutantRuns]:
+def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[MutantRuns]:
     runs = MutantRuns(tmp_path_factory.mktemp("mutants"))
     yield runs
     runs.close()
+    session = request.session
+    ran = [
+        item for item in session.items if getattr(item, "originalname", "") == "test_the_mutation_is_caught"
+    ]
+    if len(ran) == len(SELECTION.chosen) and not (session.shouldstop or session.shouldfail):
+        Turns().pass_on()
 
 
 def check(mutant: Mutant, outcome: Outcome) -> None:
     ended = f"pytest ended with {outcome.exit_code}"
-    assert outcome.caught, f"{mutant.tests} did not fail under {mutant.path.name}, {ended}:\n{outcome.output}"
+    assert outcome.caught, f"{mutant.tests} did not fail under {mutant.name}, {ended}:\n{outcome.output}"
 
 
 # ------------------------------------------------------------------ every run

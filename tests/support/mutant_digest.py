@@ -1,17 +1,19 @@
 """What of the tree a mutant's outcome is known for, as one digest.
 
-The patch, the files it breaks, the test files it names, their conftests, and what these import of `tests`.
-By content, not dates or history: every clone of a commit agrees, a shallow one too.
+What it changes, the symbols it breaks, the test files it names, their conftests, and what these import of
+`tests`. By content, not dates, history or a symbol's file: every clone of a commit agrees, a shallow one too.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from tests.support.imports import Imports
-from tests.support.mutants import PATCHES, RUNTIME_TESTS, Mutant
+from tests.support.mutants import RUNTIME_TESTS, Mutant
+from tests.support.symbols import Symbols
 
 _CHARACTERS = 16
 
@@ -27,16 +29,28 @@ class Digests:
     def of(self, mutant: Mutant) -> str:
         """The same for as long as nothing the mutant's outcome is known for has changed."""
         digest = hashlib.sha256()
+        for change in mutant.changes:
+            digest.update(f"{change}\n{self._source(change.symbol, change.find)}\n".encode())
         for name in sorted(self.files(mutant)):
             digest.update(f"{name} {self._content(name)}\n".encode())
         return digest.hexdigest()[:_CHARACTERS]
 
     def files(self, mutant: Mutant) -> set[str]:
-        """All of them, from the root; one that is missing is a content as well."""
+        """All files of its tests, from the root; one that is missing is a content as well."""
         tests = {test.partition("::")[0] for test in mutant.tests}
         starts = {name for test in tests for name in (test, *self._conftests(test)) if self._is_file(name)}
-        named = {f"{PATCHES}/{mutant.path.name}", *mutant.files, *tests}
-        return named | self._imports.closure(starts, "tests")
+        return tests | self._imports.closure(starts, "tests")
+
+    @cached_property
+    def _symbols(self) -> Symbols:
+        return Symbols(self._root)
+
+    def _source(self, symbol: str, find: str) -> str:
+        """A text that is not found just once is said by the run, not here."""
+        try:
+            return self._symbols.source(self._symbols.find(symbol, find))
+        except LookupError as error:
+            return str(error)
 
     def _conftests(self, test: str) -> Iterator[str]:
         """Those pytest loads for a test: the runtime's pytest loads none above `tests/runtime`."""

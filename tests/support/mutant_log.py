@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.support.environment import REPOSITORY
-from tests.support.mutants import PATCHES
+from tests.support.mutants import FOLDER
 
-LOG = f"{PATCHES}/full_run.jsonl"
+LOG = f"{FOLDER}/full_run.jsonl"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def summary(log: Log) -> str:
     commits = ", ".join(sorted({line.commit for line in of_it}))
     ended = f"ended {run.ended}" if run.ended else f"BROKEN OFF, {len(caught) - len(of_it)} lines are older"
     return (
-        f"| all mutations: each makes its test fail | `pytest -m long {PATCHES}`, commit {commits} "
+        f"| all mutations: each makes its test fail | `pytest -m long {FOLDER}`, commit {commits} "
         f"| {len(of_it)} caught in {sum(line.seconds for line in of_it) / 60:.1f} min of their own; "
         f"begun {run.begun}, {ended} |"
     )

@@ -58,7 +58,7 @@ class MutantRuns:
 
     def run(self, mutant: Mutant) -> Outcome:
         """Its tests against the tree it breaks, until one fails."""
-        own = bool(self._in_the_engine & set(mutant.files))
+        own = not self._in_the_engine.isdisjoint(mutant.broken(self.copies.symbols))
         with self.copies.broken_by(mutant) as tree, self._engines.of(tree if own else None) as engine:
             return self._run(tree, mutant.tests, engine, "-x")
 

@@ -1,20 +1,21 @@
-"""Which mutants a normal run runs: the changed ones, and a third of the others that moves with the commits.
+"""Which mutants a normal run runs: the changed ones, and a third of the others in turn.
 
 Changed is what the log of the last full run does not have as it is now (`mutant_digest.py`, `mutant_log.py`).
-The third is chosen by HEAD: the commit's id, as a number, modulo three, is the place of the one that runs
-among every three mutants in name order. Without a commit all run. Every process with the same tree chooses
-the same.
+Of every three others in name order one has its turn. The first run in a checkout takes the turn that HEAD
+says, as a number, and each run that ends leaves the next turn to the next: three runs run all. Without a
+commit all run. Every process with the same tree chooses the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.support.environment import REPOSITORY
 from tests.support.mutant_digest import Digests
 from tests.support.mutant_log import Log, commit
-from tests.support.mutants import PATCHES, Mutant
+from tests.support.mutants import Mutant
 
 THIRDS = 3
 
@@ -39,8 +40,29 @@ class Selection:
         said = f"mutations: {len(self.changed)} changed since {known}, {len(self.turn)} have their turn"
         if not self.left_out:
             return f"{said}, none is left out"
-        names = " ".join(mutant.name for mutant in self.left_out)
-        return f"{said}; {len(self.left_out)} unchanged are left out (`pytest -m long {PATCHES}`): {names}"
+        return f"{said}; {len(self.left_out)} unchanged have theirs in the next two runs"
+
+
+class Turns:
+    """Whose turn it is in this checkout, kept beside what pytest keeps."""
+
+    def __init__(self, tree: Path = REPOSITORY) -> None:
+        self._file = tree / ".pytest_cache" / "mutants_turn"
+        self._commit = commit(tree)
+
+    def now(self) -> int | None:
+        """0, 1 or 2; None where there is no commit."""
+        if self._commit is None:
+            return None
+        kept = self._file.read_text() if self._file.exists() else self._commit
+        return int(kept, 16) % THIRDS
+
+    def pass_on(self) -> None:
+        """This one's mutants have run."""
+        turn = self.now()
+        if turn is not None:
+            self._file.parent.mkdir(exist_ok=True)
+            self._file.write_text(str((turn + 1) % THIRDS))
 
 
 def select() -> Selection:
@@ -49,23 +71,23 @@ def select() -> Selection:
     run, caught = Log().read()
     seen = {name: line.digest for name, line in caught.items()}
     now = {mutant.name: digests.of(mutant) for mutant in mutants}
-    return choose(mutants, now, seen, commit(), since=run.begun if run else None)
+    return choose(mutants, now, seen, Turns().now(), since=run.begun if run else None)
 
 
 def choose(
     mutants: Sequence[Mutant],
     now: Mapping[str, str],
     seen: Mapping[str, str],
-    commit: str | None,
+    turn: int | None,
     since: str | None = None,
 ) -> Selection:
-    """By their digests now and in the log, and the commit."""
-    changed, turn, left_out = [], [], []
+    """By their digests now and in the log, and the turn; None: it is everybody's."""
+    changed, chosen, left_out = [], [], []
     for place, mutant in enumerate(sorted(mutants, key=lambda mutant: mutant.name)):
         if seen.get(mutant.name) != now[mutant.name]:
             changed.append(mutant)
-        elif commit is None or place % THIRDS == int(commit, 16) % THIRDS:
-            turn.append(mutant)
+        elif turn is None or place % THIRDS == turn:
+            chosen.append(mutant)
         else:
             left_out.append(mutant)
-    return Selection(tuple(changed), tuple(turn), tuple(left_out), since)
+    return Selection(tuple(changed), tuple(chosen), tuple(left_out), since)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from tests.support.environment import REPOSITORY
 from tests.support.mutant_digest import Digests
 from tests.support.mutant_log import Caught, Log, commit, summary
 from tests.support.mutant_runs import MutantRuns
-from tests.support.mutant_selection import choose
-from tests.support.mutants import Copies, Mutant
+from tests.support.mutant_selection import Turns, choose
+from tests.support.mutants import Change, Copies, Mutant
+from tests.support.symbols import Symbols
 
 FILES = {
     "runtime/__init__.py": "",
@@ -38,14 +40,13 @@ FILES = {
     "tests/support/above.py": "",
     "tests/support/deep.py": "",
 }
-MINUS = "    return a - b"
+MINUS = "return a - b"
 
 
-def patch(test: str, line: str) -> str:
-    """A patch of runtime/sums.py: its last line becomes this one."""
-    head = f"# test: {test}\ndiff --git a/runtime/sums.py b/runtime/sums.py\n"
-    head += "--- a/runtime/sums.py\n+++ b/runtime/sums.py\n"
-    return f"{head}@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a + b\n+{line}\n"
+def mutant_file(name: str, test: str, line: str) -> str:
+    """A mutant of `add`: its last line becomes this one."""
+    table = f"[[mutant]]\nid = '{name}'\nsymbol = 'add'\nfind = 'return a + b'\n"
+    return f"{table}replace = '{line}'\ntest = '{test}'\n"
 
 
 @pytest.fixture
@@ -53,8 +54,8 @@ def tree(tmp_path: Path) -> Path:
     """A small tree with two mutants of one line; a repository without a commit."""
     root = tmp_path / "tree"
     mutants = {
-        "tests/mutations/m1.patch": patch("tests/runtime/test_sums.py::test_add", MINUS),
-        "tests/mutations/m2.patch": patch("tests/unit/test_sums.py::test_add", MINUS),
+        "tests/mutations/m1.toml": mutant_file("m1", "tests/runtime/test_sums.py::test_add", MINUS),
+        "tests/mutations/m2.toml": mutant_file("m2", "tests/unit/test_sums.py::test_add", MINUS),
     }
     for name, text in (FILES | mutants).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -74,8 +75,6 @@ def digests(root: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("changed", "selected"),
     [
-        ("runtime/sums.py", {"m1", "m2"}),
-        ("tests/mutations/m1.patch", {"m1"}),
         ("tests/runtime/test_sums.py", {"m1"}),
         ("tests/runtime/helper.py", {"m1"}),
         ("tests/runtime/server.py", {"m1"}),  # named in a text, for another Python to run
@@ -85,6 +84,8 @@ def digests(root: Path) -> dict[str, str]:
         ("tests/support/above.py", {"m2"}),
         ("tests/support/__init__.py", {"m1", "m2"}),
         ("runtime/other.py", set()),
+        ("runtime/sums.py", set()),  # behind the function that is broken
+        ("tests/mutations/m1.toml", set()),
         ("tests/runtime/unrelated.py", set()),
     ],
 )
@@ -93,55 +94,86 @@ def test_a_mutant_runs_when_a_file_it_is_known_for_has_changed(
 ) -> None:
     seen = digests(tree)
     (tree / changed).write_text(f"{(tree / changed).read_text()}\n# more\n")
-    now = choose(Mutant.all(tree), digests(tree), seen, "2")
+    now = choose(Mutant.all(tree), digests(tree), seen, 2)
     assert {mutant.name for mutant in now.changed} == selected
-    assert set(now.chosen) == set(now.changed)  # with two mutants, this commit is nobody's turn
+    assert set(now.chosen) == set(now.changed)  # with two mutants, the third turn is nobody's
 
 
-def choose_names(root: Path, seen: dict[str, str], commit: str | None) -> set[str]:
-    chosen = choose(Mutant.all(root), digests(root), seen, commit)
+@pytest.mark.parametrize(
+    ("file", "old", "new", "selected"),
+    [
+        ("runtime/sums.py", "def add(a, b):", "def add(a, b):  # more", {"m1", "m2"}),
+        ("tests/mutations/m1.toml", "a - b", "b - a", {"m1"}),
+    ],
+)
+def test_a_mutant_runs_when_what_it_breaks_or_how_has_changed(
+    tree: Path, file: str, old: str, new: str, selected: set[str]
+) -> None:
+    seen = digests(tree)
+    (tree / file).write_text((tree / file).read_text().replace(old, new))
+    assert choose_names(tree, seen, 2) == selected
+
+
+def test_a_file_is_moved_without_an_edit_to_its_mutants(tree: Path, tmp_path: Path) -> None:
+    seen = digests(tree)
+    (tree / "launcher").mkdir()
+    (tree / "runtime/sums.py").rename(tree / "launcher/totals.py")
+    assert digests(tree) == seen
+    copies = Copies(tmp_path / "copies", tree)
+    with copies.broken_by(Mutant.all(tree)[0]) as broken:
+        assert "return a - b" in (broken / "launcher/totals.py").read_text()
+
+
+def choose_names(root: Path, seen: dict[str, str], turn: int | None) -> set[str]:
+    chosen = choose(Mutant.all(root), digests(root), seen, turn)
     return {mutant.name for mutant in chosen.chosen}
 
 
-def test_each_unchanged_mutant_has_its_turn_in_one_of_three_commits() -> None:
+def test_each_unchanged_mutant_has_its_turn_in_one_of_three_runs() -> None:
     mutants = Mutant.all()
     seen = {mutant.name: "as it is" for mutant in mutants}
-    thirds = [choose(mutants, seen, seen, commit) for commit in ("a0", "a1", "a2")]
+    thirds = [choose(mutants, seen, seen, turn) for turn in range(3)]
     turns = [mutant.name for third in thirds for mutant in third.turn]
     assert sorted(turns) == sorted(seen)
     assert max(len(third.turn) for third in thirds) <= -(-len(mutants) // 3)
     for third in thirds:
         assert not third.changed and len(third.turn) + len(third.left_out) == len(mutants)
-        assert all(mutant.name in third.line().split() for mutant in third.left_out)
+        assert f"{len(third.left_out)} unchanged have theirs" in third.line()
+
+
+def test_each_run_in_a_checkout_leaves_the_next_turn_to_the_next(tree: Path) -> None:
+    Turns(tree).pass_on()
+    assert Turns(tree).now() is None  # there is no commit
+    identity = ("-c", "user.name=x", "-c", "user.email=x@localhost")
+    subprocess.run(["git", *identity, "commit", "-q", "--allow-empty", "-m", "x"], cwd=tree, check=True)
+    seen = []
+    for _ in range(4):
+        seen.append(Turns(tree).now())
+        Turns(tree).pass_on()
+    assert set(seen[:3]) == {0, 1, 2} and seen[0] == seen[3] == int(commit(tree) or "", 16) % 3
 
 
 def test_nothing_is_left_out_without_a_log_or_without_a_commit(tree: Path) -> None:
-    assert choose_names(tree, {}, "a0") == {"m1", "m2"}
+    assert choose_names(tree, {}, 0) == {"m1", "m2"}
     assert choose_names(tree, digests(tree), None) == {"m1", "m2"}
     assert commit(tree) is None
 
 
-def test_a_line_of_a_patch_that_is_gone_is_ignored(tree: Path) -> None:
+def test_a_line_of_a_mutant_that_is_gone_is_ignored(tree: Path) -> None:
     seen = digests(tree) | {"gone": "0"}
     assert choose_names(tree, seen, None) == {"m1", "m2"}
-    (tree / "tests/mutations/m1.patch").unlink()
+    (tree / "tests/mutations/m1.toml").unlink()
     assert choose_names(tree, seen, None) == {"m2"}
 
 
-def test_every_mutant_of_this_tree_names_files_and_tests_that_are_there_and_applies() -> None:
-    known = Digests(REPOSITORY)
+def test_every_mutant_of_this_tree_names_tests_that_are_there_and_applies() -> None:
+    known, symbols = Digests(REPOSITORY), Symbols(REPOSITORY)
     for mutant in Mutant.all():
         missing = [name for name in known.files(mutant) if not (REPOSITORY / name).is_file()]
-        assert mutant.files and not missing, mutant.name
-    unfit = [mutant.name for mutant in Mutant.all() if not _applies(mutant)]
-    assert unfit == []
-
-
-def _applies(mutant: Mutant) -> bool:
-    checked = subprocess.run(
-        ["git", "apply", "--check", "-p1", mutant.path], cwd=REPOSITORY, capture_output=True
-    )
-    return checked.returncode == 0
+        assert not missing, mutant.name
+        for file, text in mutant.broken(symbols).items():
+            compile(text, file, "exec")
+            assert text != symbols.text(file), mutant.name
 
 
 # ------------------------------------------------------------------ the log
@@ -208,11 +240,51 @@ def test_a_copy_is_broken_and_mended_and_its_byte_code_told_apart(tree: Path, tm
     assert (tree / "runtime/sums.py").read_text() == FILES["runtime/sums.py"]
 
 
-def test_a_patch_that_no_longer_applies_is_an_error(tree: Path, tmp_path: Path) -> None:
-    (tree / "runtime/sums.py").write_text("def add(a, b):\n    return sum((a, b))\n")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("def add(a, b):\n    return sum((a, b))\n", "add has 'return a \\+ b' 0 times"),
+        ("def sum(a, b):\n    return a + b\n", "nothing is called add"),
+        (2 * "def add(a, b):\n    return a + b\n", "add has 'return a \\+ b' 2 times"),
+    ],
+)
+def test_a_mutant_that_no_longer_applies_is_an_error(tree: Path, tmp_path: Path, text: str, why: str) -> None:
+    (tree / "runtime/sums.py").write_text(text)
     copies, mutant = Copies(tmp_path / "copies", tree), Mutant.all(tree)[0]
-    with pytest.raises(ValueError, match=r"m1\.patch no longer applies"), copies.broken_by(mutant):
+    with pytest.raises(ValueError, match=f"m1 no longer applies: {why}"), copies.broken_by(mutant):
         pass
+
+
+def test_a_symbol_is_found_wherever_it_is_nested_and_a_variable_of_a_function_is_none(tmp_path: Path) -> None:
+    (tmp_path / "runtime").mkdir()
+    source = (
+        "LIMIT = 1\nif LIMIT:\n    MORE: int = 2\nclass A:\n    field = 3\n    @property\n    def b(self):\n"
+        "        local = 4\n        async def inner():\n            return local\n        return inner\n"
+    )
+    (tmp_path / "runtime/a.py").write_text(source)
+    symbols = Symbols(tmp_path)
+    for name, text in {
+        "LIMIT": "1",
+        "MORE": "2",
+        "A.field": "3",
+        "A.b": "@property",
+        "A.b.inner": "local",
+    }.items():
+        assert symbols.source(symbols.find(name, text)).count(text) == 1
+    with pytest.raises(LookupError, match=r"nothing is called A\.b\.local"):
+        symbols.find("A.b.local", "4")
+
+
+def test_a_mutant_may_change_several_places_of_a_file(tree: Path) -> None:
+    (tree / "runtime/sums.py").write_text("ONE = 1\ndef add(a, b):\n    c = a\n    return c + b\n")
+    changes = (
+        Change("add", "return c + b", "return c"),
+        Change("ONE", "1", "100"),
+        Change("add", "c = a", "c = b"),
+    )
+    mutant = Mutant("m", changes, ("tests/unit/test_sums.py::test_add",))
+    expected = "ONE = 100\ndef add(a, b):\n    c = b\n    return c\n"
+    assert mutant.broken(Symbols(tree)) == {"runtime/sums.py": expected}
 
 
 @pytest.fixture
@@ -237,9 +309,7 @@ def test_only_a_test_that_ran_and_failed_has_caught_a_mutant(tree: Path, runs: M
     for mutant in mutants:
         outcome = runs.run(mutant)
         assert (outcome.caught, outcome.failed) == (True, mutant.tests), outcome.output
-    for line, codes in (("    return a +", {2, 3, 4}), ("    return b + a", {0})):
-        patch_file = runs.copies.whole / "tests/mutations" / mutants[0].path.name
-        patch_file.write_text(patch(mutants[0].tests[0], line))
-        outcome = runs.run(mutants[0])
+    for line, codes in (("return a +", {2, 3, 4}), ("return b + a", {0})):
+        outcome = runs.run(replace(mutants[0], changes=(Change("add", "return a + b", line),)))
         assert outcome.exit_code in codes and not (outcome.caught or outcome.failed), outcome.output
     assert [outcome.exit_code for outcome in runs.run_whole(mutants)] == [0, 0]
