@@ -6,14 +6,11 @@ import ast
 import re
 from pathlib import Path
 
-from tests.support import readmes
+from tests.support import readme_commands, readmes
 from tests.unit.test_tree import FLOORS
 
-MOST_LINES = 250
-
-
-def test_the_front_readme_is_read_in_two_minutes() -> None:
-    assert len((readmes.ROOT / "README.md").read_text().splitlines()) <= MOST_LINES
+# A file of the tree, in running text: `run/ending.py`.
+_PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|yaml|ipynb))`")
 
 
 def test_every_block_is_closed_and_every_link_leads_somewhere() -> None:
@@ -29,15 +26,15 @@ def test_every_block_is_closed_and_every_link_leads_somewhere() -> None:
     assert not dead
 
 
-def test_every_file_that_a_table_names_is_there() -> None:
-    for room in ("launcher", "runtime"):
-        text = (readmes.ROOT / room / "README.md").read_text()
-        where = text.partition("## Where is …?\n")[2].partition("\n## ")[0]
-        named = re.findall(
-            r"`([\w.]+/[\w./]+\.(?:py|yaml)|\w+\.py)`", re.sub(r"^\| [^|]*", "", where, flags=re.M)
-        )
-        assert len(named) >= 25 or room == "runtime"
-        assert not [name for name in named if not (readmes.ROOT / room / name).exists()]
+def test_every_file_that_a_page_names_is_there() -> None:
+    absent = [
+        f"{page.relative_to(readmes.ROOT)}: {name}"
+        for page in readmes.every()
+        for name in _PATH.findall(readmes.running_text(page))
+        if name not in readme_commands.PLACEHOLDERS
+        and not any((place / name).exists() for place in (page.parent, readmes.ROOT))
+    ]
+    assert not absent
 
 
 def test_the_rooms_stand_in_the_order_of_their_floors() -> None:
@@ -45,9 +42,7 @@ def test_the_rooms_stand_in_the_order_of_their_floors() -> None:
 
 
 def test_every_message_of_the_troubleshooting_is_one_that_is_said() -> None:
-    text = (readmes.ROOT / "launcher" / "README.md").read_text()
-    table = text.partition("## Troubleshooting a rented run\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?) \|", (readmes.GUIDES / "troubleshooting.md").read_text(), re.MULTILINE)
     messages = [found for row in rows for found in re.findall(r"`(.*?)`", row)]
     # What stands for a value here is one in the text, and a phase's name begins the line that says it failed.
     parts = [part.strip() for message in messages for part in re.split("…|^setup ", message) if part.strip()]
