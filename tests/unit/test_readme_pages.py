@@ -1,4 +1,4 @@
-"""The documents: every link and path leads somewhere, and what they quote is what the code says."""
+"""The documents: short, every link and path leads somewhere, and what they quote is what the code says."""
 
 from __future__ import annotations
 
@@ -6,11 +6,26 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support import readme_commands, readmes
 from tests.unit.test_tree import FLOORS
 
+# Words. The log of measurements is no page to read, and is not counted.
+MOST_WORDS = {"README.md": 800, "launcher/README.md": 1_500, "runtime/README.md": 2_500}
+MOST_WORDS_TOGETHER = 16_000
 # A file of the tree, in running text: `run/ending.py`.
 _PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|yaml|ipynb))`")
+
+
+@pytest.mark.parametrize("page", MOST_WORDS)
+def test_a_page_is_as_short_as_was_agreed(page: str) -> None:
+    assert _words(readmes.ROOT / page) <= MOST_WORDS[page]
+
+
+def test_all_pages_together_are_read_in_an_hour() -> None:
+    counted = {str(page.relative_to(readmes.ROOT)): _words(page) for page in readmes.every()}
+    assert sum(counted.values()) <= MOST_WORDS_TOGETHER, counted
 
 
 def test_every_block_is_closed_and_every_link_leads_somewhere() -> None:
@@ -49,6 +64,10 @@ def test_every_message_of_the_troubleshooting_is_one_that_is_said() -> None:
     said = "\n".join(_texts(readmes.ROOT / "launcher"))
     assert len(messages) > 10
     assert not [part for part in parts if part not in said]
+
+
+def _words(page: Path) -> int:
+    return len(page.read_text().split())
 
 
 def _leads(there: Path, anchor: str) -> bool:
