@@ -19,17 +19,17 @@ from launcher.base.errors import JobFailed, LaunchError
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore
 from launcher.values.machine import Machine
+from tests.support.environment import REPOSITORY
 from tests.support.pretend_calls import NAMES, OF_THEIR_OWN, PHASES, Fault, Place, calls_of
 from tests.support.pretend_life import PretendLife, Seen
-from tests.support.readmes import GUIDES
 
 pytestmark = pytest.mark.process
 
-# Exit codes in the words of the guide to troubleshooting.
+# Exit codes in README.md's words.
 OK, BUG, NOT_HERE, UNPROVEN, FAILED, LEFT_THERE = 0, 1, 3, 5, 6, 8
 WORDS = {
     OK: "ok",
-    BUG: "a bug in `launch`",
+    BUG: "a bug",
     NOT_HERE: "not possible here",
     UNPROVEN: "not proven to be down",
     FAILED: "the program failed",
@@ -127,10 +127,11 @@ def test_where_a_run_is_kept_is_known_without_asking_anybody(tmp_path: Path) -> 
     ]
 
 
-def test_the_exit_codes_here_are_the_guides() -> None:
-    text = (GUIDES / "troubleshooting.md").read_text()
-    table = text.partition("\n## Exit codes\n")[2].partition("\n## ")[0]
-    codes = dict(re.findall(r"\| (\d+) \| ([^|]+?) (?=\|)", table))
+def test_the_exit_codes_here_are_the_readmes() -> None:
+    text = (REPOSITORY / "README.md").read_text().replace("\n", " ")
+    listed = re.search(r"Exit codes: (.*?)\. ", text)
+    assert listed is not None
+    codes = dict(entry.split(maxsplit=1) for entry in listed[1].split(" · "))
     assert {code: codes[str(code)] for code in WORDS} == WORDS
 
 

@@ -8,7 +8,7 @@ from tests import readme_checks, readme_tree
 TESTED = {"C": (*range(1, 57), 58, 59, 60), "G": (*range(1, 32), 34)}
 # Those whose tests are shown to fail by a mutation.
 MUTATED = {
-    "A": (4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 18, 19, 22),
+    "A": (4, 5, 7, 8, 9, 10, 11, 14, 15, 18, 19, 22),
     "B": (1, 2, 3, 7, 8, 9, 10, 12, 13, 14, 15, 16, 18),
     "C": TESTED["C"],
     "G": (6, 13, 14, 17, 18, 19, 20, 21, 23, 24, 28, 34),
