@@ -1,45 +1,48 @@
-"""The table of checks in tests/README.md: `python -m tests.readme_checks --write` brings it up to date.
+"""The checks: `python -m tests.readme_checks` prints each id, its tests, and how many mutations it has.
 
-A row is a known way to be silently wrong (C) or a promise (G) with the tests that are named after it, and
-whether a mutation proves that they can fail.
+An id is a promise (G), a known way to be silently wrong (C), a defect that was mended (N, P, R, S), or what
+an issue had to show (A, B). Tests and mutations carry it at the head of their names.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 
 from tests.support import readmes
 from tests.support.mutants import Mutant
 
-README = readmes.ROOT / "tests" / "README.md"
-_BLOCK = re.compile(r"(<!-- checks -->\n).*?(\n?<!-- end of checks -->)", re.DOTALL)
-_NAME = re.compile(r"test_([cg]\d\d)_(\w+)")
+_TEST = re.compile(r"test_([a-z]\d\d)_(\w+)")
+_MUTATION = re.compile(r"([a-z]\d\d)(_|$)")
 
 
-def table() -> str:
-    """One row for each number, in order."""
-    found: dict[str, list[str]] = defaultdict(list)
+@dataclass(frozen=True)
+class Check:
+    """What there is under one id: the tests by their names, without it, and how many mutations."""
+
+    tests: tuple[str, ...]
+    mutations: int
+
+
+def checks() -> dict[str, Check]:
+    """By id, such as C02, in order."""
+    tests: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted((readmes.ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and (match := _NAME.fullmatch(node.name)):
-                found[match[1].upper()].append(match[2].replace("_", " "))
-    mutants = defaultdict(int)
-    for mutant in Mutant.all():
-        mutants[mutant.name[:3].upper()] += 1
-    rows = [
-        f"| {number} | {'; '.join(dict.fromkeys(names))} | {mutants[number] or '-'} |"
-        for number, names in sorted(found.items(), key=lambda row: (row[0][0] == "C", row[0]))
-    ]
-    return "\n".join(["| | the tests, by their names | mutations |", "|---|---|---|", *rows])
-
-
-def updated(text: str) -> str:
-    """A README with the real table."""
-    return _BLOCK.sub(lambda match: match[1] + table() + match[2], text)
+            if isinstance(node, ast.FunctionDef) and (found := _TEST.fullmatch(node.name)):
+                tests[found[1].upper()].append(found[2].replace("_", " "))
+    named = (_MUTATION.match(mutant.name) for mutant in Mutant.all())
+    mutations = Counter(found[1].upper() for found in named if found)
+    return {
+        name: Check(tuple(dict.fromkeys(tests[name])), mutations[name])
+        for name in sorted({*tests, *mutations})
+    }
 
 
 if __name__ == "__main__":
-    sys.exit(readmes.bring(updated))
+    for name, check in checks().items():
+        print(f"{name}  mutations: {check.mutations or '-'}")
+        for test in check.tests:
+            print(f"     {test}")

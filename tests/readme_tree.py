@@ -1,49 +1,35 @@
-"""The lists of files in the READMEs, one line each: `python -m tests.readme_tree --write` makes them anew.
+"""The files of the product, a line each: `python -m tests.readme_tree [FOLDER…]` prints them.
 
-A list stands in a ```text block below a line `<!-- tree: FOLDER -->` and has the folder's own folders too.
 A line is the first sentence of the file's own docstring, or of its leading comment where it is no Python.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
-import sys
 from pathlib import Path
 
 from tests.support import readmes
 
-# Every folder of the product has its list in one README or another.
-ROOMS = ("launcher", "runtime", "sky", "examples")
-_BLOCK = re.compile(r"(<!-- tree: (?P<room>\S+) -->\n+```text\n)(?:|.*?\n)(```\n)", re.DOTALL)
+FOLDERS = ("launcher", "runtime", "sky", "examples")
 _SUFFIXES = {".py", ".yaml", ".toml"}
 
 
-def tree(room: str) -> str:
-    """Every source file of a folder with what it is for."""
-    paths = [Path(name).relative_to(readmes.ROOT) for name in readmes.listed(room)]
+def tree(folder: str) -> str:
+    """Every source file of a folder, and of those in it, with what it is for."""
+    paths = [Path(name).relative_to(readmes.ROOT) for name in readmes.listed(folder)]
     lines: list[str] = []
-    folder = Path()
+    at = Path()
     for path in sorted(paths, key=lambda path: (path.parts[:-1], path.name)):
         if path.suffix not in _SUFFIXES:
             continue
-        if path.parent != folder:
-            folder = path.parent
-            lines.append(f"{folder}/")
-        sentence = _sentence(readmes.ROOT / path)
-        if sentence:
+        if path.parent != at:
+            at = path.parent
+            lines.append(f"{at}/")
+        if sentence := _sentence(readmes.ROOT / path):
             lines.append(f"  {path.name:<22} {sentence}")
     return "\n".join(lines)
-
-
-def rooms(text: str) -> list[str]:
-    """The folders whose lists a README has."""
-    return [found["room"] for found in _BLOCK.finditer(text)]
-
-
-def updated(text: str) -> str:
-    """A README with the real lists."""
-    return _BLOCK.sub(lambda found: f"{found[1]}{tree(found['room'])}\n{found[3]}", text)
 
 
 def _sentence(path: Path) -> str:
@@ -58,4 +44,7 @@ def _sentence(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(readmes.bring(updated))
+    parser = argparse.ArgumentParser(prog="tests.readme_tree")
+    parser.add_argument("folders", nargs="*", default=FOLDERS)
+    for folder in parser.parse_args().folders:
+        print(tree(folder))

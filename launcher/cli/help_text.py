@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-# Help is the same on every terminal and in the README.
+# Help is the same on every terminal.
 WIDTH = 96
 SETTINGS: dict[str, Any] = {
     "help_option_names": ["--help", "-h"],

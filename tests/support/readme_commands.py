@@ -26,7 +26,7 @@ from tests.support.readmes import ROOT, Fence, fences
 
 SHELLS = {"bash", "sh", "console"}
 # Programs of the reader's own, for whom the text stands.
-_PLACEHOLDERS = {"optimize.py", "evaluate.py", "my.py", "script.py", "train.py", "PROGRAM", "nvidia-smi"}
+PLACEHOLDERS = {"optimize.py", "evaluate.py", "my.py", "script.py", "train.py", "PROGRAM", "nvidia-smi"}
 # The Python of an environment of the reader's own.
 _THEIR_PYTHON = re.compile(r"[A-Z_]+/bin/python")
 _SEPARATORS = {"&&", "||", ";", "|"}
@@ -119,7 +119,7 @@ def launch_fault(words: list[str], folder: Path = ROOT) -> str | None:
         return str(error)
     if not program or "ssh" in own:
         return None
-    return None if program[0] in _PLACEHOLDERS or "…" in program[0] else _fault(program, folder)
+    return None if program[0] in PLACEHOLDERS or "…" in program[0] else _fault(program, folder)
 
 
 def parsed(own: list[str], program: list[str] | None) -> Any:
@@ -186,7 +186,7 @@ def _module_fault(module: str, words: list[str]) -> str | None:
 
 
 def _program_fault(program: str, words: list[str], folder: Path) -> str | None:
-    if program in _PLACEHOLDERS:
+    if program in PLACEHOLDERS:
         return None
     places = [place / program for place in (folder, ROOT) if (place / program).is_file()]
     return _options_fault(places[0], words) if places else f"there is no {program}"

@@ -1,19 +1,19 @@
-"""The READMEs of the tree: which there are, their fenced blocks, and making their made parts anew.
+"""The documents of the tree: which there are, their fenced blocks, and what their headings are linked by.
 
-Neighbours: `readme_tree.py`, `readme_blocks.py` and `readme_checks.py` make their parts, `readme_commands.py`
-judges their commands. Knows nothing of what any part says.
+Neighbours: `readme_commands.py` judges their commands. Knows nothing of what any of them says.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+GUIDES = ROOT / "examples" / "guides"
+# The log of measurements: commands of older commits, and as long as it has to be.
+_LOG = ROOT / "tests" / "bench" / "RESULTS.md"
 _FENCE = re.compile(r"^```(?P<language>\S*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -33,8 +33,9 @@ class Fence:
 
 
 def every() -> list[Path]:
-    """Each README.md of the tree, the root's first."""
-    return sorted(map(Path, listed("*README.md")), key=lambda path: (len(path.parts), path))
+    """Each Markdown page of the tree but the log of measurements, the front page first."""
+    pages = (Path(name) for name in listed("*.md"))
+    return sorted((page for page in pages if page != _LOG), key=lambda page: (len(page.parts), page))
 
 
 def listed(*patterns: str) -> list[str]:
@@ -53,16 +54,12 @@ def fences(readme: Path) -> list[Fence]:
     ]
 
 
-def bring(updated: Callable[[str], str]) -> int:
-    """Check each README, or write it anew with `--write`; the exit code."""
-    behind = []
-    for readme in every():
-        text = readme.read_text()
-        if (new := updated(text)) != text:
-            behind.append(str(readme.relative_to(ROOT)))
-            if "--write" in sys.argv:
-                readme.write_text(new)
-    if behind and "--write" not in sys.argv:
-        print(f"{', '.join(behind)}: behind, --write brings it up to date", file=sys.stderr)
-        return 1
-    return 0
+def running_text(readme: Path) -> str:
+    """All of it but its fenced blocks."""
+    return _FENCE.sub("", readme.read_text())
+
+
+def anchors(readme: Path) -> set[str]:
+    """What its headings are linked by."""
+    headings = re.findall(r"^#+ +(.*)$", running_text(readme), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}

@@ -1,7 +1,10 @@
-"""The help: what it says, that it is light, and that the READMEs show the real one."""
+"""The help: what it says, that it is light, and that it is the same on every terminal."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,6 @@ import pytest
 
 from launcher.cli.commands import app
 from launcher.cli.misuse import VERBS
-from tests import readme_blocks
 from tests.support.environment import PROGRAMS
 
 pytestmark = pytest.mark.process
@@ -54,7 +56,7 @@ def test_g26_help_and_status_import_nothing_heavy(
 
 
 def test_help_leads_with_three_examples_and_groups_the_options() -> None:
-    text = readme_blocks.real_help("--help")
+    text = _help("--help")
     examples = text.split("\n\n")[2].splitlines()
     assert len(examples) == 3
     assert all("launch " in line for line in examples)
@@ -63,25 +65,27 @@ def test_help_leads_with_three_examples_and_groups_the_options() -> None:
 
 
 def test_every_verb_is_in_the_help_and_has_its_own() -> None:
-    text = readme_blocks.real_help("--help")
+    text = _help("--help")
     assert (
         tuple(command.callback.__name__ for command in app.registered_commands if command.callback) == VERBS
     )
     for verb in VERBS:
         assert f"\n  {verb} " in text
-        assert readme_blocks.real_help(f"{verb} --help").startswith(f"Usage: launch {verb}")
+        assert _help(f"{verb} --help").startswith(f"Usage: launch {verb}")
 
 
 def test_help_is_the_same_on_every_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = readme_blocks.real_help("--help")
+    here = _help("--help")
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert readme_blocks.real_help("--help") == here
+    assert _help("--help") == here
     assert max(len(line) for line in here.splitlines()) <= 100
 
 
-def test_the_readmes_show_the_real_help() -> None:
-    shown = readme_blocks.blocks()
-    assert "--help" in shown, "no README has a block below a line <!-- help: launch --help -->"
-    for words, text in shown.items():
-        assert text == readme_blocks.real_help(words), "python -m tests.readme_blocks --write"
+def _help(words: str) -> str:
+    """What `launch WORDS` prints."""
+    from launcher.cli.main import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(shlex.split(words))
+    return out.getvalue().strip("\n")
