@@ -20,6 +20,10 @@ from tests.picture import COLUMNS
 from tests.support.environment import REPOSITORY
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+# The shortest has no options: it is read as a whole, and begins at once.
+WITH_OPTIONS = [path for path in EXAMPLES if path.stem != "hello"]
+# What is read first is short.
+MOST_LINES = {"hello": 30, "loop": 150}
 TRANSLATING = ("quickstart", "two_predictors", "arbor_quickstart", "better_together")
 # With `--offline`, and public data without it.
 OFFLINE = ("arbor_quickstart", "better_together", "classify", "papillon", "summarise_ruler")
@@ -63,8 +67,14 @@ def test_an_example_imports_our_client_and_what_is_installed_alone(path: Path) -
     assert {name.partition(".")[0] for name in others - {OURS}} <= INSTALLED | BESIDE
 
 
+@pytest.mark.parametrize("name", MOST_LINES)
+def test_what_is_read_first_is_short(name: str) -> None:
+    lines = (REPOSITORY / "examples" / f"{name}.py").read_text().splitlines()
+    assert len(lines) <= MOST_LINES[name]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WITH_OPTIONS, ids=lambda path: path.stem)
 def test_an_example_copied_alone_says_its_options_in_another_folder(path: Path, tmp_path: Path) -> None:
     copied = tmp_path / path.name
     copied.write_bytes(path.read_bytes())
