@@ -1,9 +1,9 @@
-"""The quickstart in a terminal, as a picture and as text: `python -m tests.picture`, in some minutes.
+"""The quickstart in a terminal, as a picture: `python -m tests.picture`, in some minutes.
 
 Runs `launch -- python examples/quickstart.py` in a terminal of its own and keeps what stays on its screen.
-Writes the picture `examples/demo.svg`, the text below `<!-- run -->` in `examples/README.md` and the run's
-own reward curve, `examples/quickstart.png`. Most steps, and notes on single rollouts, are left out where
-`...` stands, and the home folder is `~`; no other word is changed.
+Writes the picture `examples/demo.svg` and the run's own reward curve, `examples/quickstart.png`. Most steps,
+and notes on single rollouts, are left out where `...` stands, and the home folder is `~`; no other word is
+changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ COMMAND = ["launch", "--", "python", "examples/quickstart.py"]
 ROWS, COLUMNS = 60, 108
 LEFT_OUT = "..."
 
-_BLOCK = re.compile(r"(<!-- run -->\n+```text\n)(?:|.*?\n)(```\n)", re.DOTALL)
 # The line that is drawn again and again (`launcher/screen/terminal.py`): pinned, or until it is cleared.
 _PINNED = re.compile(r"\x1b7.*?\x1b8(?:\x1b\[1A)?", re.DOTALL)
 _CLEARED = re.compile(r".*\r\x1b\[2K")
@@ -105,8 +104,6 @@ def main() -> None:
         raise SystemExit("the run does not say where its results are")
     (EXAMPLES / "demo.svg").write_text(drawn(lines))
     shutil.copy(Path(results[1]).expanduser() / "reward.png", EXAMPLES / "quickstart.png")
-    readme = EXAMPLES / "README.md"
-    readme.write_text(_BLOCK.sub(lambda block: f"{block[1]}{text}\n{block[2]}", readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,25 @@ def test_a08_papillons_held_out_score_rises_over_three_seeds(home: Path) -> None
     print(rises)
     assert mean(rises) > 2 * stdev(rises) / len(rises) ** 0.5
     assert mean(rises) >= PAPILLONS_RISE
+
+
+def test_the_loop_in_plain_sight_takes_a_step(variables: dict[str, str]) -> None:
+    said = _run([str(EXAMPLES / "loop.py"), "--steps", "1"], variables)
+    assert "step 1/1: reward 0." in said and "of 128 answers trained" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["hello", "loop"])
+def test_what_is_read_first_learns_in_two_minutes(home: Path, name: str) -> None:
+    """0.24 to 1.00 and 0.25 to 0.98 and 1.00 were seen."""
+    program = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    launched = Launched(home, ["--port", str(free_port()), "--", *program])
+    try:
+        assert launched.wait(900) == 0, launched.stdout + launched.stderr
+    finally:
+        launched.kill_tree()
+    found = re.search(r"^held-out: (\S+) → (\S+)", launched.stdout, re.MULTILINE)
+    assert found is not None and float(found[2]) >= float(found[1]) + 0.4
 
 
 def test_a20_arbors_quickstart_runs_as_it_stands(variables: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The loop of launcher/README.md, run as it is printed (B10)."""
+"""The loop of examples/guides/trajectories.md, run as it is printed (B10)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MOST_LINES = 35
 
 
 def test_b10_the_loop_of_the_readme_trains_as_it_is_printed(tmp_path: Path) -> None:
-    readme = REPOSITORY / "launcher" / "README.md"
-    (program,) = [it.text for it in fences(readme) if "gather_trajectory_groups(" in it.text]
+    guide = REPOSITORY / "examples" / "guides" / "trajectories.md"
+    (program,) = [it.text for it in fences(guide) if "gather_trajectory_groups(" in it.text]
     assert program.count("\n") <= MOST_LINES
     home = tmp_path / "home"
     home.mkdir()

@@ -25,7 +25,7 @@ from tests.support.pretend_life import PretendLife, Seen
 
 pytestmark = pytest.mark.process
 
-# Exit codes in README.md's words.
+# Exit codes in the words of examples/guides/troubleshooting.md.
 OK, BUG, NOT_HERE, UNPROVEN, FAILED, LEFT_THERE = 0, 1, 3, 5, 6, 8
 WORDS = {
     OK: "ok",
@@ -127,12 +127,10 @@ def test_where_a_run_is_kept_is_known_without_asking_anybody(tmp_path: Path) -> 
     ]
 
 
-def test_the_exit_codes_here_are_the_readmes() -> None:
-    text = (REPOSITORY / "README.md").read_text().replace("\n", " ")
-    listed = re.search(r"Exit codes: (.*?)\. ", text)
-    assert listed is not None
-    codes = dict(entry.split(maxsplit=1) for entry in listed[1].split(" · "))
-    assert {code: codes[str(code)] for code in WORDS} == WORDS
+def test_the_exit_codes_here_are_the_guides() -> None:
+    text = (REPOSITORY / "examples" / "guides" / "troubleshooting.md").read_text()
+    codes = {int(code): words for code, words in re.findall(r"\| (\d+) \| ([^|]+?) (?=\|)", text)}
+    assert {code: codes[code] for code in WORDS} == WORDS
 
 
 # ----------------------------------------------------------------- one call

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.environment import REPOSITORY
 from tests.support.lives import begin_life
 from tests.support.pretend_rollouts import form
 from tests.support.small_run import TOKEN, Asked, SmallRun
@@ -104,3 +106,46 @@ def test_n01_every_example_asks_the_base_for_its_before(path: Path) -> None:
         if isinstance(node, ast.Assign) and [ast.unparse(it) for it in node.targets] == ["before"]:
             asked = [ast.unparse(it) for it in ast.walk(node.value) if isinstance(it, ast.Constant)]
             assert "'base'" in asked or "words" in ast.unparse(node.value), ast.unparse(node)
+
+
+def test_the_loop_goes_on_at_the_step_that_it_was_killed_after(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = load("loop")
+    for held in module.phrases():
+        RIGHT.update(held)
+    run.answer, run.metrics = learned, {"reward": 0.5}
+    monkeypatch.setattr(module, "PHRASES_PER_STEP", 3)
+    _be_in(run, monkeypatch)
+    for steps in (1, 2):
+        monkeypatch.setattr(sys, "argv", ["loop.py", "--steps", str(steps)])
+        module.main()
+    said = capsys.readouterr().out
+    assert [run.requests[number].client_state for number in (1, 2)] == [{"loop": 1}, {"loop": 2}]
+    assert all(len(it.groups) == 3 for it in run.requests.values())
+    assert said.count("step 1/") == said.count("step 2/2") == 1
+    assert said.count("before: ") == said.count("held-out: ") == 2
+
+
+def test_the_shortest_program_trains_and_says_what_came_of_it(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (REPOSITORY / "examples" / "hello.py").read_text()
+    task, _, program = source.partition("\nprogram = ")
+    names: dict[str, Any] = {}
+    exec(task, names)  # noqa: S102 - the example itself
+    RIGHT.update(names["pairs"])
+    english = [{it.english for it in names[part]} for part in ("train", "held_out")]
+    assert not english[0] & english[1]
+    run.answer = learned
+    _be_in(run, monkeypatch)
+    begin_life(monkeypatch)
+    exec(f"program = {program}", names)  # noqa: S102 - the example itself
+    found = re.fullmatch(r"held-out: (\S+) → (\S+) of 50 phrases are right\n", capsys.readouterr().out)
+    assert found is not None and float(found[1]) < float(found[2])
+    assert run.version == 15
+
+
+def _be_in(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCH_BASE_URL", run.base_url)
+    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
