@@ -80,7 +80,7 @@ def _fault(words: list[str], folder: Path) -> str | None:
     match words:
         case ["export", *assignments] if all(_ASSIGNMENT.fullmatch(one) for one in assignments):
             return None
-        case ["uv", "run", *rest] if rest:
+        case ["uv", "run", "--with", _, *rest] | ["uv", "run", *rest] if rest:
             return _fault(rest, folder)
         case ["launch", *rest]:
             return launch_fault(rest, folder)
