@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from runtime.gateway.arbor.surroundings import Meant
 from runtime.shared.projections import lora_targets
 from runtime.shared.schema import RuntimeConfig
-from runtime.shared.train_kwargs import Run, Trainer, TrainKwargs, TrainKwargsRead, read
+from runtime.shared.train_kwargs import Run, TrainKwargs, TrainKwargsRead, read
 
 
 def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int | None]) -> APIRouter:
@@ -33,13 +33,13 @@ def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int 
 
 
 def trainer_config(
-    config: RuntimeConfig, context_tokens: Callable[[], int | None], trainer: Trainer = "trl"
+    config: RuntimeConfig, context_tokens: Callable[[], int | None]
 ) -> Callable[[dict[str, Any]], Meant]:
-    """What an Arbor or ART client's keywords mean here, by the same tables; one nobody knows is said."""
+    """What an Arbor client's keywords mean here, by the same table; one nobody knows is said."""
 
     def meant(said: dict[str, Any]) -> Meant:
         run = Run(config, context_tokens(), _layers(config.model_path))
-        found = read(said, run, strict=False, trainer=trainer)
+        found = read(said, run, strict=False)
         refusals = [one.model_dump() for one in found.refusals]
         return Meant(found.settings, found.notes, refusals)
 

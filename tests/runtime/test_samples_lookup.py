@@ -1,7 +1,7 @@
-"""The choices of ART's trajectories that say no name: each is the sample of its question and its very words.
+"""Answers that say no name: each is the sample of its question and its very words.
 
-As release 0.4 sends them: of a stream its client keeps the text alone, so that samples whose ids differ in
-what no text shows (a special token, half a letter at the end) are the same to it.
+Their client keeps the text alone, so that samples whose ids differ in what no text shows (a special token,
+half a letter at the end) are the same to it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
 
-from runtime.gateway.art.bodies import groups_of
-from runtime.gateway.art.members import OTHERS, Members, members_of
+from runtime.gateway.samples.lookup import lookup_routes
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.selection import select
+from runtime.shared.schema import Group, Member
 from tests.runtime.recorded import answer, asked, choice, record
 
 # Each is said in more than one group, and more than once in each.
@@ -44,25 +46,25 @@ class Run:
         self.said[name] = question, text
         return name
 
-    def members(self, *groups: Sequence[tuple[Said, float]], taken: Sequence[str] = ()) -> Members:
-        listed = [
-            {"trajectories": [trajectory(said, reward) for said, reward in group], "exceptions": []}
-            for group in groups
-        ]
-        return members_of(groups_of({"trajectory_groups": listed}), self.store.of_content, taken.__contains__)
+    def found(self, said: Sequence[Said], taken: Sequence[str] = (), named: Sequence[str] = ()) -> list[Any]:
+        """The sample of each question and answer, by the route."""
+        app = FastAPI()
+        app.include_router(lookup_routes(self.store.of_content, taken.__contains__))
+        body = {"conversations": [*map(conversation, said)], "named": [*named]}
+        answer = TestClient(app).post("/slipway/samples/lookup", json=body)
+        assert answer.status_code == 200, answer.text
+        return [sample for (sample,) in answer.json()["samples"]]
 
 
-def trajectory(said: Said, reward: float) -> dict[str, Any]:
+def conversation(said: Said) -> dict[str, Any]:
     question, text = said
     # Where nothing came, its client has None.
-    kept = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text or None}}
-    return {"messages_and_choices": [{"role": "user", "content": question}, kept], "reward": reward}
+    kept = {"role": "assistant", "content": text or None, "tool_calls": None}
+    return {"messages": [{"role": "user", "content": question}, kept], "answers": [1]}
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_b08_of_odd_texts_in_several_groups_each_choice_is_its_own_words_with_its_own_reward(
-    tmp_path: Path, seed: int
-) -> None:
+def test_b08_of_odd_texts_each_answer_is_its_own_words(tmp_path: Path, seed: int) -> None:
     run, draw = Run(tmp_path), random.Random(seed)
     everything = [
         (question, text)
@@ -77,15 +79,12 @@ def test_b08_of_odd_texts_in_several_groups_each_choice_is_its_own_words_with_it
     for store in (run.store, SampleStore(tmp_path)):
         run.store = store  # the second has it from the disk
         draw.shuffle(everything)
-        groups = [[(one, float(draw.randrange(4))) for one in everything[start::4]] for start in range(4)]
-        found = run.members(*groups)
-        assert not found.dropped
-        for group, sent in zip(found.groups, groups, strict=True):
-            got = [(run.said[one], member.reward) for member in group.members for one in member.samples or ()]
-            assert got == sent
-        named = [one for group in found.groups for member in group.members for one in member.samples or ()]
-        assert sorted(named) == sorted(run.said)
-        counts = select(found.groups, store, taken=lambda _: False, lag=lambda _: 0, max_lag=2).counts
+        names = run.found(everything)
+        assert [run.said[name] for name in names] == everything
+        assert sorted(names) == sorted(run.said)
+        members = [Member(samples=[name], reward=float(draw.randrange(4))) for name in names]
+        groups = [Group(id=str(start), members=members[start::4]) for start in range(4)]
+        counts = select(groups, store, taken=lambda _: False, lag=lambda _: 0, max_lag=2).counts
         assert counts.trained == len(everything) and not counts.dropped and counts.retokenised == 0
 
 
@@ -97,9 +96,8 @@ def test_b08_of_the_same_words_none_is_anothers_while_there_is_its_own(tmp_path:
     lost = run.sample(*said, delivered=False)
     blank = run.sample("q", "x\n")
 
-    def found(*texts: str, taken: Sequence[str] = ()) -> list[str]:
-        members = run.members([(("q", text), 1.0) for text in texts], taken=taken)
-        return [one for group in members.groups for member in group.members for one in member.samples or ()]
+    def found(*texts: str, **how: Sequence[str]) -> list[str]:
+        return [name for name in run.found([("q", text) for text in texts], **how) if name is not None]
 
     assert found("x", "x", "x\n") == [own, older, blank]
     assert found("x\n", "x") == [blank, own]
@@ -110,4 +108,22 @@ def test_b08_of_the_same_words_none_is_anothers_while_there_is_its_own(tmp_path:
     assert found("x", "x", taken=[own, older]) == [greedy, blank]
     assert found("x", taken=[own, older, greedy, blank]) == [own]
     assert lost not in found(*["x"] * 9) and len(found(*["x"] * 9)) == 4
-    assert run.members([(("q", "never said"), 1.0), (("p", "x"), 1.0)]).dropped == {OTHERS: 2}
+    assert found("x", named=[own]) == [older], "what another answer of the step names is not had again"
+    assert run.found([("q", "never said"), ("p", "x")]) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        {"messages": [], "answers": []},
+        {"messages": [{"role": "user"}], "answers": [1]},
+        {"messages": [{"role": "user"}], "answers": [-1]},
+        {"messages": ["words"], "answers": [0]},
+        {"messages": [{"role": "user"}], "answers": [0] * 5000},
+    ],
+)
+def test_b08_what_is_no_conversation_is_refused(tmp_path: Path, conversation: dict[str, Any]) -> None:
+    app = FastAPI()
+    app.include_router(lookup_routes(SampleStore(tmp_path).of_content, lambda _: False))
+    answer = TestClient(app).post("/slipway/samples/lookup", json={"conversations": [conversation]})
+    assert answer.status_code == 422  # a gateway words it as a 400
