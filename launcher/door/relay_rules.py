@@ -102,8 +102,7 @@ def with_token(headers: CIMultiDict[str], token: str) -> None:
 def rewards(method: str, target: str) -> bool:
     """Whether a request names samples: which answers were received must be known before it."""
     path = unquote(target.partition("?")[0])
-    # The second: those of Arbor's clients, by both of its addresses.
-    return method == "POST" and (path in (_STEPS, _LOOKUP) or path.endswith("/fine_tuning/grpo/step"))
+    return method == "POST" and path in (_STEPS, _LOOKUP)
 
 
 def _host_name(address: str) -> str:

@@ -26,9 +26,6 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from runtime.gateway.arbor.jobs import Jobs
-from runtime.gateway.arbor.routes import arbor_routes
-from runtime.gateway.arbor.surroundings import Runtime
 from runtime.gateway.completions.admission import Kind
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.engines.engine_client import EngineClient
@@ -51,7 +48,7 @@ from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
-from runtime.gateway.train_kwargs import train_kwargs_routes, trainer_config
+from runtime.gateway.train_kwargs import train_kwargs_routes
 from runtime.gateway.validations import Validations, validation_routes
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.policy_name import PolicyName, policy_name_routes
@@ -84,7 +81,6 @@ class Parts:
     admission: Admission
     readiness: Readiness
     validations: Validations
-    arbor: Jobs
     policy_name: PolicyName
     fine_tuning: FineTuning
     state_dir: Path
@@ -165,22 +161,9 @@ def build_parts(config: RuntimeConfig) -> Parts:
         member.rollout for group in groups for member in group.members
     )
     readiness = Readiness(config, machine, fleet, versions, samples, admission)
-
-    def phase() -> tuple[str, str | None]:
-        said = readiness.status(steps)
-        return said.phase, said.detail
-
     validations = Validations(state_dir, newest_step(checkpoints))
-
-    arbor = Jobs(
-        Runtime(
-            state_dir, steps, versions, config.served_name, texts.resolve, lambda: samples.count, phase,
-            meaning=trainer_config(config, lambda: _context_tokens(config, clients)),
-            validated=lambda job, step, score: validations.of_job(job, step, score, versions.current),
-        )
-    )  # fmt: skip
     policy_name = PolicyName(state_dir, versions, config.served_name, ModelNames.of(config))
-    versions.also = lambda name: arbor.model(name) or policy_name.meaning(name)
+    versions.also = policy_name.meaning
     return Parts(
         clients=clients,
         fleet=fleet,
@@ -191,7 +174,6 @@ def build_parts(config: RuntimeConfig) -> Parts:
         admission=admission,
         readiness=readiness,
         validations=validations,
-        arbor=arbor,
         policy_name=policy_name,
         fine_tuning=FineTuning(
             state_dir, steps, versions, config.train.learning_rate, lambda: _context_tokens(config, clients)
@@ -210,7 +192,6 @@ def build_app(parts: Parts) -> FastAPI:
             parts.fleet.watch,
             parts.admission.run,
             parts.steps.run,
-            parts.arbor.rounds.run,
             parts.fine_tuning.run,
         )
         background = [asyncio.create_task(_or_die(work())) for work in loops]
@@ -222,7 +203,7 @@ def build_app(parts: Parts) -> FastAPI:
             await client.close()
 
     app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.router.routes += _openai_routes(parts) + arbor_routes(parts.arbor)
+    app.router.routes += _openai_routes(parts)
     metrics = parts.state_dir / "metrics.jsonl"
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
     app.include_router(sample_routes(parts.samples))

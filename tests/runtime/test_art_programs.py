@@ -17,8 +17,8 @@ from launcher.client.art import SlipwayBackend
 from launcher.client.art.art_steps import TrainResult
 from launcher.client.failures import Refused, TrainingFailed
 from launcher.door.relay import Relay
-from tests.runtime.arbor_wire import Wire, wires
 from tests.runtime.gateway_process import TOKEN
+from tests.runtime.gateway_run import GatewayRun, gateway_runs
 
 pytestmark = pytest.mark.process
 
@@ -28,12 +28,12 @@ JUDGE = {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "
 class Program:
     """A program for ART: its backend, its model, and what it keeps of what it was answered."""
 
-    def __init__(self, wire: Wire, url: str, name: str = "agent-001") -> None:
-        self.wire = wire
+    def __init__(self, run: GatewayRun, url: str, name: str = "agent-001") -> None:
+        self.run = run
         self._url = url
         self.backend = SlipwayBackend()
         self.model = SimpleNamespace(
-            name=name, project="tests", trainable=True, base_model=wire.folder.name, _internal_config=None
+            name=name, project="tests", trainable=True, base_model=run.folder.name, _internal_config=None
         )
 
     def register(self, **changes: Any) -> None:
@@ -65,24 +65,24 @@ class Program:
 
     @property
     def newest_batch(self) -> dict[str, Any]:
-        return json.loads(max((self.wire.folder / "steps").glob("[0-9]*/batch.json")).read_text())
+        return json.loads(max((self.run.folder / "steps").glob("[0-9]*/batch.json")).read_text())
 
     @property
     def newest_step(self) -> list[str]:
         """The samples that were trained in it."""
-        trained = self.wire.trainer.trained
+        trained = self.run.trainer.trained
         return sorted(trained[max(trained)])
 
 
 @contextmanager
-def program_of(wire: Wire) -> Iterator[Program]:
-    relay = Relay(wire.gateway.socket, 0, token=TOKEN)
+def program_of(run: GatewayRun) -> Iterator[Program]:
+    relay = Relay(run.gateway.socket, 0, token=TOKEN)
     url = f"http://127.0.0.1:{relay.start()}"
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("LAUNCH_BASE_URL", f"{url}/v1")
             patch.setenv("LAUNCH_API_KEY", TOKEN)
-            yield Program(wire, url)
+            yield Program(run, url)
     finally:
         relay.stop()
 
@@ -90,15 +90,15 @@ def program_of(wire: Wire) -> Iterator[Program]:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """One for what breaks nothing."""
-    with wires(tmp_path_factory.mktemp("shared")) as make, program_of(make()) as program:
+    with gateway_runs(tmp_path_factory.mktemp("shared")) as make, program_of(make()) as program:
         program.register()
         yield program
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Callable[..., Wire]]:
-    """Wires that a test may break."""
-    with wires(tmp_path) as make:
+def own(tmp_path: Path) -> Iterator[Callable[..., GatewayRun]]:
+    """Runs that a test may break."""
+    with gateway_runs(tmp_path) as make:
         yield make
 
 
@@ -170,14 +170,14 @@ def test_b08_a_choice_that_lost_its_name_is_found_by_what_was_said_and_no_other_
     assert shared.newest_step == names(*pair)
     assert shared.newest_batch["counts"]["retokenised"] == 0
     assert not shared.train(sent).trained and not shared.train(pair).trained, "they were trained before"
-    assert len(shared.wire.trained) == len(set(shared.wire.trained))
+    assert len(shared.run.trained) == len(set(shared.run.trained))
 
 
 def test_b07_a_run_is_one_policy_with_one_name_and_one_base_model(
-    own: Callable[..., Wire], capfd: pytest.CaptureFixture[str]
+    own: Callable[..., GatewayRun], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    wire = own()
-    with program_of(wire) as program:
+    run = own()
+    with program_of(run) as program:
         with pytest.raises(Refused, match=r"trains run, not Qwen/Qwen3-8B: launch --model Qwen/Qwen3-8B"):
             program.register(base_model="Qwen/Qwen3-8B")
         program.register()
@@ -186,12 +186,12 @@ def test_b07_a_run_is_one_policy_with_one_name_and_one_base_model(
         assert (other.value.status, other.value.code) == (409, "another_policy")
         for odd in ("a@1", "a/b", " a", "base"):
             with pytest.raises(Refused) as refused:
-                Program(wire, program._url, odd).register()
+                Program(run, program._url, odd).register()
             assert refused.value.status in (400, 409)
         program.register(name="gpt-4.1", trainable=False)
         assert program.chat("gpt-4.1").status_code == 404, "what another model says is no policy's"
-        wire.gateway.kill()
-        wire.restart()
+        run.gateway.kill()
+        run.restart()
         assert program.chat("agent-001").status_code == 200, "the name is known after a restart"
         with pytest.raises(TrainingFailed, match=r"--set train\.lora\.rank=3"):
             program.register(_internal_config={"peft_args": {"r": 3}})
@@ -199,7 +199,9 @@ def test_b07_a_run_is_one_policy_with_one_name_and_one_base_model(
         assert "art: _internal_config: engine_args has no effect" in capfd.readouterr().err
 
 
-def test_b07_a_name_that_an_older_runtime_has_kept_is_known(own: Callable[..., Wire], tmp_path: Path) -> None:
+def test_b07_a_name_that_an_older_runtime_has_kept_is_known(
+    own: Callable[..., GatewayRun], tmp_path: Path
+) -> None:
     """With what it wrote beside it, which nothing reads any more."""
     history = tmp_path / "run" / "art" / "history"
     history.mkdir(parents=True)

@@ -14,8 +14,8 @@ from launcher.door.relay import Relay
 from runtime.gateway.gateway import build_app, build_parts
 from runtime.gateway.http.retired import RETIRED
 from runtime.shared.schema import RuntimeConfig
-from tests.runtime.arbor_wire import wires
 from tests.runtime.gateway_process import TOKEN
+from tests.runtime.gateway_run import gateway_runs
 
 
 def check(answer: Any, route: str) -> None:
@@ -41,7 +41,7 @@ def test_every_retired_route_names_the_way_by_both_of_its_addresses(gateway: Tes
 @pytest.fixture(params=["--arbor", "--art"])
 def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A run's relay under each option by which this user's programs need no key."""
-    with wires(tmp_path) as make:
+    with gateway_runs(tmp_path) as make:
         relay = Relay(make().gateway.socket, 0, token=TOKEN, keyless_by=request.param)
         yield f"http://127.0.0.1:{relay.start()}"
         relay.stop()

@@ -55,7 +55,7 @@ FLOORS = {
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",
         "runtime/gateway/http", "runtime/gateway/requests", "runtime/gateway/samples",
         "runtime/gateway/engines", "runtime/gateway/versions", "runtime/gateway/steps",
-        "runtime/gateway/arbor", "runtime/gateway/fine_tuning",
+        "runtime/gateway/fine_tuning",
         "runtime/gateway/completions",
         "runtime/gateway", "runtime/trainer", "runtime/recipes", "runtime",
     ),

@@ -1,4 +1,4 @@
-"""A run for an Arbor client, its engine scripted: `arbor_world.py FOLDER`. Says its socket; ends with stdin.
+"""A run for DSPy programs, its engine scripted: `rich_world.py FOLDER`. Says its socket; ends with stdin.
 
 A line on stdin is why each step from now on fails; an empty one: they do so no longer.
 It answers in ChatAdapter's form, by the fields that a question's system message asks for: lists, booleans and
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.arbor_wire import Wire
+from tests.runtime.gateway_run import GatewayRun
 
 _FIELD = re.compile(r"^\d+\. `(\w+)` \(([^\n]+?)\):", re.MULTILINE)
 _counter = itertools.count()
@@ -57,13 +57,13 @@ def _value(kind: str, number: int, chosen: random.Random) -> str:
 
 
 def main(folder: str) -> None:
-    wire = Wire(Path(folder))
-    wire.engine.says = says
-    print(wire.gateway.socket, flush=True)
+    run = GatewayRun(Path(folder))
+    run.engine.says = says
+    print(run.gateway.socket, flush=True)
     for line in sys.stdin:
-        wire.trainer.fails = line.strip() or None
+        run.trainer.fails = line.strip() or None
         print("so be it", flush=True)
-    wire.close()
+    run.close()
 
 
 if __name__ == "__main__":
