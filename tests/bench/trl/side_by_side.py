@@ -1,7 +1,7 @@
 """Two sides' runs compared: how long a step takes, how long it takes to a reward that both reach.
 
-Neighbours: `shape.py` has what is hoped for, `runs.py` the runs, `bench_report.py` shows what is found. Pure:
-knows nothing of files or processes.
+Neighbours: `launcher/bench/side_run.py` has a run, `report.py` shows what is found. Pure: knows nothing of
+files or processes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.bench.shape import REWARD_TARGET, SHARE_OF_FINAL, STEP_TARGET, WINDOW
 from launcher.bench.side_run import SideRun
+
+# A reward is a mean over so many steps.
+WINDOW = 5
+# Of the lower final reward of both sides so much is the reward that both must reach.
+SHARE_OF_FINAL = 0.9
+# Ours by theirs, at most.
+STEP_TARGET, REWARD_TARGET, REWARD_GOAL = 0.6, 0.7, 0.5
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Pair:
     @classmethod
     def of(cls, ours: SideRun, theirs: SideRun, first_step: int) -> Pair:
         """Both must reach a share of the lower final reward; of one below 0 a share is above it."""
-        final = min(run.rewards_over(WINDOW)[-1] for run in (ours, theirs))
+        final = min(rewards_over(run, WINDOW)[-1] for run in (ours, theirs))
         reward = SHARE_OF_FINAL * final if final > 0 else None
         return cls(
             ours.seed,
@@ -35,7 +41,7 @@ class Pair:
             reward,
             (None, None)
             if reward is None
-            else (ours.seconds_to(reward, WINDOW), theirs.seconds_to(reward, WINDOW)),
+            else (seconds_to(ours, reward, WINDOW), seconds_to(theirs, reward, WINDOW)),
         )
 
     @property
@@ -106,6 +112,20 @@ def lines(pairs: Sequence[Pair], first_step: int, last_step: int) -> list[Line]:
             REWARD_TARGET,
         ),
     ]
+
+
+def rewards_over(run: SideRun, window: int) -> list[float]:
+    """After each step, the mean of the last `window` rewards; before there are so many, none."""
+    rewards = [step.reward for step in run.steps]
+    width = min(window, len(rewards))
+    return [statistics.fmean(rewards[at - width : at]) for at in range(width, len(rewards) + 1)]
+
+
+def seconds_to(run: SideRun, reward: float, window: int) -> float | None:
+    """Seconds of training until the mean of the last steps is that high; None where it never is."""
+    means = rewards_over(run, window)
+    ends = [step.ended for step in run.steps[len(run.steps) - len(means) :]]
+    return next((end for end, mean in zip(ends, means, strict=True) if mean >= reward), None)
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -2,10 +2,10 @@
 
     python trl_program.py TASK LOG
 
-It runs in an environment of its own, where nothing of `launcher` is. What the task says is the same as ours;
-all else is TRL's default, but for what would only slow a model of a million parameters down: no gradient
-checkpointing, no bfloat16 on a CPU. Neighbours: `launcher/bench/trl_side.py` starts it, `ours_program.py` is
-our side.
+It runs in an environment of its own, where nothing of `launcher` is but the folder of our side's programs.
+What the task says is the same as ours; all else is TRL's default, but for what would only slow a model of a
+million parameters down: no gradient checkpointing, no bfloat16 on a CPU. Neighbours: `trl_side.py` starts it,
+`parsed_answer.py` reads answers as DSPy does; `launcher/bench/programs/ours_program.py` is our side.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from parsed_answer import french_of, reward
 from peft import LoraConfig
-from scored_answer import french_of, letters, reward
+from scored_answer import letters
 from side_log import SideLog
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -58,7 +59,7 @@ class Steps(TrainerCallback):
             rollout_seconds=self._rolled_out - self._began,
             training_seconds=ended - self._rolled_out,
         )
-        print(f"step {state.global_step}/{self._task['steps']} · reward {score:.3f}", file=sys.stderr)  # noqa: T201
+        print(f"step {state.global_step}/{self._task['steps']} · reward {score:.3f}", file=sys.stderr)
 
 
 def main(task_file: Path, log_file: Path) -> None:

@@ -1,7 +1,7 @@
 """The other side of a comparison: TRL's own trainer in an environment of its own, and what it left.
 
-Neighbours: `trl_environment.py` has its Python, `child.py` runs it, `programs/trl_program.py` is what it
-runs. Knows nothing of our side.
+Its environment is built apart from pinned files, once, in a folder of its own among those `launch` keeps.
+Neighbours: `launcher/bench/child.py` runs it, `trl_program.py` is what it runs. Knows nothing of our side.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.bench import child
+from launcher.base.home import Home
+from launcher.bench import child, our_side
 from launcher.bench.side_run import Log, SideRun, Step, side_run
+from runtime import bootstrap
 
 NAME = "trl"
-_PROGRAM = Path(__file__).parent / "programs" / "trl_program.py"
+REQUIREMENTS = Path(__file__).parent / "requirements"
+_PROGRAM = Path(__file__).parent / "trl_program.py"
+# What both sides' programs share: standard library only.
+_SHARED = Path(our_side.__file__).parent / "programs"
 # Of another environment, and of a hub that is not needed: the model is a folder.
 _NOT_ITS_OWN = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -47,4 +52,12 @@ def run(
 
 def environ() -> dict[str, str]:
     """This process's environment without what would lead its Python elsewhere."""
-    return {name: value for name, value in os.environ.items() if name not in _NOT_ITS_OWN} | _OFFLINE
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_ITS_OWN}
+    return kept | _OFFLINE | {"PYTHONPATH": str(_SHARED)}
+
+
+def python_of(home: Home, progress: Callable[[str], None]) -> Path:
+    """Its Python, built first where it is missing (1.2 GB). Raises BootstrapError."""
+    return bootstrap.ensure_environment(
+        home.environments / "trl", "trl", progress=progress, requirements=REQUIREMENTS
+    )

@@ -1,6 +1,6 @@
-"""What a bench found, as one object and as a table for people; and what keeps it from being a record.
+"""What a comparison found, as one object and as a table for people; and what keeps it from being a record.
 
-Neighbours: `against.py` fills it, `cli/bench_verb.py` prints it. Knows nothing of how things were measured.
+Neighbours: `tests/bench/against_trl.py` fills and prints it. Knows nothing of how things were measured.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import Any
 from launcher.bench import our_side
 from launcher.bench.cpu_seconds import ALL
 from launcher.bench.remarks import no_record_because, remarks, staleness
-from launcher.bench.shape import REWARD_GOAL, SEEDS, WINDOW, Shape
-from launcher.bench.side_by_side import Line, Pair, lines
+from launcher.bench.shape import Shape
 from launcher.bench.side_run import SideRun
 from launcher.screen.output import columns
+from tests.bench.trl.side_by_side import REWARD_GOAL, WINDOW, Line, Pair, lines, rewards_over
+
+# What a record needs.
+SEEDS = 3
 
 _STRETCHES = ("start", "evaluation", "training", "end")
 
@@ -77,7 +80,7 @@ class Compared:
             runs = [run for run in self.runs if run.side == side]
             spans = [_median([getattr(run, f"{name}_seconds") for run in runs]) for name in _STRETCHES]
             scores = " → ".join(f"{_median([run.scores[at] for run in runs]):.2f}" for at in (0, -1))
-            last = _median([run.rewards_over(WINDOW)[-1] for run in runs])
+            last = _median([rewards_over(run, WINDOW)[-1] for run in runs])
             whole = _median([run.seconds for run in runs])
             rows.append([side, *(f"{it:.1f}" for it in (*spans, whole)), scores, f"{last:.2f}"])
         return rows
