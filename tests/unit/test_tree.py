@@ -28,7 +28,7 @@ IMPORTERS = {
         f"runtime/engine/{part}.py" for part in ("server", "worker", "norms", "http_costs", "last_turn")
     },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
-    "transformers": {"runtime/trainer/network.py", "runtime/tiny/"},
+    "transformers": {"runtime/trainer/network.py", "examples/tiny_model/"},
     "dspy": {
         "launcher/client/dspy/", "launcher/client/arbor/", "examples/",
         "launcher/bench/programs/ours_program.py",

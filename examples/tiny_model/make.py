@@ -1,9 +1,9 @@
-"""Make the embedded model: `python -m runtime.tiny.make --out DIR [--architecture qwen3]`, in two minutes.
+"""Make the embedded model: `python -m examples.tiny_model.make --out DIR [--architecture qwen3]`.
 
-Trains a byte-level BPE and a model of under a million parameters on the noisy phrase book of `grammar.py` in
-the chat format of `chat.py`, both directions, then writes the Hugging Face folder that vLLM and transformers
-load: bf16 weights, tokenizer, chat template and `FIGURES.json` (`figures.py`). What ships is the default, a
-Qwen2.
+Two minutes. Trains a byte-level BPE and a model of under a million parameters on the noisy phrase book of
+`runtime/tiny/grammar.py` in the chat format of `chat.py` beside it, both directions, then writes the Hugging
+Face folder that vLLM and transformers load: bf16 weights, tokenizer, chat template and `FIGURES.json`
+(`figures.py`). What ships is the default, a Qwen2.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from transformers import (
 )
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
+from examples.tiny_model.figures import DIRECTIONS, measure
 from runtime.tiny import chat, grammar
-from runtime.tiny.figures import DIRECTIONS, measure
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def train(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int, phases: 
             optimizer.zero_grad()
             losses.append(loss.item())
             if step % 50 == 0 or step == phase.steps - 1:
-                print(f"{phase.name} step {step:4d}  loss {loss.item():.3f}", flush=True)  # noqa: T201
+                print(f"{phase.name} step {step:4d}  loss {loss.item():.3f}", flush=True)
     model.eval()
     return sum(losses[-10:]) / len(losses[-10:])
 
@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0])
     options = parser.parse_args()
     phases = (replace(PHASES[0], steps=options.steps), *PHASES[1:])
-    print(json.dumps(make(options.out, options.seed, phases, options.architecture), indent=2))  # noqa: T201 - its output
+    print(json.dumps(make(options.out, options.seed, phases, options.architecture), indent=2))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from runtime.tiny import boards
-from runtime.tiny.make import END, START, tokenizer_of, warm_cosine
+from examples.tiny_model import boards
+from examples.tiny_model.make import END, START, tokenizer_of, warm_cosine
 
 SEED = 0
 
@@ -140,7 +140,7 @@ def train(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int, phases: 
         optimizer.step()
         optimizer.zero_grad()
         if step % 30 < len(phase.batches) or step == len(asked) - 1:
-            print(f"step {step:4d}  {game}  loss {loss.item():.3f}", flush=True)  # noqa: T201
+            print(f"step {step:4d}  {game}  loss {loss.item():.3f}", flush=True)
     model.eval()
     return loss.item()
 

@@ -1,4 +1,4 @@
-"""Make the tiny player: `python -m runtime.tiny.players --out DIR`, in a minute.
+"""Make the tiny player: `python -m examples.tiny_model.players --out DIR`, in a minute.
 
 A Qwen2 of a few hundred thousand parameters learns by imitation to answer the boards of `boards.py` with a
 move that is allowed, about as a crowd would that chooses at random: a policy to begin with where a reward has
@@ -46,7 +46,7 @@ def is_made(folder: Path) -> bool:
 
 def make_in_this_environment(folder: Path) -> None:
     """Make it; the runtime's environment has what that needs."""
-    from runtime.tiny import imitation
+    from examples.tiny_model import imitation
 
     made_of = digest()
     figures = imitation.make(folder) | {"made_of": made_of}
@@ -61,7 +61,7 @@ def make_in_the_runtimes(folder: Path) -> None:
         raise SystemExit(built.returncode)  # it has said why
     python = built.stdout.splitlines()[-1]
     above = {**os.environ, "OMP_NUM_THREADS": "1"}
-    taught = [python, *_ALONE, "runtime.tiny.players", "--out", str(folder)]
+    taught = [python, *_ALONE, "examples.tiny_model.players", "--out", str(folder)]
     if failed := subprocess.run(taught, env=above, stdout=sys.stderr).returncode:
         raise SystemExit(failed)
 
@@ -87,7 +87,7 @@ def main() -> None:
     if not is_made(folder):
         inside = is_the_runtimes(Path(sys.prefix))
         (make_in_this_environment if inside else make_in_the_runtimes)(folder)
-    print(folder)  # noqa: T201 - its output
+    print(folder)
 
 
 if __name__ == "__main__":
