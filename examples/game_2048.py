@@ -1,7 +1,7 @@
 """2048, as OpenPipe ART's notebook plays it: long games of one agent, each one trajectory.
 
     launch --gpus H100 --model Qwen/Qwen2.5-3B-Instruct -- python game_2048.py
-    python -m runtime.tiny.players --out player
+    python -m examples.tiny_model.players --out player
     launch --model player -- python game_2048.py --offline
 
 The second line makes a model of some 370,000 parameters that answers a board with one of the directions in
@@ -75,7 +75,7 @@ async def train(asked) -> None:
     if before["allowed"] < 0.5:
         raise SystemExit(
             "This model does not know which moves are allowed: no game of it is worth more than another.\n"
-            "  python -m runtime.tiny.players --out player\n"
+            "  python -m examples.tiny_model.players --out player\n"
             f"  launch --model player -- python {sys.argv[0]} --offline"
         )
     counts = []

@@ -1,7 +1,7 @@
 """Tic-tac-toe, as OpenPipe ART's notebook plays it: an agent of several turns, rewarded when a game is over.
 
     launch --gpus H100 --model Qwen/Qwen2.5-3B-Instruct -- python tic_tac_toe.py
-    python -m runtime.tiny.players --out player
+    python -m examples.tiny_model.players --out player
     launch --model player -- python tic_tac_toe.py --offline
 
 The second line makes a model of some 370,000 parameters that answers nine boards in ten or more with a free
@@ -70,7 +70,7 @@ async def train(asked) -> None:
     if before["allowed"] < 0.5:
         raise SystemExit(
             "This model does not know which moves are allowed: no game of it is worth more than another.\n"
-            "  python -m runtime.tiny.players --out player\n"
+            "  python -m examples.tiny_model.players --out player\n"
             f"  launch --model player -- python {sys.argv[0]} --offline"
         )
     counts = []

@@ -1,1 +1,1 @@
-"""What `launch bench` measures on this computer, and the comparison with another trainer."""
+"""What `launch bench` measures on this computer."""

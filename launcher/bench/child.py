@@ -1,6 +1,6 @@
 """One program that is run to its end, with a log, and that never outlives who started it.
 
-Neighbours: `our_side.py` and `trl_side.py` say what is run. A `launch` among them gets the signal that lets
+Neighbours: `our_side.py` says what is run. A `launch` among them gets the signal that lets
 it end its own run well. Knows nothing of what the program does.
 """
 

@@ -1,8 +1,8 @@
-"""Our side of a comparison: `launch -- python ours_program.py`, in a home of its own, and what it left.
+"""Our side of a bench: `launch -- python ours_program.py`, in a home of its own, and what it left.
 
 In a home of its own nothing that this user has set for `launch` changes what is run (for others: `child.py`);
 the environments are the user's.
-Neighbours: `child.py` runs it, `programs/ours_program.py` is what it runs. Knows nothing of the other side.
+Neighbours: `child.py` runs it, `programs/ours_program.py` is what it runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(
     options = [word for key, value in settings_of(task).items() for word in ("--set", f"{key}={value}")]
     program = [sys.executable, str(_PROGRAM), str(task_file), str(log)]
     lived = child.run(
-        "our side of the comparison",
+        "the run of the bench",
         [*own_module("launcher.cli.main"), "--json", "--model", "tiny", *options, "--", *program],
         folder=folder,
         environ=environ_of(own),

@@ -1,6 +1,6 @@
 """Whether this computer can run our side of a bench, and its environment, built before anything is timed.
 
-Neighbours: `against.py` and `alone.py` ask. Knows nothing of what is measured.
+Neighbours: `alone.py` asks. Knows nothing of what is measured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What to know of a bench's figures: on which computer, how busy it was, and why they are no record.
 
-Neighbours: `alone.py` and `bench_report.py` show it. Knows nothing of how things were measured.
+Neighbours: `alone.py` shows it. Knows nothing of how things were measured.
 """
 
 from __future__ import annotations

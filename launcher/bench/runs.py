@@ -1,6 +1,6 @@
 """One run of a bench, looked after: its folder, how long it may take, what the computer was like meanwhile.
 
-Neighbours: `against.py` and `alone.py` say what is run, `this_computer.py` looks. Knows nothing of sides.
+Neighbours: `alone.py` says what is run, `this_computer.py` looks. Knows nothing of sides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What is run on both sides of a comparison: how large, how often, with which settings; what is hoped for.
+"""What a bench runs: how large, how often, with which settings.
 
-Neighbours: the sides are told it in a task's file, `side_by_side.py` judges by it. Knows nothing
-of processes.
+Neighbours: the programs are told it in a task's file. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -17,25 +16,19 @@ _TASK = Path(__file__).with_name("task.json")
 EXAMPLES, ROLLOUTS, ANSWER_TOKENS = 8, 8, 64
 LEARNING_RATE, RANK, ALPHA = 2e-3, 16, 16
 # What a record needs, and the first step whose time counts: those before it warm up.
-STEPS, SEEDS, FIRST_STEP = 40, 3, 6
-# A reward is a mean over so many steps.
-WINDOW = 5
-# Of the lower final reward of both sides so much is the reward that both must reach.
-SHARE_OF_FINAL = 0.9
-# Ours by theirs, at most.
-STEP_TARGET, REWARD_TARGET, REWARD_GOAL = 0.6, 0.7, 0.5
+STEPS, FIRST_STEP = 40, 6
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One comparison as it was asked for. `staleness` None: what our optimizer does where nobody says."""
+    """One bench as it was asked for. `staleness` None: what our optimizer does where nobody says."""
 
     steps: int = STEPS
-    seeds: int = SEEDS
+    seeds: int = 1
     staleness: int | None = None
 
     def task(self, seed: int, model: Path) -> dict[str, Any]:
-        """What both sides' programs are told."""
+        """What the program of a run is told."""
         return {
             **json.loads(_TASK.read_text(encoding="utf-8")),
             "model": str(model),

@@ -1,7 +1,7 @@
 """One side's run, read from what it left: when each step ended, what it earned, what the rest took.
 
-Neighbours: `our_side.py` and `trl_side.py` read one from their files, `side_by_side.py` compares. Knows
-nothing of processes.
+Neighbours: `our_side.py` reads ours from its files, `alone.py` shows it; `tests/bench/against_trl.py` has
+another trainer's beside it. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -72,18 +72,6 @@ class SideRun:
     def median_seconds(self, first_step: int) -> float:
         """Of the steps from that one on."""
         return statistics.median(self.step_seconds[first_step - 1 :])
-
-    def rewards_over(self, window: int) -> list[float]:
-        """After each step, the mean of the last `window` rewards; before there are so many, none."""
-        rewards = [step.reward for step in self.steps]
-        width = min(window, len(rewards))
-        return [statistics.fmean(rewards[at - width : at]) for at in range(width, len(rewards) + 1)]
-
-    def seconds_to(self, reward: float, window: int) -> float | None:
-        """Seconds of training until the mean of the last steps is that high; None where it never is."""
-        means = self.rewards_over(window)
-        ends = [step.ended for step in self.steps[len(self.steps) - len(means) :]]
-        return next((end for end, mean in zip(ends, means, strict=True) if mean >= reward), None)
 
     def to_dict(self) -> dict[str, Any]:
         """As the result has it."""

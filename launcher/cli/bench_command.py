@@ -14,15 +14,9 @@ from launcher.cli import options
 
 def bench(
     context: typer.Context,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="TRAINER", help="Run another trainer on the same task, by turns: trl."),
-    ] = None,
+    against: Annotated[str | None, typer.Option(hidden=True)] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of each run.")] = 40,
-    seeds: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Runs of each side. Default: 3, or 1 without --against."),
-    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="How many runs.")] = 1,
     staleness: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="How many steps old our samples may be. Default: GRPO's own."),
@@ -30,7 +24,7 @@ def bench(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> int:
-    """Measure this computer: our speed, or ours and another trainer's side by side."""
+    """Measure this computer: how fast it runs the quickstart's task."""
     from launcher.cli import bench_verb
 
     return bench_verb.bench(context.obj.output, against, steps, seeds, staleness)

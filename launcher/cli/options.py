@@ -138,8 +138,8 @@ Art = Annotated[
     bool | None,
     typer.Option(
         "--art",
-        help="Serve programs written for OpenPipe's ART as they are: on Linux your own programs need no key. "
-        "Port 7453, or --port.",
+        help="For programs written for OpenPipe's ART that have our backend: on Linux your own programs need "
+        "no key. Port 7453, or --port.",
         rich_help_panel=_WHAT,
     ),
 ]

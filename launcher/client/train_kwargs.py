@@ -89,8 +89,10 @@ def ask(
     steps: int | None = None,
     strict: bool = True,
     trainer: Trainer = "trl",
+    said_in: str | None = None,
 ) -> Meant:
     """What they are on this run; `steps`: how many will be made. Nothing is asked where nothing is said.
+    `said_in`: where the program says them, if not where this trainer's programs do.
 
     Raises TypeError for what is no JSON, by its keyword, and TrainingFailed, with the `launch` line that
     would fit, for what the run cannot follow.
@@ -106,7 +108,7 @@ def ask(
     except ValidationError:
         what = "The run does not say what train_kwargs mean"
         raise Refused(what, response.status_code, why=response.text[:300]) from None
-    said_in = _SAID_IN[trainer]
+    said_in = said_in or _SAID_IN[trainer]
     if answer.refusals:
         raise _failure(answer.refusals, said_in)
     settings = answer.settings if answer.settings != StepSettings() else None

@@ -285,8 +285,6 @@ class Relay:
         # One, where a client sent two: the gateway and the receipt would not mean the same.
         headers[REQUEST_HEADER] = headers.get(REQUEST_HEADER) or uuid.uuid4().hex
         headers["Host"] = "localhost"
-        # Where the program itself found this endpoint, for who is told its address (ART's clients).
-        headers[relay_rules.DOOR_HEADER] = request.headers.get("Host", "")
         if self._keyless_by and self._token:
             relay_rules.with_token(headers, self._token)
         headers[RECEIPT_HEADER] = FOLLOWS

@@ -226,7 +226,7 @@ class Forwarder:
                 passing("relay.answered")
                 return web.Response(
                     status=upstream.status,
-                    reason=upstream.headers.get(relay_rules.REASON_HEADER) or upstream.reason,
+                    reason=upstream.reason,
                     headers=relay_rules.passed_on(upstream.headers),
                     body=whole,
                 )

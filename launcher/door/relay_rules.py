@@ -26,12 +26,8 @@ _OWN = frozenset({"host", "content-length", "expect"})
 # What the gateway answers without a token.
 _OPEN_PATH = "/healthz"
 _STEPS = "/slipway/steps"
-# What ART's clients train by.
-_TRAIN_MODEL = "/_train_model"
-# The address by which a program came in, for the gateway; and the gateway's words for an answer's first line,
-# which is all that ART's clients show of an error.
-DOOR_HEADER = "x-slipway-door"
-REASON_HEADER = "x-slipway-reason"
+# Which samples some answers are, by their words: the client then names them in a step.
+_LOOKUP = "/slipway/samples/lookup"
 # The one route that OpenAI's SDK posts a form to.
 _FILES = "/v1/files"
 _WRITING = frozenset({"POST", "PUT", "PATCH"})
@@ -106,8 +102,7 @@ def with_token(headers: CIMultiDict[str], token: str) -> None:
 def rewards(method: str, target: str) -> bool:
     """Whether a request names samples: which answers were received must be known before it."""
     path = unquote(target.partition("?")[0])
-    # The second: those of Arbor's clients, by both of its addresses.
-    return method == "POST" and (path in (_STEPS, _TRAIN_MODEL) or path.endswith("/fine_tuning/grpo/step"))
+    return method == "POST" and path in (_STEPS, _LOOKUP)
 
 
 def _host_name(address: str) -> str:

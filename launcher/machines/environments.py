@@ -31,9 +31,6 @@ from runtime.bootstrap import (
 # How long one look at the package index may take: a slow one still answers.
 LOOK_SECONDS = 20.0
 SILENT = "the package index did not answer"
-# The environment of another trainer that ours is compared with (`bench/trl_environment.py`).
-COMPARED_VARIANT = "trl"
-COMPARED_REQUIREMENTS = Path(__file__).parents[1] / "bench" / "requirements"
 _NAME = re.compile(r"(?P<sets>.+)-py(?P<version>\d+\.\d+)-[0-9a-f]{12}")
 
 
@@ -143,10 +140,7 @@ def _current_names(root: Path) -> set[str]:
     """The names of all environments that this version could ask for."""
     extras = [path.stem for path in REQUIREMENTS.glob("*.in") if path.stem not in VARIANTS]
     chosen = [some for count in range(len(extras) + 1) for some in itertools.permutations(extras, count)]
-    compared = Environment(root, COMPARED_VARIANT, requirements=COMPARED_REQUIREMENTS)
-    return {compared.name} | {
-        Environment(root, variant, some).name for variant in VARIANTS for some in chosen
-    }
+    return {Environment(root, variant, some).name for variant in VARIANTS for some in chosen}
 
 
 def last_used(environment: Path) -> float:

@@ -273,10 +273,11 @@ class Run:
     def _say_ready(self, endpoint: Endpoint) -> None:
         model = endpoint.variables()["LAUNCH_MODEL"]
         lines = [f"ready: {endpoint.base_url} · model {model}"]
-        if written_for := [name for name, on in (("Arbor", endpoint.arbor), ("ART", endpoint.art)) if on]:
-            key = "" if sys.platform == "linux" else ", with the run's key"
-            written = " and ".join(written_for)
-            lines.append(f"  your programs that were written for {written} run as they are{key}")
+        key = "" if sys.platform == "linux" else ", with the run's key"
+        if endpoint.arbor:
+            lines.append(f"  your programs that were written for Arbor run as they are{key}")
+        if endpoint.art:
+            lines.append(f"  your programs that were written for ART run with our backend{key}")
         if not self._request.command:
             lines.append(f'  in another terminal: eval "$(launch env {self._label})"')
             lines.append("  Ctrl-C here copies the results and takes everything down")

@@ -26,10 +26,6 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from runtime.gateway.arbor.jobs import Jobs
-from runtime.gateway.arbor.routes import arbor_routes
-from runtime.gateway.arbor.surroundings import Runtime
-from runtime.gateway.art.routes import Art, art_routes
 from runtime.gateway.completions.admission import Kind
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.engines.engine_client import EngineClient
@@ -44,6 +40,7 @@ from runtime.gateway.readiness import Readiness
 from runtime.gateway.requests import request_fields
 from runtime.gateway.requests.answer_limit import limit_answer
 from runtime.gateway.routes import slipway_routes
+from runtime.gateway.samples.lookup import lookup_routes
 from runtime.gateway.samples.rollout_samples import sample_routes
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.examples import Examples
@@ -51,9 +48,10 @@ from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
-from runtime.gateway.train_kwargs import train_kwargs_routes, trainer_config
+from runtime.gateway.train_kwargs import train_kwargs_routes
 from runtime.gateway.validations import Validations, validation_routes
 from runtime.gateway.versions.admission import Admission
+from runtime.gateway.versions.policy_name import PolicyName, policy_name_routes
 from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
 from runtime.shared import open_files
@@ -62,7 +60,6 @@ from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
 from runtime.shared.model_names import ModelNames
 from runtime.shared.schema import RuntimeConfig
-from runtime.shared.train_kwargs import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +81,7 @@ class Parts:
     admission: Admission
     readiness: Readiness
     validations: Validations
-    arbor: Jobs
-    art: Art
+    policy_name: PolicyName
     fine_tuning: FineTuning
     state_dir: Path
     config: RuntimeConfig
@@ -165,23 +161,9 @@ def build_parts(config: RuntimeConfig) -> Parts:
         member.rollout for group in groups for member in group.members
     )
     readiness = Readiness(config, machine, fleet, versions, samples, admission)
-
-    def phase() -> tuple[str, str | None]:
-        said = readiness.status(steps)
-        return said.phase, said.detail
-
     validations = Validations(state_dir, newest_step(checkpoints))
-
-    def surroundings(trainer: Trainer) -> Runtime:
-        return Runtime(
-            state_dir, steps, versions, config.served_name, texts.resolve, lambda: samples.count, phase,
-            meaning=trainer_config(config, lambda: _context_tokens(config, clients), trainer),
-            validated=lambda job, step, score: validations.of_job(job, step, score, versions.current),
-        )  # fmt: skip
-
-    arbor = Jobs(surroundings("trl"))
-    art = Art(surroundings("art"), ModelNames.of(config), samples.of_content)
-    versions.also = lambda name: arbor.model(name) or art.models.named(name)
+    policy_name = PolicyName(state_dir, versions, config.served_name, ModelNames.of(config))
+    versions.also = policy_name.meaning
     return Parts(
         clients=clients,
         fleet=fleet,
@@ -192,8 +174,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         admission=admission,
         readiness=readiness,
         validations=validations,
-        arbor=arbor,
-        art=art,
+        policy_name=policy_name,
         fine_tuning=FineTuning(
             state_dir, steps, versions, config.train.learning_rate, lambda: _context_tokens(config, clients)
         ),
@@ -211,7 +192,6 @@ def build_app(parts: Parts) -> FastAPI:
             parts.fleet.watch,
             parts.admission.run,
             parts.steps.run,
-            parts.arbor.rounds.run,
             parts.fine_tuning.run,
         )
         background = [asyncio.create_task(_or_die(work())) for work in loops]
@@ -223,10 +203,12 @@ def build_app(parts: Parts) -> FastAPI:
             await client.close()
 
     app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.router.routes += _openai_routes(parts) + arbor_routes(parts.arbor) + art_routes(parts.art)
+    app.router.routes += _openai_routes(parts)
     metrics = parts.state_dir / "metrics.jsonl"
     app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
     app.include_router(sample_routes(parts.samples))
+    app.include_router(lookup_routes(parts.samples.of_content, parts.steps.has))
+    app.include_router(policy_name_routes(parts.policy_name))
     app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
     app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.include_router(parts.fine_tuning.router)

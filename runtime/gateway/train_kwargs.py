@@ -1,7 +1,6 @@
 """`POST /slipway/train_kwargs`: what a program asked its trainer for, held against this run.
 
-Neighbours: gateway.py mounts it, and gives the same to the Arbor routes; `runtime/shared/train_kwargs/` has
-the table. Trains and changes nothing.
+Neighbours: gateway.py mounts it; `runtime/shared/train_kwargs/` has the table. Trains and changes nothing.
 """
 
 from __future__ import annotations
@@ -9,14 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter
 
-from runtime.gateway.arbor.surroundings import Meant
 from runtime.shared.projections import lora_targets
 from runtime.shared.schema import RuntimeConfig
-from runtime.shared.train_kwargs import Run, Trainer, TrainKwargs, TrainKwargsRead, read
+from runtime.shared.train_kwargs import Run, TrainKwargs, TrainKwargsRead, read
 
 
 def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int | None]) -> APIRouter:
@@ -30,20 +27,6 @@ def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int 
         return read(body.train_kwargs, run, strict=body.strict, steps=body.steps, trainer=body.trainer)
 
     return router
-
-
-def trainer_config(
-    config: RuntimeConfig, context_tokens: Callable[[], int | None], trainer: Trainer = "trl"
-) -> Callable[[dict[str, Any]], Meant]:
-    """What an Arbor or ART client's keywords mean here, by the same tables; one nobody knows is said."""
-
-    def meant(said: dict[str, Any]) -> Meant:
-        run = Run(config, context_tokens(), _layers(config.model_path))
-        found = read(said, run, strict=False, trainer=trainer)
-        refusals = [one.model_dump() for one in found.refusals]
-        return Meant(found.settings, found.notes, refusals)
-
-    return meant
 
 
 def _layers(model_path: str) -> tuple[str, ...] | None:

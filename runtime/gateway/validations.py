@@ -25,8 +25,6 @@ from runtime.shared.schema import Validation
 
 # More than any training validates; a program gone wrong must not fill the disk.
 MOST = 20_000
-# Of a compile's name.
-MOST_CHARACTERS = 64
 
 
 class Validations:
@@ -61,12 +59,6 @@ class Validations:
             line["time"] = round(time.time(), 3)
             files.append_line(self._path, line)
             self._newest[validations.key_of(line)] = line
-
-    def of_job(self, job: str, step: int, score: float, version: int) -> None:
-        """An Arbor client's score; one that cannot be kept costs its training nothing."""
-        said = Validation(compile=job[-MOST_CHARACTERS:], step=step, score=score)
-        with contextlib.suppress(OSError, ApiError):
-            self.add(said, version)
 
     def list(self) -> list[dict[str, Any]]:
         """The newest of each compile, step and name, in the order in which they were first said."""

@@ -1,1 +1,1 @@
-"""The embedded model: its phrase grammar, its chat format, the script that makes it, the weights."""
+"""The embedded model: its weights, its phrase grammar, its chat format; `examples/tiny_model/` makes it."""

@@ -1,7 +1,7 @@
 """DSPy's ChatAdapter, for signatures of one string field to another: messages out, answer in.
 
-Neighbours: `make.py` renders its corpus with it. It exists because DSPy is not in the runtime's environment;
-a test holds it equal to `dspy.ChatAdapter` (3.4.1). Knows nothing of models or tokens.
+Neighbours: `examples/tiny_model/make.py` renders its corpus with it. It exists because DSPy is not in the
+runtime's environment; a test holds it equal to `dspy.ChatAdapter` (3.4.1). Knows nothing of models or tokens.
 """
 
 from __future__ import annotations

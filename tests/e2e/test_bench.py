@@ -1,4 +1,4 @@
-"""`launch bench` from outside: a short form of our side in every run, both sides by hand.
+"""`launch bench` from outside: a short form in every run; the comparison with TRL by hand.
 
 What is measured in a short form on a busy computer is no figure; that it is measured, and what becomes of
 what was started, is what is tested here.
@@ -7,6 +7,7 @@ what was started, is what is tested here.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ SECONDS = 1200.0
 
 def bench(home: Path, *words: str) -> dict[str, Any]:
     """What it found."""
-    launched = Launched(home, ["bench", "--json", *words])
+    return found_by(Launched(home, ["bench", "--json", *words]))
+
+
+def found_by(launched: Launched) -> dict[str, Any]:
     try:
         assert launched.wait(SECONDS) == 0, launched.stdout + launched.stderr
     finally:
@@ -49,7 +53,8 @@ def test_a_short_form_measures_each_line_and_leaves_nothing(home: Path) -> None:
 
 @pytest.mark.long
 def test_both_sides_learn_the_same_task_by_turns(home: Path) -> None:
-    found = bench(home, "--against", "trl", "--steps", "10", "--seeds", "2")
+    words = ("-m", "tests.bench.against_trl", "--json", "--steps", "10", "--seeds", "2")
+    found = found_by(Launched(home, words, executable=[sys.executable]))
     assert [run["side"] for run in found["runs"]] == ["ours", "trl", "trl", "ours"]
     for run in found["runs"]:
         assert len(run["step_seconds"]) == 10 and run["scores"][-1] > run["scores"][0]

@@ -1,6 +1,6 @@
-"""openpipe-art as it is installed trains the policy of a run: its newest release, and that of 2025 (B7, B8).
+"""openpipe-art as it is installed trains the policy of a run by our backend (B7, B8).
 
-Each in an environment of its own, whose pins are not ours, over HTTP; both on one run, one after the other.
+In an environment of its own, whose pins are not ours, over HTTP.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import ast
 import json
 import os
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,28 +16,22 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
-from runtime.shared.batch import Batch, read_batch
 from runtime.shared.train_kwargs import TABLES
 from runtime.tiny.chat import completion, messages
 from runtime.tiny.grammar import Phrase, held_out_phrases, training_phrases
 from tests.e2e.conftest import make_home
 from tests.support.environment import PROGRAMS, REPOSITORY
-from tests.support.foreign_environments import ART, ART_OF_2025, python_with
+from tests.support.foreign_environments import ART, python_with
 from tests.support.launched import Launched
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 
 FOREIGN = PROGRAMS / "foreign"
-TINY_TOKENIZER = REPOSITORY / "runtime" / "tiny" / "model" / "tokenizer.json"
 _SECONDS = 900
 # Of the long form.
 STEPS = 30
-# What the tiny model ends an answer with.
-END = "<|im_end|>"
 
 
 @dataclass
@@ -136,22 +129,9 @@ def test_b07_openpipe_art_as_it_is_trains_with_its_backend_line_changed(run: Run
     assert not said["torch"]
 
 
-def test_b08_openpipe_art_of_2025_trains_over_its_own_routes_without_a_key(run: Run, tmp_path: Path) -> None:
-    data = tasks(tmp_path, 2, 2, seed=1)
-    said = run.said_of(python_with(ART_OF_2025), tmp_path, "art_0_4.py", str(data), "1", "1e-3", run.address)
-    check_texts(run, said)
-    settings = run.line_of(said["steps"][0])["settings"]
-    assert (settings["learning_rate"], settings["kl_beta"]) == (1e-3, 0.0)
-    # httpx shows no body: the refusal is in the line that it shows.
-    assert "advantage_balance: an advantage is a reward less its group's mean here" in said["refused"]
-    scores = [json.loads(line) for line in (run.machine / "validations.jsonl").open()]
-    assert [one["step"] for one in scores if one["compile"] == "agent-001"] == said["steps"]
-    assert not said["torch"]
-
-
-def test_b09_the_table_has_the_keywords_of_the_installed_releases() -> None:
-    def read(requirements: tuple[str, ...], path: str) -> ast.Module:
-        (found,) = python_with(requirements).parents[1].glob(f"lib/python*/site-packages/art/{path}")
+def test_b09_the_table_has_the_keywords_of_the_installed_release() -> None:
+    def read(path: str) -> ast.Module:
+        (found,) = python_with(ART).parents[1].glob(f"lib/python*/site-packages/art/{path}")
         return ast.parse(found.read_text())
 
     def fields(tree: ast.Module, name: str) -> set[str]:
@@ -163,20 +143,18 @@ def test_b09_the_table_has_the_keywords_of_the_installed_releases() -> None:
         }
 
     trains = [
-        it for it in ast.walk(read(ART, "local/backend.py"))
+        it for it in ast.walk(read("local/backend.py"))
         if isinstance(it, ast.AsyncFunctionDef) and it.name == "train"
     ]  # fmt: skip
     keywords = {argument.arg for it in trains for argument in it.args.kwonlyargs}
     assert len(keywords) == 26
-    for release in (ART, ART_OF_2025):
-        keywords |= fields(read(release, "types.py"), "TrainConfig")
-        keywords |= fields(read(release, "dev/train.py"), "TrainConfig")
+    keywords |= fields(read("types.py"), "TrainConfig")
+    keywords |= fields(read("dev/train.py"), "TrainConfig")
     assert keywords - set(TABLES["art"]) == set()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("release", ["0.5.18", "0.4.11"])
-def test_b07_b08_reward_rises_on_the_tiny_model(release: str, home: Path, tmp_path: Path) -> None:
+def test_b07_b08_reward_rises_on_the_tiny_model(home: Path, tmp_path: Path) -> None:
     """30 steps of the same 8 questions, 6 rollouts each: the last ten are better than the first ten."""
     port = free_port()
     launched = Launched(home, ["--art", "--port", str(port), "--name", "rises"])
@@ -184,13 +162,9 @@ def test_b07_b08_reward_rises_on_the_tiny_model(release: str, home: Path, tmp_pa
         launched.wait_for_text("ready: http", 900)
         run = Run(launched, f"http://127.0.0.1:{port}")
         words = (str(tasks(tmp_path, 8, 4, times=STEPS)), str(STEPS), "2e-3")
-        if release == "0.5.18":
-            said = run.said_of(python_with(ART), tmp_path, "art_0_5.py", *words, **run.of_this())
-            check(run, said)
-        else:
-            said = run.said_of(python_with(ART_OF_2025), tmp_path, "art_0_4.py", *words, run.address)
-            check_texts(run, said)
-        print(json.dumps({"release": release, "rewards": [round(one, 3) for one in said["rewards"]]}))
+        said = run.said_of(python_with(ART), tmp_path, "art_0_5.py", *words, **run.of_this())
+        check(run, said)
+        print(json.dumps({"rewards": [round(one, 3) for one in said["rewards"]]}))
         first, last = said["rewards"][:10], said["rewards"][-10:]
         errors = ((stdev(first) ** 2 + stdev(last) ** 2) / 10) ** 0.5
         assert mean(last) - mean(first) > 2 * errors
@@ -205,42 +179,6 @@ def check(run: Run, said: dict[str, Any]) -> None:
         check_counts(run, step, len(sampled))
     everything = [sample for _, sampled in said["sampled"] for sample in sampled]
     assert len(everything) == len(set(everything))
-
-
-def check_texts(run: Run, said: dict[str, Any]) -> None:
-    """The same of a client that keeps no names: each text in its group, and what it earned.
-
-    By the ids that were trained, as the engine makes text of them: a special token in the midst is not in it,
-    nor is half a letter at the end.
-    """
-    tokenizer = Tokenizer.from_file(str(TINY_TOKENIZER))
-    trained = []
-    for step, told in said["said"]:
-        batch = read_batch(run.machine / "steps" / f"{step:06d}")
-        in_step = Counter(texts_of(batch, tokenizer))
-        with_client = Counter((group, text, round(reward, 4)) for group, text, reward in told)
-        assert in_step == with_client, (
-            f"step {step}: only the client has {[*(with_client - in_step).elements()]!r}, "
-            f"only the step {[*(in_step - with_client).elements()]!r}"
-        )
-        check_counts(run, step, len(told))
-        trained += run.trained_in(step)
-    assert len(trained) == len(set(trained))
-
-
-def texts_of(batch: Batch, tokenizer: Tokenizer) -> Iterator[tuple[str, str, float]]:
-    """Of each answer its group, the text that a client was given of it, and its reward."""
-    end = tokenizer.token_to_id(END)
-    for row in range(batch.sequences):
-        tokens = batch.tokens[batch.span(row)].tolist()
-        member = batch.member[row]
-        group = batch.meta["groups"][batch.group[member]]["id"]
-        for turn in batch.meta["samples"][row]["turns"]:
-            asked, answered = tokens[: turn["start"]], tokens[turn["start"] : turn["end"]]
-            stream = DecodeStream(ids=asked, skip_special_tokens=True)
-            said = answered[:-1] if answered[-1] == end else answered
-            text = "".join(stream.step(tokenizer, one) or "" for one in said)
-            yield group, text, round(float(batch.reward[member]), 4)
 
 
 def check_counts(run: Run, step: int, sampled: int) -> None:

@@ -99,16 +99,6 @@ def test_b11_an_evicted_version_is_a_404_and_one_in_flight_stays(tmp_path: Path)
     assert "policy@v5" in refused.value.message
 
 
-def test_a07_jobs_have_names_too_and_their_steps(tmp_path: Path) -> None:
-    made = versions(tmp_path)
-    jobs = {"grpo:qwen:brave-otter:20261121": "policy", "grpo:qwen:brave-otter:20261121@2": "policy@2"}
-    made.also = jobs.get
-    assert made.resolve("openai/arbor:grpo:qwen:brave-otter:20261121").version == 5
-    assert made.resolve("grpo:qwen:brave-otter:20261121@2").version == 2
-    with pytest.raises(ApiError):
-        made.resolve("grpo:qwen:brave-otter:20261122")
-
-
 def test_c55_a_number_that_was_given_twice_is_refused_under_every_name(tmp_path: Path) -> None:
     own, kept = ModelNames(HUB, HUB), dict.fromkeys(range(1, 6), 0)
     made = Versions(tmp_path / "s.json", "policy", 2, lambda: kept, lambda _: "ab" * 32, 2, own)

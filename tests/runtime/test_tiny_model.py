@@ -19,7 +19,8 @@ from transformers import (
 )
 
 import runtime.tiny
-from runtime.tiny import chat, figures, grammar, make
+from examples.tiny_model import figures, make
+from runtime.tiny import chat, grammar
 
 FOLDER = Path(runtime.tiny.__file__).parent / "model"
 DIRECTIONS = [f"{source}->{target}" for source, target in figures.DIRECTIONS]

@@ -22,7 +22,6 @@ LANGGRAPH = ("langgraph==1.2.22", "langchain-openai==1.7.3")
 # With openai 3 its own client fails at the first request, as it gives httpx's time-outs to what is httpx2
 # there; with polars 2 its delete_checkpoints(), as it takes a mean of a column of times.
 ART = ("openpipe-art==0.5.18", "openai<3", "polars<2", "numpy", "pyarrow")
-ART_OF_2025 = ("openpipe-art==0.4.11",)
 
 
 @functools.cache

@@ -11,8 +11,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from examples.tiny_model import players
 from launcher.base.home import Home
-from runtime.tiny import players
 from tests.support.environment import REPOSITORY
 from tests.support.warm import warm_environment
 
@@ -29,7 +29,7 @@ def player_folder() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not players.is_made(folder):
             subprocess.run(
-                [str(warm_environment()), "-m", "runtime.tiny.players", "--out", str(folder)],
+                [str(warm_environment()), "-m", "examples.tiny_model.players", "--out", str(folder)],
                 cwd=REPOSITORY,
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
                 check=True,

@@ -34,7 +34,7 @@ TOKEN = "the-token-of-this-very-run"
 CANARY = "sk-real-" + "c4n4ry" * 5
 CHAT = "/v1/chat/completions"
 FILES = "/v1/files"
-STEP = "/v1/fine_tuning/grpo/step"
+STEP = "/slipway/steps"
 RECEIPTS = "/slipway/receipts"
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 FORM = {"Content-Type": "multipart/form-data; boundary=b"}

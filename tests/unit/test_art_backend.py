@@ -13,7 +13,7 @@ import pytest
 
 from launcher.client.art import LocalBackend, SkyPilotBackend, SlipwayBackend, art_notes
 from launcher.client.art.art_steps import MOST_UNTRAINED
-from launcher.client.failures import NotConnected, Refused, TrainingFailed
+from launcher.client.failures import NotConnected, TrainingFailed
 from tests.support.small_run import SmallRun
 
 MODEL = SimpleNamespace(
@@ -158,21 +158,6 @@ def test_b07_delete_checkpoints_pins_the_best_and_deletes_nothing(
     run.prunes = True
     asyncio.run(backend._delete_checkpoint_files(MODEL, [3, 2]))
     assert "step 2 is the best, and no longer kept" in capfd.readouterr().err
-
-
-def test_b07_a_benchmarks_name_is_sent_whole(
-    backend: SlipwayBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send, sent = backend.session.wire.send, []
-
-    def noted(method: str, path: str, *more: Any) -> Any:
-        sent.append(path)
-        return send(method, path, *more)
-
-    monkeypatch.setattr(backend.session.wire, "send", noted)
-    with pytest.raises(Refused):  # which this run does not serve
-        asyncio.run(backend._delete_checkpoints(MODEL, "val/won & drawn+lost"))
-    assert sent == ["/_delete_checkpoints?benchmark=val/won%20%26%20drawn%2Blost"]
 
 
 def test_b07_a_model_is_asked_by_its_own_name_and_another_by_its_own(backend: SlipwayBackend) -> None:

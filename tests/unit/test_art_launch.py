@@ -31,10 +31,7 @@ pytestmark = pytest.mark.process
 
 TOKEN = "the-token-of-this-very-run"
 CANARY = "sk-real-" + "c4n4ry" * 5
-ROUTES = (
-    "/register", "/_get_step", "/_prepare_backend_for_training", "/_log", "/_train_model",
-    "/_delete_checkpoints",
-)  # fmt: skip
+ROUTES = ("/v1/chat/completions", "/slipway/policy_name")
 ANOTHER_USER = 12345
 
 
@@ -96,12 +93,11 @@ def test_b08_this_users_programs_need_no_key_and_theirs_goes_no_further(
 ) -> None:
     address, upstream = door
     upstream.headers.clear()
-    keys = {"Authorization": f"Bearer {CANARY}", "X-Api-Key": CANARY, "x-slipway-door": "evil.example:1"}
+    keys = {"Authorization": f"Bearer {CANARY}", "X-Api-Key": CANARY}
     answer = httpx.post(f"{address}{path}", json={}, headers=keys, trust_env=False, timeout=60)
     assert answer.status_code == 200
     seen = upstream.headers[-1]
     assert seen["Authorization"] == f"Bearer {TOKEN}" and CANARY not in str(seen)
-    assert seen["x-slipway-door"] == address.removeprefix("http://"), "ours, whatever the program says"
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -125,6 +121,6 @@ def test_b08_another_user_of_this_computer_is_not_let_in(door: tuple[str, Upstre
     assert " 401 " in answer and not upstream.seen
 
 
-def test_b08_what_an_art_client_rewards_waits_for_receipts() -> None:
-    assert relay_rules.rewards("POST", "/_train_model")
-    assert not any(relay_rules.rewards("POST", path) for path in ROUTES if path != "/_train_model")
+def test_b08_what_is_looked_up_by_its_words_waits_for_receipts() -> None:
+    assert relay_rules.rewards("POST", "/slipway/samples/lookup")
+    assert not any(relay_rules.rewards("POST", path) for path in ROUTES)

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
+from examples.tiny_model import boards, players
 from launcher.client import Trajectory
 from runtime import bootstrap
-from runtime.tiny import boards, players
 from tests.support.environment import REPOSITORY
 from tests.unit.test_examples import load
 
@@ -156,7 +156,7 @@ def test_b17_the_nearer_a_board_is_to_the_goal_the_more_it_earns_and_a_win_most(
 def test_b17_the_head_of_a_game_says_how_to_run_it_what_it_costs_and_what_to_beat(name: str) -> None:
     head = ast.get_docstring(ast.parse((REPOSITORY / "examples" / f"{name}.py").read_text())) or ""
     assert f"launch --gpus H100 --model Qwen/Qwen2.5-3B-Instruct -- python {name}.py" in head
-    assert "python -m runtime.tiny.players --out player\n" in head
+    assert "python -m examples.tiny_model.players --out player\n" in head
     assert f"launch --model player -- python {name}.py --offline" in head
     said = " ".join(head.partition("Cost and duration: ")[2].split())
     assert said.startswith("offline $0.00 and ") and "(estimated)" in said

@@ -12,7 +12,7 @@ import pytest
 from launcher.client.ruler import JudgeUnusable
 from launcher.client.trajectories.members import group_of
 from tests.support.environment import REPOSITORY
-from tests.support.foreign_environments import ART, ART_OF_2025, python_with
+from tests.support.foreign_environments import ART, python_with
 from tests.support.played_judge import KEY, JudgeAsked, fair_text, played_judge
 from tests.unit.test_ruler import WORTH, Pauses, of_worth, rewards, score
 
@@ -60,11 +60,10 @@ def says(asked: JudgeAsked) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", [ART, ART_OF_2025], ids=["0.5.18", "0.4.11"])
-def test_b14_groups_of_openpipe_art_as_installed_are_scored_and_counted(release: tuple[str, ...]) -> None:
+def test_b14_groups_of_openpipe_art_as_installed_are_scored_and_counted() -> None:
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with played_judge(says) as judge:
-        command = [python_with(release), PROGRAM, judge.url, KEY]
+        command = [python_with(ART), PROGRAM, judge.url, KEY]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -78,6 +77,5 @@ def test_b14_groups_of_openpipe_art_as_installed_are_scored_and_counted(release:
     assert scored["dropped"] == {"raised ValueError": 1}
     assert (left_out["rewards"], left_out["members"]) == ([], None)
     assert left_out["dropped"] == {"raised ValueError": 1, "raised JudgeFailed": 3}
-    if release is ART:  # groups of the older release have no such fields
-        assert scored["own"]["metadata"] == {"ruler_judge": "played-judge"}
-        assert scored["own"]["metrics"]["ruler_requests"] == 1
+    assert scored["own"]["metadata"] == {"ruler_judge": "played-judge"}
+    assert scored["own"]["metrics"]["ruler_requests"] == 1

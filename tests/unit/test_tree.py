@@ -28,9 +28,7 @@ IMPORTERS = {
         f"runtime/engine/{part}.py" for part in ("server", "worker", "norms", "http_costs", "last_turn")
     },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
-    "transformers": {
-        "runtime/trainer/network.py", "runtime/tiny/", "launcher/bench/programs/trl_program.py",
-    },
+    "transformers": {"runtime/trainer/network.py", "examples/tiny_model/"},
     "dspy": {
         "launcher/client/dspy/", "launcher/client/arbor/", "examples/",
         "launcher/bench/programs/ours_program.py",
@@ -55,7 +53,7 @@ FLOORS = {
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",
         "runtime/gateway/http", "runtime/gateway/requests", "runtime/gateway/samples",
         "runtime/gateway/engines", "runtime/gateway/versions", "runtime/gateway/steps",
-        "runtime/gateway/arbor", "runtime/gateway/art", "runtime/gateway/fine_tuning",
+        "runtime/gateway/fine_tuning",
         "runtime/gateway/completions",
         "runtime/gateway", "runtime/trainer", "runtime/recipes", "runtime",
     ),

@@ -1,1 +1,1 @@
-"""The programs that `launch bench` starts: ours beside a run, the other trainer's in its own environment."""
+"""The program that `launch bench` starts, and what it uses."""

@@ -1,10 +1,9 @@
-"""Our side of a comparison: what `launch bench` puts behind `launch --`.
+"""What `launch bench` puts behind `launch --`.
 
     python ours_program.py TASK LOG
 
 A DSPy program that is trained by `GRPO`, scored greedily before and after and never in between. The steps'
-times are not here: the run's own files have them. Neighbours: `launcher/bench/our_side.py` starts it,
-`trl_program.py` is the other side.
+times are not here: the run's own files have them. Neighbours: `launcher/bench/our_side.py` starts it.
 """
 
 from __future__ import annotations

@@ -1,43 +1,15 @@
-"""What an answer is worth, on both sides of a comparison alike.
+"""What an answer is worth.
 
-Neighbours: `ours_program.py` and `trl_program.py` reward with it. DSPy reads our side's answers; `french_of`
-reads the other's as DSPy would, which a test holds it to. Standard library only, and nothing of `launcher`:
-the other trainer's environment has neither.
+Neighbours: `ours_program.py` rewards with it, and so does what it is compared with (`tests/bench/trl/`).
+Standard library only, and nothing of `launcher`: another trainer's environment has neither.
 """
 
 from __future__ import annotations
 
-import re
 import unicodedata
-
-# An answer without its field, or cut off at its length limit. As `GRPO` has it where nobody says otherwise.
-FORMAT_FAILURE = -1.0
-_HEADER = re.compile(r"\[\[ ## (\w+) ## \]\]")
 
 
 def letters(text: str) -> int:
     """How many different letters of a to z a text has, accents aside."""
     plain = unicodedata.normalize("NFKD", text.lower())
     return len(set(plain) & set("abcdefghijklmnopqrstuvwxyz"))
-
-
-def french_of(answer: str) -> str | None:
-    """The field `french` as DSPy's ChatAdapter reads it, None where it finds none."""
-    fields: dict[str, list[str]] = {}
-    name = ""
-    for line in answer.splitlines():
-        header = _HEADER.match(line.strip())
-        if header is None:
-            fields.setdefault(name, []).append(line)
-            continue
-        # Of a field that comes twice the first is read. What follows the header on its line belongs to it; of
-        # an indented line DSPy cuts too little off, and so does this.
-        name = header.group(1) if header.group(1) not in fields else ""
-        fields.setdefault(name, []).append(line[header.end() :].strip())
-    return "\n".join(fields["french"]).strip() if "french" in fields else None
-
-
-def reward(answer: str, cut_off: bool) -> float:
-    """What an answer earns in training."""
-    french = french_of(answer)
-    return FORMAT_FAILURE if cut_off or french is None else float(letters(french))

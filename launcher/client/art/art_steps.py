@@ -1,12 +1,11 @@
 """A step of ART's trajectories: their groups become members, its keywords settings, once, until it is served.
 
-Neighbours: `trajectories/members.py` says what of a trajectory is trained, `train_kwargs.py` what a keyword
-is on this run; `backend.py` calls. Knows no release of ART.
+Neighbours: `trajectories/members.py` says what of a trajectory is trained, `nameless_choices.py` which sample
+a choice without a name is, `train_kwargs.py` what a keyword is on this run; `backend.py` calls.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,11 @@ from typing import Any
 
 from launcher.client import train_kwargs
 from launcher.client.art.art_notes import say_once
+from launcher.client.art.nameless_choices import look_up
 from launcher.client.bodies import Group, StepStatus
 from launcher.client.failures import Refused, TrainingFailed
 from launcher.client.session import Session
-from launcher.client.trajectories.members import choices_of, group_of, part, sample_of
+from launcher.client.trajectories.members import group_of
 
 # A program that has nothing to train so often in a row has something wrong with it.
 MOST_UNTRAINED = 8
@@ -49,8 +49,10 @@ class Training:
         Raises TrainingFailed for a keyword that the run cannot follow, and where nothing could be trained for
         too long; what a step itself raises.
         """
-        meant = self.meant(keywords)
-        groups, dropped = members_of(trajectory_groups)
+        meant = train_kwargs.ask(self._session, keywords, trainer="art")
+        for note in meant.notes:
+            say_once(note)
+        groups, dropped = members_of(trajectory_groups, look_up(self._session, trajectory_groups))
         began = time.monotonic()
         if not groups:
             return self._in_vain(dropped)
@@ -64,27 +66,6 @@ class Training:
         metrics = measured(status, dropped)
         metrics["time/step_trainer_s"] = time.monotonic() - began
         return TrainResult(status.version or status.id, metrics)
-
-    def meant(self, keywords: Mapping[str, Any]) -> train_kwargs.Meant:
-        """What the keywords are on this run; what has no effect is said. Raises TrainingFailed."""
-        meant = train_kwargs.ask(self._session, keywords, trainer="art")
-        for note in meant.notes:
-            say_once(note)
-        return meant
-
-    def found_by_words(self, trajectory_groups: Sequence[Any], answer: str) -> TrainResult:
-        """A step whose samples the run itself has found by what was said: its answer, a line of numbers.
-
-        Raises TrainingFailed where nothing could be trained for too long.
-        """
-        lines: list[dict[str, float]] = [json.loads(line) for line in answer.splitlines()]
-        if not lines:
-            return self._in_vain(members_of(trajectory_groups)[1])
-        self._untrained = 0
-        metrics = {"samples_left_out": 0.0}
-        metrics |= {_NAMES.get(name, name): float(value) for name, value in lines[-1].items()}
-        del metrics["num_gradient_steps"]
-        return TrainResult(int(metrics.pop("step")), metrics)
 
     def _in_vain(self, dropped: Counter[str]) -> TrainResult:
         self._untrained += 1
@@ -102,28 +83,17 @@ class Training:
         return TrainResult(version, {"samples_trained": 0.0, "samples_left_out": left_out}, trained=False)
 
 
-def members_of(trajectory_groups: Sequence[Any]) -> tuple[list[Group], Counter[str]]:
-    """The groups to train, and what is left out, by reason."""
+def members_of(
+    trajectory_groups: Sequence[Any], found: Mapping[int, str]
+) -> tuple[list[Group], Counter[str]]:
+    """The groups to train, and what is left out, by reason. `found`: see `group_of`."""
     groups: list[Group] = []
     left_out: Counter[str] = Counter()
     for number, one in enumerate(trajectory_groups):
-        group, dropped = group_of(one, str(number))
+        group, dropped = group_of(one, str(number), found)
         left_out += dropped
         groups += [group] if group is not None else []
     return groups, left_out
-
-
-def has_nameless(trajectory_groups: Sequence[Any]) -> bool:
-    """Whether there is a choice that names no sample: another model's, or one that a library rebuilt.
-
-    ART's own `convert_litellm_choice_to_openai` keeps the words of a choice and nothing beside them.
-    """
-    return any(
-        sample_of(choice) is None
-        for group in trajectory_groups
-        for trajectory in part(group, "trajectories") or ()
-        for choice in choices_of(trajectory)
-    )
 
 
 def measured(status: StepStatus, dropped: Counter[str]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """ART's backend by its methods: here it is the run that this program was started in.
 
 `launch` started the run and `launch` ends it, so nothing here does. What a program calls itself is public;
-what begins with `_` is what ART's own model asks of a backend, of release 0.5 and, where they differ, of 0.4.
+what begins with `_` is what ART's own model asks of a backend, as its release 0.5 does.
 Neighbours: `art_steps.py` and `supervised.py` make steps; `session.py` talks to the run, whose gateway knows
 the model by the name it is registered under. Knows nothing of trajectories.
 """
@@ -9,27 +9,22 @@ the model by the name it is registered under. Knows nothing of trajectories.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Self
-from urllib.parse import quote
 
-import httpx
-
-from launcher.client.answers import json_of, refusal
+from launcher.client import train_kwargs
 from launcher.client.art import supervised
 from launcher.client.art.art_notes import say_once
-from launcher.client.art.art_steps import Training, TrainResult, has_nameless
-from launcher.client.bodies import REQUEST_HEADER
+from launcher.client.art.art_steps import Training, TrainResult
+from launcher.client.art.run_routes import ask
 from launcher.client.failures import Refused
 from launcher.client.session import Session, connect
-from launcher.client.train_kwargs import plain
-from launcher.client.wire import new_request_id
 
 _GOES_ON = "the run goes on until this program ends, or until you end it with `launch down`"
 _COMES_HOME = "nothing is copied there: what is trained comes home with the run, and `launch export` gives it"
-# Of a model's `_internal_config`, what a run is compared with; of the rest the run's gateway says what it is.
-_COMPARED = ("peft_args", "init_args")
+_BEGUN = "the run is begun by launch"
+# A model's own configuration; its LoRA and its length are compared with the run's.
+_CONFIG = "_internal_config"
 
 
 class SlipwayBackend:
@@ -80,13 +75,22 @@ class SlipwayBackend:
     async def register(self, model: Any) -> None:
         """Let the run know the model by its name. One that is only asked needs no run.
 
-        Raises Refused where the run trains another model, or another policy already.
+        Raises Refused where the run trains another model, or another policy already, and TrainingFailed where
+        the model's own configuration asks for another LoRA.
         """
-        if not _is_trainable(model):
-            return
-        said = json_of(await self._sent("/register", _said_of(model)))
-        for note in said.get("notes") or ():
-            say_once(str(note))
+        if _is_trainable(model):
+            await asyncio.to_thread(self._register, model)
+
+    def _register(self, model: Any) -> None:
+        said = getattr(model, "_internal_config", None) or {}
+        config = {name: value for name, value in said.items() if value is not None}
+        compared = {"peft_args": config.pop("peft_args")} if "peft_args" in config else {}
+        if isinstance(init := config.pop("init_args", None), Mapping) and init.get("max_seq_length"):
+            compared["max_seq_length"] = init["max_seq_length"]
+        meant = train_kwargs.ask(self.session, compared, strict=False, trainer="art", said_in=_CONFIG)
+        for note in (*meant.notes, *(f"{_CONFIG}: {name} has no effect: {_BEGUN}" for name in config)):
+            say_once(note)
+        ask(self.session, "/slipway/policy_name", {"name": model.name, "base_model": model.base_model})
 
     async def _prepare_backend_for_training(self, model: Any, config: Any = None) -> tuple[str, str]:
         """Where the model is asked, and with which key."""
@@ -112,33 +116,7 @@ class SlipwayBackend:
         What is not said is as the run says. Where nothing can be trained there is no step, and why is
         said. Raises TrainingFailed for a keyword that the run cannot follow, or nothing to train for long.
         """
-        groups = list(trajectory_groups)
-        if not has_nameless(groups):
-            return await asyncio.to_thread(self._training.step, groups, keywords)
-        await asyncio.to_thread(self._training.meant, keywords)
-        body = {**_logged(model, groups), "config": plain(keywords), "dev_config": {}, "verbose": False}
-        answer = await self._sent("/_train_model", body)
-        return await asyncio.to_thread(self._training.found_by_words, groups, answer.text)
-
-    async def _train_model(
-        self,
-        model: Any,
-        trajectory_groups: Iterable[Any],
-        config: Any,
-        dev_config: Any,
-        verbose: bool = False,
-    ) -> AsyncIterator[dict[str, float]]:
-        """For release 0.4, whose model trains by itself: `model.train(groups, config=…)`.
-
-        It loses what a choice carries beside its words, so the run looks for its samples by what was said.
-        """
-        body = {
-            **_logged(model, trajectory_groups), "config": _fields(config), "dev_config": _fields(dev_config),
-            "verbose": verbose,
-        }  # fmt: skip
-        answer = await self._sent("/_train_model", body)
-        for line in answer.text.splitlines():
-            yield json.loads(line)
+        return await asyncio.to_thread(self._training.step, list(trajectory_groups), keywords)
 
     def _train_sft(
         self,
@@ -167,14 +145,6 @@ class SlipwayBackend:
                 raise
             say_once(f"step {step} is the best, and no longer kept: delete_checkpoints() earlier pins it")
 
-    async def _delete_checkpoints(self, model: Any, benchmark: str, benchmark_smoothing: float = 1.0) -> None:
-        """The same for release 0.4, of whose models the run has what was logged."""
-        await self._sent(f"/_delete_checkpoints?benchmark={quote(benchmark)}", _said_of(model))
-
-    async def _log(self, model: Any, trajectory_groups: Iterable[Any], split: str = "val") -> None:
-        """For release 0.4, whose backend keeps what a model's trajectories were."""
-        await self._sent("/_log", {**_logged(model, trajectory_groups), "split": split})
-
     async def _experimental_push_to_s3(self, model: Any, **others: Any) -> None:
         """Nothing is copied."""
         say_once(_COMES_HOME)
@@ -183,41 +153,6 @@ class SlipwayBackend:
         """Nothing is copied."""
         say_once("nothing is fetched: the run goes on where it is, and `launch --resume` takes one up again")
 
-    async def _sent(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
-        """An answer of the run's. Raises Refused."""
-        content = json.dumps(body).encode()
-        headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
-        answer = await asyncio.to_thread(self.session.wire.send, "POST", path, content, headers)
-        if answer.is_error:
-            raise refusal("POST", path, answer)
-        return answer
-
 
 def _is_trainable(model: Any) -> bool:
     return bool(getattr(model, "trainable", False))
-
-
-def _said_of(model: Any) -> dict[str, Any]:
-    """A model as the run is told of it: what it is, without the user's own configuration and keys."""
-    config = getattr(model, "_internal_config", None) or {}
-    said = {name: config[name] for name in _COMPARED if config.get(name) is not None}
-    unread = dict.fromkeys((name for name in config if name not in _COMPARED), True)
-    return {
-        "name": model.name,
-        "project": model.project,
-        "trainable": _is_trainable(model),
-        "base_model": getattr(model, "base_model", None),
-        "_internal_config": plain(said) | unread,
-    }
-
-
-def _logged(model: Any, trajectory_groups: Iterable[Any]) -> dict[str, Any]:
-    """Groups of trajectories as release 0.4 sends them."""
-    groups = [group.model_dump(mode="json") for group in trajectory_groups]
-    return {"model": _said_of(model), "trajectory_groups": groups}
-
-
-def _fields(config: Any) -> dict[str, Any]:
-    """The fields of a configuration that say something."""
-    said = config if isinstance(config, Mapping) else config.model_dump() if config is not None else {}
-    return {name: value for name, value in said.items() if value is not None}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from launcher.client.bodies import Group, Member
@@ -26,14 +27,19 @@ NO_REWARD = "no reward"
 MOST_CHARACTERS = 80
 
 
-def group_of(trajectories: Any, id: str) -> tuple[Group | None, Counter[str]]:  # noqa: A002 - the group's own
+def group_of(
+    trajectories: Any,
+    id: str,  # noqa: A002 - the group's own
+    found: Mapping[int, str] = MappingProxyType({}),
+) -> tuple[Group | None, Counter[str]]:
     """The group that trains these trajectories, and what of them it leaves out, by reason.
 
     `trajectories`: some trajectories, or a group of them with its `exceptions`. Each is one member, by the
     samples that its choices carry (`choice.slipway`), those of `additional_histories` behind its own; or by
-    its `rollout` where it names one. The group is None where nothing is left to train. Whatever a trajectory
-    has is in the group once, or counted once: a choice of another model, a choice that stands in it twice, a
-    trajectory without a choice, an exception.
+    its `rollout` where it names one; `found` has the samples of choices that carry none, by `id(choice)`. The
+    group is None where nothing is left to train. Whatever a trajectory has is in the group once, or counted
+    once: a choice of another model, a choice that stands in it twice, a trajectory without a choice, an
+    exception.
     """
     dropped = Counter(raised_by(one) for one in part(trajectories, "exceptions") or ())
     members: list[Member] = []
@@ -41,7 +47,7 @@ def group_of(trajectories: Any, id: str) -> tuple[Group | None, Counter[str]]:  
         if isinstance(trajectory, BaseException):
             dropped[raised_by(trajectory)] += 1
             continue
-        made, left_out = _member(trajectory)
+        made, left_out = _member(trajectory, found)
         dropped += left_out
         members += [made] if made is not None else []
     return (Group(id=id, members=members) if members else None), dropped
@@ -49,8 +55,14 @@ def group_of(trajectories: Any, id: str) -> tuple[Group | None, Counter[str]]:  
 
 def choices_of(trajectory: Any) -> Iterator[Any]:
     """Every choice of a trajectory, in order: its own history's, then those of `additional_histories`."""
+    for history in histories_of(trajectory):
+        yield from filter(is_choice, history)
+
+
+def histories_of(trajectory: Any) -> Iterator[Sequence[Any]]:
+    """The entries of its own history, then those of each of `additional_histories`."""
     for history in (trajectory, *(part(trajectory, "additional_histories") or ())):
-        yield from filter(is_choice, part(history, "messages_and_choices") or ())
+        yield part(history, "messages_and_choices") or ()
 
 
 def is_choice(entry: Any) -> bool:
@@ -89,7 +101,7 @@ def _members_of(trajectories: Any) -> Iterable[Any]:
     return trajectories if listed is None else listed
 
 
-def _member(trajectory: Any) -> tuple[Member | None, Counter[str]]:
+def _member(trajectory: Any, found: Mapping[int, str]) -> tuple[Member | None, Counter[str]]:
     dropped: Counter[str] = Counter()
     reward = number_of(part(trajectory, "reward"))
     rewarded: dict[str, Any] = {"reward": reward, "failure": NO_REWARD if reward is None else None}
@@ -99,7 +111,7 @@ def _member(trajectory: Any) -> tuple[Member | None, Counter[str]]:
     choices = 0
     for choice in choices_of(trajectory):
         choices += 1
-        sample = sample_of(choice)
+        sample = sample_of(choice) or found.get(id(choice))
         if sample is None:
             dropped[OTHERS] += 1
         elif sample in samples:

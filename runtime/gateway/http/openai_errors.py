@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any
 
+from runtime.gateway.http import retired
+
 # Status → the OpenAI "type" that client libraries switch on.
 _TYPES = {
     400: "invalid_request_error",
@@ -128,6 +130,8 @@ def reused_model(name: str, after: int | None, now: str | None) -> ApiError:
 
 def not_served(status: int, method: str, path: str, served: list[str]) -> ApiError:
     """404 or 405 for a route. The path is not repeated: a token that is in the wrong place is often there."""
+    if way := retired.way_out(path):
+        return ApiError(404, way, code="retired")
     for end, hint in _ELSEWHERE.items():
         if path.endswith(end):
             return ApiError(404, hint, code="not_served")

@@ -1,6 +1,6 @@
 """The names of an exchange by the fields of a DSPy task, for clients that train another text than sampled.
 
-DSPy's own GRPO and Arbor's sample with the chat adapter (`[[ ## answer ## ]]`) and train what they had
+DSPy's own GRPO samples with the chat adapter (`[[ ## answer ## ]]`) and trains what it had
 parsed, written again by the XML adapter (`<answer>`): literally the two never match. Here both have one name:
 the task, the question, and the values of the outputs, by the field names that the system message says. What
 an answer or an input says of fields names none.

@@ -1,4 +1,4 @@
-"""ART's keywords: those of `LocalBackend.train` of 0.5, and of 0.4's `TrainConfig` and `dev.TrainConfig`.
+"""ART's keywords: those of `LocalBackend.train` of 0.5, and of its `TrainConfig` and `dev.TrainConfig`.
 
 What ART means by a keyword is said here, beside what becomes of it; where it means what TRL does, the meaning
 is that of `applied.py` or `checked.py`. What is not said is as the run says: ART's own defaults are nobody's
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.shared.train_kwargs.applied import APPLIED, bounded
+from runtime.shared.train_kwargs.applied import bounded
 from runtime.shared.train_kwargs.checked import CHECKED, equal
 from runtime.shared.train_kwargs.lora_config import check as check_lora
 from runtime.shared.train_kwargs.reading import Act, Keyword, Reading, UnfitError, choice, number, switch
@@ -139,8 +139,6 @@ _APPLIED: dict[str, Act] = {
     "normalize_advantages": _scale_rewards,
     "scale_rewards": _scale_rewards,
     "kl_penalty_coef": _kl_penalty,
-    # Of 0.4: a term of its loss.
-    "beta": APPLIED["beta"],
 }
 _CHECKED: dict[str, Act] = {
     "loss_fn_config": _off_at(why="no loss here has settings of ART's"),

@@ -8,17 +8,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.runtime.arbor_wire import Wire
+from tests.runtime.gateway_run import GatewayRun
 from tests.runtime.tooling_engine import ToolingEngine
 
 
 def main(folder: str) -> None:
-    wire = Wire(Path(folder), ToolingEngine)
-    assert isinstance(wire.engine, ToolingEngine)
-    wire.engine.heard = Path(folder) / "heard.jsonl"
-    print(wire.gateway.socket, flush=True)
+    run = GatewayRun(Path(folder), ToolingEngine)
+    assert isinstance(run.engine, ToolingEngine)
+    run.engine.heard = Path(folder) / "heard.jsonl"
+    print(run.gateway.socket, flush=True)
     sys.stdin.read()
-    wire.close()
+    run.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""`POST /slipway/samples/lookup`: which samples the answers of conversations are, by their words.
+
+For a client whose library keeps of an answer no more than its words, as one of ART's does for LiteLLM. Each
+is looked up literally: the conversation before it and its own words, among the answers that were served. What
+is not found was another model's: never is a text trained that was not sampled here. Neighbours: gateway.py
+mounts it; samples.py knows what was served, the client names what it is told here in a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Self
+
+from fastapi import APIRouter
+from pydantic import Field, NonNegativeInt, model_validator
+
+from runtime.gateway.samples import content
+from runtime.gateway.samples.sample_ref import SampleRef
+from runtime.shared.schema import MOST_SAMPLES, Answer, Body, SampleId
+
+MOST_CONVERSATIONS = 4096
+
+# The samples of a name by content; whether a step has a sample already.
+OfContent = Callable[[str], list[SampleRef]]
+Taken = Callable[[str], bool]
+
+
+class Conversation(Body):
+    """What was said. `answers`: the places of the messages that are looked up."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    answers: Annotated[list[NonNegativeInt], Field(max_length=MOST_SAMPLES)]
+
+    @model_validator(mode="after")
+    def _has_its_answers(self) -> Self:
+        if any(place >= len(self.messages) for place in self.answers):
+            raise ValueError("an answer must be the place of a message")
+        return self
+
+
+class Lookup(Body):
+    """The question. `named`: samples that other answers of the same step are; none of these is found."""
+
+    conversations: Annotated[list[Conversation], Field(max_length=MOST_CONVERSATIONS)]
+    named: list[SampleId] = []
+
+
+class Found(Answer):
+    """The sample of each answer, by conversation; None where none has its words."""
+
+    samples: list[list[str | None]]
+
+
+def lookup_routes(of_content: OfContent, taken: Taken) -> APIRouter:
+    """The router of the one route."""
+    router = APIRouter(prefix="/slipway")
+
+    @router.post("/samples/lookup")
+    async def lookup(asked: Lookup) -> Found:
+        words = await asyncio.to_thread(lambda: [[*_words(one)] for one in asked.conversations])
+        supply = _Supply(of_content, taken, {*asked.named})
+        return Found(samples=[[supply.give(one) for one in answers] for answers in words])
+
+    return router
+
+
+@dataclass(frozen=True)
+class _Words:
+    """An answer by its words: the names that it may have by content, and the white space around it."""
+
+    keys: tuple[str, ...]
+    around: str
+
+
+def _words(said: Conversation) -> Iterator[_Words]:
+    # A client that sends an answer back leaves out what no request has.
+    messages = [_without_nothing(one) for one in said.messages]
+    for place in said.answers:
+        text = str(said.messages[place].get("content") or "")
+        calls = content.calls_of(said.messages[place].get("tool_calls"))
+        before = messages[:place]
+        # Clients give an answer without words back as none, or as empty ones.
+        spelled = [{**one, "content": one.get("content") or ""} for one in before]
+        keys = (content.key(it, text, calls) for it in (before, spelled))
+        yield _Words(tuple(dict.fromkeys(keys)), content.around(text))
+
+
+def _without_nothing(said: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if value not in (None, [], {})}
+
+
+@dataclass
+class _Supply:
+    """Samples by their words; each is given out once."""
+
+    of_content: OfContent
+    taken: Taken
+    given: set[str] = field(default_factory=set)
+
+    def give(self, words: _Words) -> str | None:
+        """The newest sample of these words that nobody has; where all are spoken for, the newest there is.
+
+        Of several, what has the very white space around them, and then what can be trained on.
+        """
+        found = [ref for key in words.keys for ref in self.of_content(key)]
+        free = [ref for ref in found if ref.id not in self.given and ref.tags.purpose == "train"]
+        if not free:
+            return None
+
+        def fitness(ref: SampleRef) -> tuple[bool, bool, bool]:
+            return not self.taken(ref.id), ref.around == words.around, ref.unscorable is None
+
+        best = sorted(free, key=fitness)[-1]
+        self.given.add(best.id)
+        return best.id

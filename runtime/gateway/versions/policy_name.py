@@ -1,0 +1,98 @@
+"""`POST /slipway/policy_name`: what a program calls the policy, as one for ART names its model.
+
+    art/models.json     {"policy": "agent-001"}
+
+A run trains one policy, so there is one such name: a second one would be the same weights under another name,
+and is refused. From then on `agent-001` is the newest version and `agent-001@7` that of step 7. Neighbours:
+gateway.py mounts it; versions.py asks what a name means.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.versions.versions import BASE, Versions
+from runtime.shared import files
+from runtime.shared.model_names import ModelNames
+from runtime.shared.schema import Body
+
+# What a name may not be: it is asked for as a model, and `@` stands before a step.
+_NAME = re.compile(r"[^\s@/\\\x00-\x1f][^@\\\x00-\x1f]{0,127}")
+_STEP = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+class PolicyNamed(Body):
+    """The body: the name, and the model that its program wants trained."""
+
+    name: str
+    base_model: Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class PolicyName:
+    """The name of one run. The gateway's event loop is its only user."""
+
+    def __init__(self, state_dir: Path, versions: Versions, alias: str, names: ModelNames) -> None:
+        self._path = state_dir / "art" / "models.json"
+        self._versions = versions
+        self._alias = alias
+        self._names = names
+        self._own: str | None = (files.read_json(self._path) or {}).get("policy")
+
+    def meaning(self, name: str) -> str | None:
+        """The policy's name for what a program's name means, `agent` or `agent@7`; None for any other."""
+        model, at, step = name.partition("@")
+        if model != self._own:
+            return None
+        if not at:
+            return self._alias
+        return self._versions.named(int(step)) if _STEP.fullmatch(step) else None
+
+    def take(self, said: PolicyNamed) -> None:
+        """Know the policy by this name. Raises ApiError for one that it cannot have, OSError."""
+        if not _NAME.fullmatch(said.name) or said.name != said.name.strip():
+            raise ApiError(400, "a model's name has 1 to 128 characters, and no '@' in it", param="name")
+        if not self._names.has(said.base_model):
+            raise ApiError(
+                400,
+                f"this run trains {self._names.own}, not {said.base_model}: "
+                f"launch --model {said.base_model} begins one that does",
+                param="base_model",
+                code="another_model",
+            )
+        if said.name == self._own:
+            return
+        if self._own is not None:
+            raise ApiError(
+                409,
+                f"this run trains one policy, which is {self._own}: use that name to go on, "
+                f"or begin another run for {said.name}",
+                param="name",
+                code="another_policy",
+            )
+        if said.name == BASE:
+            raise ApiError(400, f"{said.name} means something else here: another name", param="name")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(self._path, {"policy": said.name}, durable=True)
+        self._own = said.name
+
+
+def policy_name_routes(known: PolicyName) -> APIRouter:
+    """The router of the one route; the same name again is the same name."""
+    router = APIRouter(prefix="/slipway")
+
+    @router.post("/policy_name")
+    async def name(said: PolicyNamed) -> PolicyNamed:
+        try:
+            known.take(said)
+        except OSError as error:
+            message = f"the machine's disk does not take it: {error.strerror or error}"
+            raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
+        return said
+
+    return router
