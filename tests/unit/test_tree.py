@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ FLOORS = {
     ),
     "tiny": ("runtime/tiny",),
 }  # fmt: skip
-LONGEST_FILE = 350
+LONGEST_FILE = 500
 MOST_FILES_IN_LAUNCHER = 5
 
 
@@ -170,11 +169,6 @@ def test_the_launchers_folder_is_a_floor_plan_and_no_file_is_too_long() -> None:
 
 def _lines(path: Path) -> int:
     return len(path.read_text().splitlines())
-
-
-def test_no_two_files_of_launcher_have_one_name() -> None:
-    names = Counter(path.name for path in _house() if path.relative_to(ROOT).parts[0] == "launcher")
-    assert not [name for name, count in names.items() if count > 1]
 
 
 def test_the_two_halves_share_only_the_light_modules() -> None:
