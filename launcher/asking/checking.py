@@ -15,8 +15,9 @@ from typing import Any
 from launcher.asking import agreement, earlier_run, preflight, program_check, runtime_config
 from launcher.asking.reading import Asked
 from launcher.base import credentials
-from launcher.base.errors import ConfigError, PreflightError, UsageError, suggestion
+from launcher.base.errors import ConfigError, PreflightError, UsageError
 from launcher.base.home import Home
+from launcher.base.suggestions import suggestion
 from launcher.ledger.endpoint import keyless_by, wanted_port
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines import own_gpus

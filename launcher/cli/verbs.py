@@ -17,9 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import EXIT_OK, UsageError, suggestion
+from launcher.base.errors import EXIT_OK, UsageError
 from launcher.base.home import Home
 from launcher.base.log import before
+from launcher.base.suggestions import suggestion
 from launcher.base.units import format_duration, format_money
 from launcher.ledger import lives
 from launcher.ledger.endpoint import RESULTS, Endpoint, is_open, token_file

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base import clock, descriptors, processes
-from launcher.base.errors import JobFailed, PreflightError
+from launcher.base.errors import JobFailed, PreflightError, described
 from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
 from launcher.ledger import teardown_lock
@@ -209,7 +209,7 @@ def _self_ended(record: RunRecord) -> float | None:
     except JobFailed:
         return latest
     except Exception as error:  # noqa: BLE001 - then nobody says that it is gone
-        _say(machine_of_record.described(error))
+        _say(described(error))
     return None
 
 
@@ -234,7 +234,7 @@ def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.OneLea
             copying,
         )
     except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
-        why = machine_of_record.described(error)
+        why = described(error)
     if why is not None:
         _say(f"{record.id}: its newest results are lost with it: {why}")
     return why
