@@ -19,9 +19,9 @@ from launcher.client import (
     gather_ahead,
     gather_trajectory_groups,
 )
-from launcher.client.by_trajectories import TrainResult
 from launcher.client.trajectories.ahead import StepGroups
 from launcher.client.trajectories.members import OTHERS
+from launcher.client.trajectories.results import TrainResult
 from launcher.client.trajectories.trajectory_group import PendingGroup
 from runtime.tiny.chat import messages, parse
 from runtime.tiny.grammar import training_phrases

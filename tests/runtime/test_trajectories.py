@@ -13,8 +13,8 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat.chat_completion import Choice
 
 from launcher.client import Session, StepFailed, Trajectory, TrajectoryGroup, gather_trajectory_groups
-from launcher.client.by_trajectories import TrainResult
 from launcher.client.trajectories.members import EMPTY, NO_REWARD, OTHERS, TWICE
+from launcher.client.trajectories.results import TrainResult
 from tests.runtime.queue_run import QueueRun
 from tests.support.small_counts import FLAT
 from tests.support.small_run import TOKEN

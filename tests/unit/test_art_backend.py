@@ -163,13 +163,13 @@ def test_b07_delete_checkpoints_pins_the_best_and_deletes_nothing(
 def test_b07_a_benchmarks_name_is_sent_whole(
     backend: SlipwayBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, sent = backend.session.wire.send, []
+    send, sent = backend.session.connection.wire.send, []
 
     def noted(method: str, path: str, *more: Any) -> Any:
         sent.append(path)
         return send(method, path, *more)
 
-    monkeypatch.setattr(backend.session.wire, "send", noted)
+    monkeypatch.setattr(backend.session.connection.wire, "send", noted)
     with pytest.raises(Refused):  # which this run does not serve
         asyncio.run(backend._delete_checkpoints(MODEL, "val/won & drawn+lost"))
     assert sent == ["/_delete_checkpoints?benchmark=val/won%20%26%20drawn%2Blost"]

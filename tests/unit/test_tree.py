@@ -7,11 +7,15 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.support.import_graph import ImportGraph, circles
+
 ROOT = Path(__file__).resolve().parents[2]
+GRAPH = ImportGraph(ROOT)
 TOP_LEVEL = {
     "launcher", "runtime", "sky", "examples", "tests", ".env.example", "pyproject.toml", "README.md",
     ".ci", ".gitignore", "LICENSE",
@@ -36,7 +40,8 @@ IMPORTERS = {
     },
 }  # fmt: skip
 
-# The floors of both halves, from the ground up: a file imports only its own folder's and those named before.
+# The floors of both halves, from the ground up: a file imports only its own floor's and those named before. A
+# floor is a folder, or a file of one that stands higher than the folder.
 FLOORS = {
     "launcher": (
         "launcher/base", "launcher/screen", "launcher/values", "launcher/ledger", "launcher/models",
@@ -47,8 +52,9 @@ FLOORS = {
     # A program imports these; of the rest they know the errors, and what is harmless on a terminal.
     "client": (
         "launcher/base", "launcher/client", "launcher/client/tracing", "launcher/client/trajectories",
-        "launcher/client/ruler", "launcher/client/autorl", "launcher/client/dspy", "launcher/client/arbor",
-        "launcher/client/art", "launcher/bench/programs",
+        "launcher/client/session.py", "launcher/client/started_run.py", "launcher/client/ruler",
+        "launcher/client/autorl", "launcher/client/dspy", "launcher/client/arbor", "launcher/client/art",
+        "launcher/bench/programs",
     ),
     "runtime": (
         "runtime/shared", "runtime/shared/memory", "runtime/shared/train_kwargs", "runtime/engine",
@@ -69,10 +75,15 @@ def _tracked() -> list[Path]:
     return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
 
 
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _imports(path: Path) -> set[str]:
     """Top-level names a file imports, wherever in the file the import stands."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -106,56 +117,56 @@ def test_what_the_runtimes_own_python_runs_needs_no_dspy() -> None:
     assert not [path.name for path in tests if re.search(r"launcher\.client\.(dspy|arbor)", path.read_text())]
 
 
-def _modules_imported(path: Path) -> set[str]:
-    """Dotted names of all that a file imports of this tree, as files; a package's own `__init__` is none."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return {name for name in names if (ROOT / f"{name.replace('.', '/')}.py").is_file()}
-
-
 def _house() -> list[Path]:
-    """The product's own files in their rooms; an `__init__` is the door of its room and imports out of it."""
-    rooms = ("launcher", "runtime")
-    return [
-        path for path in _sources() if path.relative_to(ROOT).parts[0] in rooms and path.stem != "__init__"
-    ]
+    """The product's own files in their rooms."""
+    return [path for path in _sources() if path.relative_to(ROOT).parts[0] in ("launcher", "runtime")]
+
+
+def _imported_files(path: Path, passed: frozenset[str] = frozenset()) -> set[str]:
+    """The modules that a file imports. A package is the door of its room: what it imports counts instead."""
+    found: set[str] = set()
+    for name in GRAPH.imported(path) - passed:
+        door = ROOT / name.replace(".", "/") / "__init__.py"
+        found |= _imported_files(door, passed | {name}) if door.is_file() else {name}
+    return found
+
+
+def _floor(module: Path) -> str:
+    """A file's own floor, or its folder's."""
+    name = str(module.relative_to(ROOT))
+    is_own = any(name in floors for floors in FLOORS.values())
+    return name if is_own else str(module.parent.relative_to(ROOT))
+
+
+def _rooms() -> list[Path]:
+    """The files that stand on a floor: all but the doors, which import out of their rooms."""
+    return [path for path in _house() if path.stem != "__init__"]
 
 
 @pytest.mark.parametrize("half", sorted(FLOORS))
 def test_a_folder_imports_only_those_below_it(half: str) -> None:
     floors = FLOORS[half]
     upwards = []
-    for path in _house():
-        room = str(path.parent.relative_to(ROOT))
-        if room not in floors or (half == "client" and room == "launcher/base"):
+    for path in _rooms():
+        own = _floor(path)
+        if own not in floors or (half == "client" and own == "launcher/base"):
             continue
-        below = set(floors[: floors.index(room) + 1])
-        for name in _modules_imported(path):
-            other = str(Path(*name.split(".")).parent)
-            if other.split("/")[0] == room.split("/")[0] and other not in below:
+        below = set(floors[: floors.index(own) + 1])
+        for name in _imported_files(path):
+            other = _floor(ROOT / f"{name.replace('.', '/')}.py")
+            if other.split("/")[0] == own.split("/")[0] and other not in below:
                 upwards.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not upwards
 
 
 def test_no_file_is_imported_by_what_it_imports() -> None:
-    """Also inside a room, and of what only a type checker imports."""
-    imports = {}
-    for path in _house():
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        imports[name] = _modules_imported(path) - {name}
-    while above := {name for name, of in imports.items() if not of & imports.keys()}:
-        imports = {name: of for name, of in imports.items() if name not in above}
-    # What is left imports something of what is left: a circle, and all that stand on it.
-    assert not imports
+    """Also inside a room, through a package, by a name in a string, and for a type checker alone."""
+    found = circles({GRAPH.name_of(path): GRAPH.imported(path) for path in _house()})
+    assert not found, "\n".join(f"these import each other: {', '.join(circle)}" for circle in found)
 
 
 def test_every_room_has_its_floor() -> None:
-    rooms = {str(path.parent.relative_to(ROOT)) for path in _house()}
-    assert rooms == {room for floors in FLOORS.values() for room in floors}
+    assert {_floor(path) for path in _rooms()} == {room for floors in FLOORS.values() for room in floors}
 
 
 def test_the_launchers_folder_is_a_floor_plan_and_no_file_is_too_long() -> None:
@@ -185,7 +196,7 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
     shared |= {f"runtime.shared.memory.{part}" for part in ("planning", "instead", "line")}
     for path in _sources():
         half = path.relative_to(ROOT).parts[0]
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_parsed(path)):
             if not isinstance(node, ast.ImportFrom) or not node.module:
                 continue
             other = node.module.split(".")[0]
@@ -212,7 +223,7 @@ def test_the_client_imports_nothing_outside_launcher() -> None:
             "launcher.base.own_python",
             "launcher.client",
         )
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 assert node.module.split(".")[0] not in {"runtime", "sky", "examples", "tests"}, path
                 is_launcher = node.module.split(".")[0] == "launcher"

@@ -67,7 +67,7 @@ class Training:
 
     def meant(self, keywords: Mapping[str, Any]) -> train_kwargs.Meant:
         """What the keywords are on this run; what has no effect is said. Raises TrainingFailed."""
-        meant = train_kwargs.ask(self._session, keywords, trainer="art")
+        meant = train_kwargs.ask(self._session.connection, keywords, trainer="art")
         for note in meant.notes:
             say_once(note)
         return meant

@@ -187,7 +187,7 @@ class SlipwayBackend:
         """An answer of the run's. Raises Refused."""
         content = json.dumps(body).encode()
         headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
-        answer = await asyncio.to_thread(self.session.wire.send, "POST", path, content, headers)
+        answer = await asyncio.to_thread(self.session.connection.wire.send, "POST", path, content, headers)
         if answer.is_error:
             raise refusal("POST", path, answer)
         return answer

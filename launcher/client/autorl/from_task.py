@@ -26,7 +26,6 @@ from launcher.client.autorl.answering import Answering
 from launcher.client.autorl.before_after import HELD_OUT_RUBRIC, BeforeAfter, Pair, compared
 from launcher.client.autorl.scenario_writing import Scenarios, scenarios
 from launcher.client.bodies import Validation
-from launcher.client.by_trajectories import TrainResult, TrainSettings
 from launcher.client.failures import TrainingFailed
 from launcher.client.ruler.judge_asking import Tries
 from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC
@@ -35,6 +34,7 @@ from launcher.client.ruler.judges import judge_of
 from launcher.client.ruler.score_group import DEFAULT_JUDGE, ruler_score_group
 from launcher.client.session import Session, connect
 from launcher.client.trajectories.gathering import gather_trajectory_groups
+from launcher.client.trajectories.results import TrainResult, TrainSettings
 from launcher.client.trajectories.trajectory_group import TrajectoryGroup
 
 # In the run's folder: the inputs, and what the held-out ones were answered with before.

@@ -199,7 +199,7 @@ class GRPO(Teleprompter):
         trained = attach(student, session)
         train_kwargs = for_policy("train_kwargs", self.train_kwargs, session)
         check_sampling(train_kwargs, trained.policies)
-        self._meant = ask(session, train_kwargs, self.num_train_steps)
+        self._meant = ask(session.connection, train_kwargs, self.num_train_steps)
         # The newest version, whichever an earlier compile left here.
         trained = with_own_lms(student, trained, session.model)
         training = self._training(student, trained, session, examples, held_out)

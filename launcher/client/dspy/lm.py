@@ -61,7 +61,7 @@ class PolicyLM(dspy.LM):
         is_newest = model is None
         if model is None:
             model = name_of(self.session, self.session.version) if cache else self.session.model
-        engine = PolicyEngine(self.session, dict(extra_body or {}))
+        engine = PolicyEngine(self.session.connection, dict(extra_body or {}))
         if kwargs.get("top_k") in _EVERY_TOKEN:
             del kwargs["top_k"]
         super().__init__(
