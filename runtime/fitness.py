@@ -4,8 +4,9 @@
 
 GPUs by type and number, the driver against the CUDA that the pinned packages are built for, memory, what
 processes share of it, and disk for the environment and the model. Neighbours:
-`launcher/machines/over_ssh/machine_scripts.py` runs it first of all on a rented machine,
-`launcher/machines/own_gpus.py` asks it of this computer, `bootstrap.py` builds what is checked for here.
+`nvidia_smi.py` lists the GPUs, `launcher/machines/over_ssh/machine_scripts.py` runs it first of all on a
+rented machine, `launcher/machines/own_gpus.py` asks it of this computer, `bootstrap.py` builds what is
+checked for here.
 Standard library only. Knows nothing of how a machine was rented.
 """
 
@@ -15,13 +16,13 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import bootstrap
+from runtime.nvidia_smi import Gpu, UnfitError, ask_driver, is_of_type
 from runtime.shared import gpu_memory
 from runtime.shared.memory.planning import gib, usable
 
@@ -43,30 +44,6 @@ HEADERS = Path(sysconfig.get_path("include", "posix_prefix"))
 _SHARED_MEMORY_BYTES = 10**9
 # A GPU called 80GB reports 79.6 GiB; one called 40GB is not taken for it.
 _OF_THE_NAMED_MEMORY = 0.9
-_ASK_SECONDS = 60
-_FIELDS = (
-    "name", "driver_version", "memory.total", "compute_cap", "mig.mode.current", "uuid", "memory.used"
-)  # fmt: skip
-# What a type's name is made of; and its words that say how it is built in, not which it is.
-_PIECES = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
-_FORMS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d*|PCIE|NVL\d*|\d+GB?", re.IGNORECASE)
-
-
-class UnfitError(Exception):
-    """Why this machine will not do, in one line."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One line of nvidia-smi; None for what it does not say."""
-
-    name: str
-    driver: str
-    memory_bytes: int | None
-    capability: float | None
-    split_up: bool
-    uuid: str = ""
-    used_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +75,7 @@ def check(needs: Needs, root: Path) -> str:
     found = []
     if needs.variant == "cuda":
         gpus = ask_driver()
-        check_gpus(gpus, needs)
+        _check_gpus(gpus, needs)
         check_driver(gpus[0].driver, cuda_version(needs.variant))
         check_capability(gpus[0], needs)
         check_weights(gpus[0], needs)
@@ -110,41 +87,7 @@ def check(needs: Needs, root: Path) -> str:
     return " · ".join([*found, f"{_gb(free)} of disk free"])
 
 
-def ask_driver() -> list[Gpu]:
-    """The GPUs that nvidia-smi lists. Raises UnfitError with what it says when it fails."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS)
-    except FileNotFoundError:
-        raise UnfitError("no NVIDIA driver is there: nvidia-smi is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise UnfitError(f"the NVIDIA driver hangs: nvidia-smi said nothing for {_ASK_SECONDS} s") from None
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    gpus = [gpu for line in lines if (gpu := _gpu(line)) is not None]
-    complaints = [line for line in lines if _gpu(line) is None]
-    complaints += [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    if done.returncode or complaints or not gpus:
-        said = complaints[-1] if complaints else f"nvidia-smi ended with code {done.returncode}"
-        raise UnfitError(f"the NVIDIA driver is in trouble: {said}")
-    return gpus
-
-
-def _gpu(line: str) -> Gpu | None:
-    """None for a line that is no list of the fields asked for: nvidia-smi complains on stdout, too."""
-    fields = [field.strip() for field in line.split(",")]
-    if len(fields) != len(_FIELDS) or not re.match(r"\d+\.", fields[1]):
-        return None
-    name, driver, memory, capability, mig, uuid, used = fields
-    known = re.fullmatch(r"\d+\.\d+", capability)
-    number = float(capability) if known else None
-    return Gpu(name, driver, _mebibytes(memory), number, mig == "Enabled", uuid, _mebibytes(used))
-
-
-def _mebibytes(text: str) -> int | None:
-    return int(text) * 2**20 if text.isdigit() else None
-
-
-def check_gpus(gpus: list[Gpu], needs: Needs) -> None:
+def _check_gpus(gpus: list[Gpu], needs: Needs) -> None:
     """Each is whole, of the type rented, and there are enough. Raises UnfitError."""
     if len(gpus) < needs.count:
         raise UnfitError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
@@ -158,17 +101,6 @@ def check_gpus(gpus: list[Gpu], needs: Needs) -> None:
             raise UnfitError(
                 f"{needs.gpus} was rented, GPU {index} ({gpu.name}) has {_gb(gpu.memory_bytes)} of memory"
             )
-
-
-def is_of_type(name: str, rented: str) -> bool:
-    """Whether nvidia-smi's name ("NVIDIA H100 80GB HBM3") is what SkyPilot calls `rented` ("H100-MEGA-80GB").
-
-    The type up to its number must stand in the name as words: A10 is no A100, L40 no L40S.
-    """
-    words = [word for word in re.split(r"[-_\s]+", rented) if word and not _FORMS.fullmatch(word)]
-    numbered = next((index for index, word in enumerate(words) if re.search(r"\d", word)), len(words) - 1)
-    wanted = r"[-\s]*".join(_PIECES.findall(" ".join(words[: numbered + 1])))
-    return re.search(rf"(?<![A-Z0-9]){wanted}(?![A-Z0-9])", name, re.IGNORECASE) is not None
 
 
 def cuda_version(variant: str) -> str:

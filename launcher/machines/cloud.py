@@ -51,7 +51,7 @@ from runtime.fitness import Needs
 
 if TYPE_CHECKING:
     from launcher.machines.skypilot.spare_home import SpareHome
-    from runtime.shared.schema import RuntimeConfig
+    from runtime.shared.runtime_config import RuntimeConfig
 
 SETUP_SECONDS = 3600.0
 _DOOR = "gateway.sock"

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from launcher.base import disk
 from launcher.base.errors import PreflightError
 from launcher.values.settings import OWN_GPUS
-from runtime import fitness, gpus
-from runtime.fitness import Gpu, Needs, UnfitError
+from runtime import fitness, gpus, nvidia_smi
+from runtime.fitness import Needs
+from runtime.nvidia_smi import Gpu, UnfitError
 
 # A screen's share. A plan gives out all but about so much, and an engine does not start without its part.
 _MOST_USED = 0.05
@@ -49,7 +50,7 @@ def fit(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
     """All that will do. Raises UnfitError where they are too few, with what is wrong with another."""
     if platform.machine() not in {"x86_64", "AMD64"}:
         raise UnfitError(f"the runtime's CUDA build needs an x86-64 processor, this is {platform.machine()}")
-    seen = _visible(fitness.ask_driver(), environ)
+    seen = _visible(nvidia_smi.ask_driver(), environ)
     fitness.check_driver(seen[0][1].driver, fitness.cuda_version(needs.variant))
     troubles = [_trouble(index, gpu, needs) for index, gpu in seen]
     found = [gpu for (_, gpu), trouble in zip(seen, troubles, strict=True) if trouble is None]

@@ -20,8 +20,8 @@ from typing import Any
 from launcher.base import credentials
 from launcher.base.errors import NotPulled
 from launcher.base.log import REDACTOR
-from launcher.results import checkpoints
-from launcher.results.checkpoints import NotWholeError
+from launcher.results import checked_files
+from launcher.results.checked_files import NotWholeError
 from runtime.shared import redaction
 
 ROLLOUTS = "rollouts"
@@ -139,7 +139,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(state_dir: Path, path: Path, most_bytes: int) -> bytes:
     """A file's content. Raises NotWholeError for a link on the way to it, and for what is too large."""
-    with checkpoints.opened(state_dir, str(path.relative_to(state_dir))) as file:
+    with checked_files.opened(state_dir, str(path.relative_to(state_dir))) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise NotWholeError(f"it is larger than {most_bytes} bytes")

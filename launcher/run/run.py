@@ -54,7 +54,7 @@ from launcher.values.settings import TINY_MODEL
 
 if TYPE_CHECKING:
     from launcher.run.work import Watched
-    from runtime.shared.schema import RuntimeConfig
+    from runtime.shared.runtime_config import RuntimeConfig
 
 # Each of these may take longer than a run may, and none looks at the clock; the work does by itself.
 _ON_THE_WAY_UP = ("arm", "push", "setup", "serve", "connect")

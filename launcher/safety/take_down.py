@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from launcher.base import processes
+from launcher.base import processes, running
 from launcher.base.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified, described
 from launcher.base.processes import ProcessId
 from launcher.base.units import format_money
@@ -103,7 +103,7 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
     note(f"{record.name or record.id}: its guardian is still taking it down")
     still = idle = 0.0
     while not processes.wait_gone(guardian, _LOOK_SECONDS):
-        record, is_stopped = store.load(record.id), processes.stopped(guardian)
+        record, is_stopped = store.load(record.id), running.stopped(guardian)
         rests = not is_stopped and teardown_lock.holder(store.folder(record.id)) is None
         idle = idle + _LOOK_SECONDS if rests else 0.0
         if rests and (record.state == "unverified" or idle > _IDLE_SECONDS):

@@ -61,7 +61,7 @@ from runtime.shared.checkpoint import SERVING, Checkpoint, CheckpointStore, newe
 from runtime.shared.child_status import Machine
 from runtime.shared.given_token import read_token
 from runtime.shared.model_names import ModelNames
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_kwargs import Trainer
 
 log = logging.getLogger(__name__)

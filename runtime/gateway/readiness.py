@@ -14,7 +14,9 @@ from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.versions import Versions
 from runtime.shared.child_status import Machine
-from runtime.shared.schema import RuntimeConfig, RuntimeStatus, StepSettings
+from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.schema import StepSettings
+from runtime.shared.statuses import RuntimeStatus
 
 Phase = Literal["starting", "ready", "degraded", "failed", "stopping"]
 

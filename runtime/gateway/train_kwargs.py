@@ -15,7 +15,7 @@ from fastapi import APIRouter
 
 from runtime.gateway.arbor.surroundings import Meant
 from runtime.shared.projections import lora_targets
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_kwargs import Run, Trainer, TrainKwargs, TrainKwargsRead, read
 
 

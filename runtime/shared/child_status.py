@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.shared import files
-from runtime.shared.schema import ChildState
+from runtime.shared.statuses import ChildState
 
 # The supervisor touches its file every few seconds (supervision.py).
 SILENT_SECONDS = 20.0

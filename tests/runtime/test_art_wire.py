@@ -16,7 +16,8 @@ from runtime.gateway.art import training
 from runtime.gateway.art.training import MOST_UNTRAINED
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.http.step_errors import QueueFullError
-from runtime.shared.schema import Group, Member, StepRequest, StepStatus
+from runtime.shared.schema import Group, Member, StepRequest
+from runtime.shared.statuses import StepStatus
 from tests.runtime.arbor_wire import Wire, wires
 
 pytestmark = pytest.mark.process

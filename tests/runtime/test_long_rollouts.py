@@ -17,7 +17,7 @@ from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps import handover
 from runtime.gateway.steps.rollout_log import Said
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.recorded import answer, asked, choice, record
 from tests.support.waiting import wait_until_async

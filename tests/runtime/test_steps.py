@@ -27,7 +27,8 @@ from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared import failpoints
 from runtime.shared.batch import read_batch
 from runtime.shared.files import write_json
-from runtime.shared.schema import Group, Member, StepRequest, StepSettings, StepStatus
+from runtime.shared.schema import Group, Member, StepRequest, StepSettings
+from runtime.shared.statuses import StepStatus
 from runtime.shared.train_config import TrainConfig
 from tests.runtime.recorded import sampled
 from tests.runtime.steps_run import SOON_SECONDS, Run, Running, drive

@@ -16,7 +16,7 @@ import pytest
 
 from runtime import health
 from runtime.health import TrainerHealth
-from runtime.shared import files, processes
+from runtime.shared import files, process_table
 from runtime.shared.child_status import Machine
 from runtime.supervision import ChildSpec, Restarts, Supervisor
 from tests.support.waiting import wait_until, wait_until_async
@@ -231,13 +231,13 @@ def test_g23_a_trainer_in_a_long_write_is_well_until_a_bound(
 
         try:
             files.write_json(said, {"state": "training"})
-            wait_until(lambda: processes.at_the_disk([writing.pid]))
+            wait_until(lambda: process_table.at_the_disk([writing.pid]))
             began = time.monotonic()
             wait_until(longer_than_still_seconds)
             monkeypatch.setattr(health, "DISK_SECONDS", 3 * health.STILL_SECONDS)
             assert "waits for its disk" in (wait_until(asked, 30) or "")
             os.close(os.open(fifo, os.O_RDONLY))  # the disk has taken it
-            wait_until(lambda: not processes.at_the_disk([writing.pid]))
+            wait_until(lambda: not process_table.at_the_disk([writing.pid]))
             assert "no sign of life" in (wait_until(lambda: _frozen(asked())) or "")
         finally:
             writing.kill()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.asking import earlier_run, preflight, shadowing
+from launcher.asking import earlier_run, ports, shadowing
 from launcher.asking.setting_sources import load
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
@@ -104,7 +104,7 @@ def test_a02_a_taken_port_is_refused_by_whose_it_is_and_with_what_the_program_mu
             Relay(tmp_path / "none.sock", port, token=TOKEN, keyless_by="--arbor").start()
         assert late.value.hint == f"launch {other}"
         with pytest.raises(PreflightError, match="is taken") as plain:
-            preflight.check_port(port, home)
+            ports.check_port(port, home)
         assert "--arbor" not in str(plain.value.hint)
 
 

@@ -15,8 +15,9 @@ import pytest
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.pool import Bounds, Pool, Taken
+from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_rollout import Answered, Rollout
 from launcher.client.dspy.rollouts import Finished, Run
-from launcher.client.dspy.tagging import Answered, Predictors, Rollout
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.workers import Beside, Job, Workers
 

@@ -25,8 +25,9 @@ from launcher.client.alarms import repeated_share
 from launcher.client.bodies import PURPOSE_HEADER, REQUEST_HEADER, VERSION_HEADER
 from launcher.client.connection import Connection
 from launcher.client.dspy.naming import version_in
+from launcher.client.dspy.program_rollout import Answered, Call, RolloutOver
 from launcher.client.dspy.sampling_live import for_training
-from launcher.client.dspy.tagging import Answered, Call, RolloutOver, astray, begin_call, current_rollout
+from launcher.client.dspy.tagging import astray, begin_call, current_rollout
 from launcher.client.failures import EndpointLost
 from launcher.client.tracing.rollout import is_inside
 from launcher.client.wire import AsyncWire, new_request_id

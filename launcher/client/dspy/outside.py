@@ -1,8 +1,8 @@
 """Which other models failed in a run: a part of the program that asks one, or a judge in the metric, by name.
 
-Neighbours: `rollouts.py` puts the watch among DSPy's callbacks, `tagging.py` keeps what it finds. What such a
-model fails at says nothing about the policy, also where the program or the metric swallows the exception.
-A predictor is judged by how it ends: an adapter may try again within it. Knows nothing of rewards.
+Neighbours: `rollouts.py` puts the watch among DSPy's callbacks, `program_rollout.py` keeps what it finds.
+What such a model fails at says nothing about the policy, also where the program or the metric swallows the
+exception. A predictor is judged by how it ends: an adapter may try again within it. Knows nothing of rewards.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 from launcher.client.dspy.addressed import WAY_OUT, is_astray
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.program_rollout import Rollout
 from launcher.client.dspy.standing_in import is_stand_in
-from launcher.client.dspy.tagging import Rollout, current_rollout, outside_rollouts
+from launcher.client.dspy.tagging import current_rollout, outside_rollouts
 
 _JUDGED = "slipway_judged"
 

@@ -16,8 +16,8 @@ import dspy
 from launcher.client.dspy.addressed import WAY_OUT, is_astray, points_at
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.predictors import frozen_predictors, header_safe
 from launcher.client.dspy.standing_in import is_stand_in
-from launcher.client.dspy.tagging import frozen_predictors, header_safe
 from launcher.client.session import Session
 
 

@@ -25,6 +25,8 @@ from launcher.client.dspy.grouping import Grouped, Rules, build_groups
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.pool import Bounds, Pool, Taken
+from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_rollout import Rollout
 from launcher.client.dspy.report import Journal, Report, counted
 from launcher.client.dspy.rollouts import (
     MOST_AT_ONCE,
@@ -38,7 +40,6 @@ from launcher.client.dspy.rollouts import (
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served import Served
-from launcher.client.dspy.tagging import Predictors, Rollout
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.vain import Vain
 from launcher.client.dspy.validation import check_answered

@@ -27,8 +27,9 @@ from dspy.utils.exceptions import AdapterParseError, LMError, LMInvalidRequestEr
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outside import OUTSIDE, judging
 from launcher.client.dspy.parsing import WATCH
+from launcher.client.dspy.program_rollout import Rollout, RolloutOver
 from launcher.client.dspy.scoring import Metric, Score, Unscored
-from launcher.client.dspy.tagging import Rollout, RolloutOver, in_rollout
+from launcher.client.dspy.tagging import in_rollout
 from launcher.client.dspy.workers import Job, Late, Workers
 from launcher.client.last_words import own_lines
 

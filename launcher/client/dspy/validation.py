@@ -22,10 +22,11 @@ from launcher.base.harmless import line as harmless
 from launcher.client import standard_error
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.examples import checked
+from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_rollout import Rollout
 from launcher.client.dspy.programs import attach, strict_adapter
 from launcher.client.dspy.rollouts import RUN_BY_HAND, Finished, Limits, Run, Runner, all_failed, run_all
 from launcher.client.dspy.scoring import Metric
-from launcher.client.dspy.tagging import Predictors, Rollout
 from launcher.client.dspy.workers import Workers
 from launcher.client.failures import EndpointLost, TrainingFailed
 from launcher.client.session import Session, connect

@@ -26,7 +26,8 @@ from pydantic import BaseModel, ConfigDict
 from runtime.gateway.arbor import job_names
 from runtime.gateway.arbor.bodies import Posted, digest_of
 from runtime.shared import failpoints, files
-from runtime.shared.schema import Member, StepCounts, StepSettings
+from runtime.shared.schema import Member, StepSettings
+from runtime.shared.statuses import StepCounts
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from runtime.gateway.arbor.surroundings import Runtime, disk, on_disk
 from runtime.gateway.arbor.training import Rounds
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.steps.rewind import Rewind
-from runtime.shared.schema import CheckpointInfo
+from runtime.shared.statuses import CheckpointInfo
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 from runtime.gateway.arbor import job_names
 from runtime.gateway.arbor.job import Job
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.shared.schema import CheckpointInfo
+from runtime.shared.statuses import CheckpointInfo
 
 
 def reply(job: Job, model: str | None = None) -> dict[str, Any]:

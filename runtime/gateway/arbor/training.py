@@ -19,7 +19,8 @@ from runtime.gateway.arbor.job import Job, Outcome
 from runtime.gateway.http.step_errors import NothingToTrainError, QueueFullError
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.versions.versions import Versions
-from runtime.shared.schema import Group, StepRequest, StepSettings, StepStatus
+from runtime.shared.schema import Group, StepRequest, StepSettings
+from runtime.shared.statuses import StepStatus
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from runtime.gateway.http.step_errors import (
     RewoundError,
     SettingsRefusedError,
 )
-from runtime.shared.schema import MOST_SAMPLES, StepCounts, StepRequest, StepSettings, StepStatus
+from runtime.shared.schema import MOST_SAMPLES, StepRequest, StepSettings
+from runtime.shared.statuses import StepCounts, StepStatus
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,8 @@ from runtime.gateway.samples.samples import SampleStore, Stored
 from runtime.gateway.versions.versions import BASE, Served, Versions
 from runtime.shared import failpoints
 from runtime.shared.headers import IGNORED_HEADER, UNTRAINABLE_HEADER
-from runtime.shared.schema import VERSION_HEADER, RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.schema import VERSION_HEADER
 
 log = logging.getLogger(__name__)
 

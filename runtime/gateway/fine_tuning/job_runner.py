@@ -19,7 +19,8 @@ from runtime.gateway.fine_tuning.file_store import RESULTS, FileStore
 from runtime.gateway.fine_tuning.jobs import Checkpoint, Job, JobStore
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.http.step_errors import NothingToTrainError, QueueFullError, StepError
-from runtime.shared.schema import CheckpointInfo, StepRequest, StepSettings, StepStatus, SupervisedExample
+from runtime.shared.schema import StepRequest, StepSettings, SupervisedExample
+from runtime.shared.statuses import CheckpointInfo, StepStatus
 
 log = logging.getLogger(__name__)
 

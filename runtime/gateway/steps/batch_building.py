@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from runtime.gateway.samples.turns import Turn, load_turn
 from runtime.gateway.steps.selection import Selection, Source
 from runtime.shared.batch import Batch
-from runtime.shared.schema import StepCounts
+from runtime.shared.statuses import StepCounts
 
 
 @dataclass(frozen=True)

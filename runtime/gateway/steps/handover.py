@@ -24,7 +24,7 @@ from runtime.gateway.steps.supervised_batch import lay_down
 from runtime.shared import failpoints
 from runtime.shared.batch import SCHEMA, Batch, empty_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
-from runtime.shared.schema import StepCounts
+from runtime.shared.statuses import StepCounts
 
 _LOOK_SECONDS = 0.02
 

@@ -35,8 +35,9 @@ from runtime.gateway.steps.step_records import Step, StepFolder, check_size, dig
 from runtime.shared import failpoints
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.metrics import line_of
-from runtime.shared.schema import CheckpointInfo, Group, StepCounts, StepRequest, StepStatus
+from runtime.shared.schema import Group, StepRequest
 from runtime.shared.start_adapter import KEY, START, StartError
+from runtime.shared.statuses import CheckpointInfo, StepCounts, StepStatus
 from runtime.shared.step_settings import SettingsError, settle
 from runtime.shared.train_config import TrainConfig
 
