@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import bootstrap
-from runtime.nvidia_smi import Gpu, UnfitError, ask_driver, is_of_type
+from runtime.nvidia_smi import Gpu, HostError, ask_driver, is_of_type
 from runtime.shared import gpu_memory
 from runtime.shared.memory.planning import gib, usable
 
@@ -71,7 +71,7 @@ class Needs:
 
 
 def check(needs: Needs, root: Path) -> str:
-    """All of it; what was found, in one line. Raises UnfitError."""
+    """All of it; what was found, in one line. Raises HostError."""
     found = []
     if needs.variant == "cuda":
         gpus = ask_driver()
@@ -88,17 +88,17 @@ def check(needs: Needs, root: Path) -> str:
 
 
 def _check_gpus(gpus: list[Gpu], needs: Needs) -> None:
-    """Each is whole, of the type rented, and there are enough. Raises UnfitError."""
+    """Each is whole, of the type rented, and there are enough. Raises HostError."""
     if len(gpus) < needs.count:
-        raise UnfitError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
+        raise HostError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
     for index, gpu in enumerate(gpus):
         if gpu.split_up:
-            raise UnfitError(f"GPU {index} ({gpu.name}) is split up: MIG is on, whole ones are needed")
+            raise HostError(f"GPU {index} ({gpu.name}) is split up: MIG is on, whole ones are needed")
         if not is_of_type(gpu.name, needs.type):
-            raise UnfitError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
+            raise HostError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
         least = gpu_memory.memory_bytes(needs.type) or 0
         if gpu.memory_bytes is not None and gpu.memory_bytes < least * _OF_THE_NAMED_MEMORY:
-            raise UnfitError(
+            raise HostError(
                 f"{needs.gpus} was rented, GPU {index} ({gpu.name}) has {_gb(gpu.memory_bytes)} of memory"
             )
 
@@ -108,29 +108,29 @@ def cuda_version(variant: str) -> str:
     lock = (bootstrap.REQUIREMENTS / f"{variant}.txt").read_text()
     pinned = re.search(r"^cuda-toolkit==(\d+\.\d+)", lock, re.MULTILINE)
     if pinned is None:
-        raise UnfitError(f"requirements/{variant}.txt pins no cuda-toolkit: which driver it needs is unknown")
+        raise HostError(f"requirements/{variant}.txt pins no cuda-toolkit: which driver it needs is unknown")
     return pinned.group(1)
 
 
 def check_driver(driver: str, cuda: str) -> None:
-    """New enough for programs of that CUDA. Raises UnfitError."""
+    """New enough for programs of that CUDA. Raises HostError."""
     least = NEEDED_BY_CUDA[int(cuda.partition(".")[0])][0]
     if int(driver.partition(".")[0]) < least:
-        raise UnfitError(f"driver {driver} is too old for CUDA {cuda}: it needs {least} or newer")
+        raise HostError(f"driver {driver} is too old for CUDA {cuda}: it needs {least} or newer")
 
 
 def check_capability(gpu: Gpu, needs: Needs) -> None:
-    """The pinned packages have code for this GPU. Raises UnfitError."""
+    """The pinned packages have code for this GPU. Raises HostError."""
     cuda = cuda_version(needs.variant)
     least, what = NEEDED_BY_CUDA[int(cuda.partition(".")[0])][1], f"CUDA {cuda}"
     if needs.dtype == "bfloat16" and least < _BFLOAT16_CAPABILITY:
         least, what = _BFLOAT16_CAPABILITY, "bfloat16"
     if gpu.capability is not None and gpu.capability < least:
-        raise UnfitError(f"{gpu.name} has compute capability {gpu.capability}: {what} needs {least} or newer")
+        raise HostError(f"{gpu.name} has compute capability {gpu.capability}: {what} needs {least} or newer")
 
 
 def check_weights(gpu: Gpu, needs: Needs) -> None:
-    """Each engine has the whole model on one GPU; one that is shared has it twice. Raises UnfitError."""
+    """Each engine has the whole model on one GPU; one that is shared has it twice. Raises HostError."""
     shared = needs.train_gpus + needs.infer_gpus > needs.count
     if needs.gpu_bytes:
         _check_planned(gpu, needs)
@@ -138,14 +138,14 @@ def check_weights(gpu: Gpu, needs: Needs) -> None:
     wanted = needs.model_bytes * (2 if shared else 1)
     if gpu.memory_bytes is not None and wanted > gpu.memory_bytes:
         twice = ", once to serve and once to train" if shared else ""
-        raise UnfitError(
+        raise HostError(
             f"the model's weights take {_gb(wanted)} on a GPU{twice}; {gpu.name} has {_gb(gpu.memory_bytes)}"
         )
 
 
 def _check_planned(gpu: Gpu, needs: Needs) -> None:
     if gpu.memory_bytes is not None and needs.gpu_bytes > usable(gpu.memory_bytes):
-        raise UnfitError(
+        raise HostError(
             f"the run was planned with {gib(needs.gpu_bytes)} of a GPU,"
             f" {gpu.name} has {gib(usable(gpu.memory_bytes))} to give"
         )
@@ -162,10 +162,10 @@ def memory_bytes() -> int:
 
 
 def check_memory(available: int, needs: Needs) -> None:
-    """Room for the engines and the training processes. Raises UnfitError."""
+    """Room for the engines and the training processes. Raises HostError."""
     processes = needs.train_gpus + needs.infer_gpus
     if available < processes * _PROCESS_BYTES:
-        raise UnfitError(
+        raise HostError(
             f"the memory is too small: {_gb(available)} are free,"
             f" {processes} processes need {_gb(processes * _PROCESS_BYTES)}"
         )
@@ -173,18 +173,18 @@ def check_memory(available: int, needs: Needs) -> None:
 
 def check_compiler() -> None:
     """Triton, in which kernels of vLLM and torch are written, builds what starts them when they first run:
-    with a C compiler and Python's own headers. Raises UnfitError."""
+    with a C compiler and Python's own headers. Raises HostError."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise UnfitError("no C compiler is there, with which kernels are built: apt-get install gcc")
+        raise HostError("no C compiler is there, with which kernels are built: apt-get install gcc")
     if not (HEADERS / "Python.h").is_file():
-        raise UnfitError(f"Python's headers, with which kernels are built, are not in {HEADERS}: python3-dev")
+        raise HostError(f"Python's headers, with which kernels are built, are not in {HEADERS}: python3-dev")
 
 
 def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | None:
     """Several training processes hand each other gradients through /dev/shm wherever one GPU cannot reach the
     other's memory, and in docker's own 64 MB NCCL ends the first step with an "unhandled system error": that
     is refused. One training process, and engines of one GPU each, put nothing there: then a small one is only
-    mentioned, in the words returned. Raises UnfitError.
+    mentioned, in the words returned. Raises HostError.
     """
     try:
         found = os.statvfs(folder)
@@ -195,7 +195,7 @@ def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | Non
         return None
     if needs.train_gpus == 1:
         return f"{_gb(free)} of /dev/shm free"
-    raise UnfitError(
+    raise HostError(
         f"/dev/shm is too small: {_gb(free)} of its {_gb(size)} are free,"
         f" {needs.train_gpus} training processes need {_gb(_SHARED_MEMORY_BYTES)};"
         " start the container with --ipc=host or --shm-size=2g"
@@ -203,7 +203,7 @@ def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | Non
 
 
 def check_disk(root: Path, needs: Needs) -> int:
-    """Room for the model, and for the environment where it is not built; what is free. Raises UnfitError."""
+    """Room for the model, and for the environment where it is not built; what is free. Raises HostError."""
     root.mkdir(parents=True, exist_ok=True)
     built = bootstrap.is_ready(root, needs.variant)
     wanted = needs.model_bytes + _RUN_BYTES + (0 if built else bootstrap.NEEDED_BYTES[needs.variant])
@@ -211,7 +211,7 @@ def check_disk(root: Path, needs: Needs) -> int:
     if free < wanted:
         what = "the run" if built else "the runtime's environment"
         model = f", {_gb(needs.model_bytes)} of that the model" if needs.model_bytes else ""
-        raise UnfitError(f"the disk is too small: {_gb(free)} are free, {what} needs {_gb(wanted)}{model}")
+        raise HostError(f"the disk is too small: {_gb(free)} are free, {what} needs {_gb(wanted)}{model}")
     return free
 
 
@@ -233,7 +233,7 @@ def main() -> int:
     root = given.pop("root")
     try:
         sys.stdout.write(check(Needs(**given), root) + "\n")
-    except UnfitError as unfit:
+    except HostError as unfit:
         sys.stdout.write(f"{unfit}\n")
         return 1
     return 0

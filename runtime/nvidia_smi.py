@@ -19,7 +19,7 @@ _PIECES = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
 _FORMS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d*|PCIE|NVL\d*|\d+GB?", re.IGNORECASE)
 
 
-class UnfitError(Exception):
+class HostError(Exception):
     """Why this machine will not do, in one line."""
 
 
@@ -37,21 +37,21 @@ class Gpu:
 
 
 def ask_driver() -> list[Gpu]:
-    """The GPUs that nvidia-smi lists. Raises UnfitError with what it says when it fails."""
+    """The GPUs that nvidia-smi lists. Raises HostError with what it says when it fails."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS)
     except FileNotFoundError:
-        raise UnfitError("no NVIDIA driver is there: nvidia-smi is not installed") from None
+        raise HostError("no NVIDIA driver is there: nvidia-smi is not installed") from None
     except subprocess.TimeoutExpired:
-        raise UnfitError(f"the NVIDIA driver hangs: nvidia-smi said nothing for {_ASK_SECONDS} s") from None
+        raise HostError(f"the NVIDIA driver hangs: nvidia-smi said nothing for {_ASK_SECONDS} s") from None
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     gpus = [gpu for line in lines if (gpu := _gpu(line)) is not None]
     complaints = [line for line in lines if _gpu(line) is None]
     complaints += [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if done.returncode or complaints or not gpus:
         said = complaints[-1] if complaints else f"nvidia-smi ended with code {done.returncode}"
-        raise UnfitError(f"the NVIDIA driver is in trouble: {said}")
+        raise HostError(f"the NVIDIA driver is in trouble: {said}")
     return gpus
 
 

@@ -190,11 +190,11 @@ def _gpus() -> Check:
     """Only `--gpus local` needs them; whether a model fits on them, only its plan says."""
     from launcher.machines import own_gpus
     from runtime.fitness import Needs
-    from runtime.nvidia_smi import UnfitError
+    from runtime.nvidia_smi import HostError
 
     try:
         found = own_gpus.fit(Needs("cuda", f"{OWN_GPUS}:1"), os.environ)
-    except UnfitError as unfit:
+    except HostError as unfit:
         return Check("gpus", "info", f"{unfit}; needed only for --gpus {OWN_GPUS}")
     names = ", ".join(f"{count}×{name}" for name, count in Counter(gpu.name for gpu in found).items())
     return Check("gpus", "ok", f"{names} will do: launch --gpus {OWN_GPUS}:{len(found)}")

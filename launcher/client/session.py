@@ -43,7 +43,7 @@ from launcher.client.program_state import ProgramState
 from launcher.client.steps import TrainingSteps
 from launcher.client.tracing.rollout import Rollout, TracedRun, samples_of
 from launcher.client.trajectories import log_groups, train_groups
-from launcher.client.trajectories.results import Logged, TrainResult, TrainSettings
+from launcher.client.trajectories.results import Logged, StepResult, TrainSettings
 from launcher.client.wire import Endpoint, Patience
 
 
@@ -223,7 +223,7 @@ class Session:
         state: Mapping[str, Any] | None = None,
         timeout_seconds: float | None = None,
         **settings: Unpack[TrainSettings],
-    ) -> TrainResult:
+    ) -> StepResult:
         """Train one step on groups of trajectories, and wait until its version answers.
 
         `state` is merged into the program's state and is kept with the step, all or nothing. The same groups
@@ -234,7 +234,7 @@ class Session:
 
     async def train_async(
         self, groups: Iterable[Any], *, state: Mapping[str, Any] | None = None, **settings: Any
-    ) -> TrainResult:
+    ) -> StepResult:
         """As `train`, while other coroutines go on."""
         return await asyncio.to_thread(self.train, groups, state=state, **settings)
 

@@ -39,7 +39,7 @@ STATE_OF_STEPS = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
 
 
 @dataclass
-class Brought:
+class DownloadedCheckpoints:
     """What one `bring` did; `skipped` names what is not whole, each with its reason."""
 
     step: int | None = None
@@ -88,7 +88,7 @@ def is_current(state_dir: Path, results: Path) -> bool:
     )
 
 
-def bring(state_dir: Path, results: Path, incoming: Path, last: bool = False) -> Brought:
+def bring(state_dir: Path, results: Path, incoming: Path, last: bool = False) -> DownloadedCheckpoints:
     """Make the newest whole checkpoint and the pinned ones durable. `incoming` is a folder on the same disk.
 
     What was durable before stays until the new one is whole and in place. Raises NotPulled when there are
@@ -96,7 +96,7 @@ def bring(state_dir: Path, results: Path, incoming: Path, last: bool = False) ->
     place.
     """
     there, home = state_dir / "checkpoints", results / FOLDER
-    brought = Brought()
+    brought = DownloadedCheckpoints()
     if there.is_symlink():
         raise NotWholeError(f"{there.name} is a symbolic link")
     names = checkpoints.names(there)
@@ -286,7 +286,7 @@ def _same(one: Path, other: Path) -> bool:
         return False
 
 
-def _bring_one(there: Path, home: Path, name: str, incoming: Path, brought: Brought) -> bool:
+def _bring_one(there: Path, home: Path, name: str, incoming: Path, brought: DownloadedCheckpoints) -> bool:
     """Have one checkpoint at home, whole; False, and why in `skipped`, when it is not."""
     if _same(there / name, home / name):
         return True

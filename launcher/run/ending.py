@@ -27,7 +27,7 @@ from launcher.machines import machine_of_record
 from launcher.results import durable
 from launcher.run import rented_run
 from launcher.run.phase_times import Timings
-from launcher.run.run_parts import Ended, Parts
+from launcher.run.run_parts import EndingRun, Parts
 from launcher.run.signals import Interrupted, Signals
 from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of, why_of
 from launcher.safety import giving_up, take_down
@@ -51,7 +51,7 @@ class Ending:
 
     def __init__(
         self,
-        ended: Ended,
+        ended: EndingRun,
         parts: Parts,
         store: RecordStore,
         output: Output,

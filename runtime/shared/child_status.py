@@ -18,7 +18,7 @@ from runtime.shared.statuses import ChildState
 SILENT_SECONDS = 20.0
 
 
-class Machine:
+class SupervisorStatus:
     """The supervisor's word, re-read only when its file changes."""
 
     def __init__(self, state_dir: Path, lease_seconds: float) -> None:

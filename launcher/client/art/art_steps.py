@@ -36,7 +36,7 @@ class TrainResult:
     trained: bool = True
 
 
-class Training:
+class ArtTraining:
     """The steps of one backend."""
 
     def __init__(self, session: Session) -> None:

@@ -19,7 +19,7 @@ import httpx
 from launcher.client.answers import json_of, refusal
 from launcher.client.art import supervised
 from launcher.client.art.art_notes import say_once
-from launcher.client.art.art_steps import Training, TrainResult, has_nameless
+from launcher.client.art.art_steps import ArtTraining, TrainResult, has_nameless
 from launcher.client.bodies import REQUEST_HEADER
 from launcher.client.failures import Refused
 from launcher.client.session import Session, connect
@@ -40,7 +40,7 @@ class SlipwayBackend:
 
     def __init__(self, run: str | None = None, **others: Any) -> None:
         self.session: Session = connect(run)
-        self._training = Training(self.session)
+        self._training = ArtTraining(self.session)
         for name in others:
             say_once(f"{name} has no effect: where a run is, and on what, is said to `launch`")
 

@@ -18,7 +18,7 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 from launcher.client.dspy.addressed import WAY_OUT, is_astray
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.lm import PolicyLM
-from launcher.client.dspy.program_rollout import Rollout
+from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.standing_in import is_stand_in
 from launcher.client.dspy.tagging import current_rollout, outside_rollouts
 
@@ -29,7 +29,7 @@ class OutsideWatch(BaseCallback):
     """One for all threads: what is under way is kept under the id of the call."""
 
     def __init__(self) -> None:
-        self._under_way: dict[str, tuple[Rollout, Any]] = {}
+        self._under_way: dict[str, tuple[ProgramRollout, Any]] = {}
 
     def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         if isinstance(instance, dspy.Predict):
@@ -72,7 +72,7 @@ OUTSIDE = OutsideWatch()
 
 
 @contextmanager
-def judging(rollout: Rollout) -> Iterator[None]:
+def judging(rollout: ProgramRollout) -> Iterator[None]:
     """The metric is at work on this run: what it asks is no part of it, what it is failed by is noted."""
     rollout.judging = True
     settings: dict[str, Any] = {_JUDGED: rollout, "callbacks": [*(dspy.settings.callbacks or []), OUTSIDE]}
@@ -82,7 +82,7 @@ def judging(rollout: Rollout) -> Iterator[None]:
         yield
 
 
-def _is_outside(lm: Any, rollout: Rollout) -> bool:
+def _is_outside(lm: Any, rollout: ProgramRollout) -> bool:
     if isinstance(lm, PolicyLM):
         return lm.model == BASE_MODEL and not rollout.of_base
     return lm is not None

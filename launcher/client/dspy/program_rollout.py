@@ -35,7 +35,7 @@ class Answered:
 
 
 @dataclass
-class Rollout:
+class ProgramRollout:
     """Tags and tally of one run of a program. Shared by the threads of that run.
 
     Once it has ended nothing is added: what answers late belongs to no step (its batch went on without it).
@@ -152,7 +152,7 @@ class Rollout:
 class Call:
     """One request of a rollout; `index` counts this predictor's requests from 0."""
 
-    rollout: Rollout
+    rollout: ProgramRollout
     predictor: str
     index: int
 

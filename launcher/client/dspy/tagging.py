@@ -19,7 +19,7 @@ from typing import Any, Literal
 import dspy
 
 from launcher.client.dspy.predictors import Predictors
-from launcher.client.dspy.program_rollout import Call, Rollout
+from launcher.client.dspy.program_rollout import Call, ProgramRollout
 
 _SETTING = "slipway_rollout"
 
@@ -47,7 +47,7 @@ def last_exchange() -> Exchange | None:
     return _exchange.get()
 
 
-def current_rollout() -> Rollout | None:
+def current_rollout() -> ProgramRollout | None:
     """The rollout in force here, or None."""
     return dspy.settings.get(_SETTING)
 
@@ -81,19 +81,19 @@ def rollout(
     program: dspy.Module | None = None,
     rollout_id: str | None = None,
     purpose: Literal["train", "eval"] = "train",
-) -> Iterator[Rollout]:
+) -> Iterator[ProgramRollout]:
     """Tag all that the policy is asked within the block as one rollout; reward it by its `id`.
 
     With `program`, each of its predictors is told apart by name. Threads that DSPy starts belong to the
     rollout; threads the program starts by itself do not, unless they run in a copy of the context.
     """
-    it = Rollout(rollout_id or f"r-{uuid.uuid4().hex}", Predictors(program), purpose)
+    it = ProgramRollout(rollout_id or f"r-{uuid.uuid4().hex}", Predictors(program), purpose)
     with in_rollout(it):
         yield it
 
 
 @contextmanager
-def in_rollout(it: Rollout, **settings: Any) -> Iterator[None]:
+def in_rollout(it: ProgramRollout, **settings: Any) -> Iterator[None]:
     """Put a rollout in force, with other DSPy settings if need be."""
     with dspy.context(**{_SETTING: it}, **settings):
         yield

@@ -46,7 +46,7 @@ OnAlarm = Literal["note", "stop"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompilePlan:
     """What one `compile` was asked to do."""
 
     steps: int
@@ -71,7 +71,7 @@ class Training:
     adapter: dspy.Adapter
     session: Session
     sampler: EpochSampler
-    plan: Plan
+    plan: CompilePlan
     place: Place
     journal: Journal
     # What each step does otherwise than the run.

@@ -14,7 +14,7 @@ from typing import Any
 from launcher.client.bodies import PURPOSE_HEADER
 from launcher.client.connection import Connection
 from launcher.client.ruler.http_judge import chat_body, read
-from launcher.client.ruler.judge_kinds import Answered, Messages, identity_of, is_fixed
+from launcher.client.ruler.judge_kinds import JudgeReply, Messages, identity_of, is_fixed
 from launcher.client.wire import AsyncWire
 
 
@@ -39,7 +39,7 @@ class RunJudge:
             return None
         return identity_of(self.connection.run_id, self.model, self.more)
 
-    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
+    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge."""
         content = json.dumps(chat_body(self.model, messages, form) | dict(self.more)).encode()
         headers = {"content-type": "application/json", PURPOSE_HEADER: "eval"}

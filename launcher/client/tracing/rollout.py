@@ -34,7 +34,7 @@ from launcher.client.bodies import (
 )
 from launcher.client.connection import Connection
 from launcher.client.tracing.aimed import aim_at
-from launcher.client.tracing.http_hook import HttpHook, Request
+from launcher.client.tracing.http_hook import HttpHook, HttpRequest
 
 # "refuse": a request whose answer could not be trained is refused, and not answered and counted.
 _UNTRAINABLE_HEADER = "x-slipway-untrainable"
@@ -238,7 +238,7 @@ class _OpenRuns:
             if not self._blocks[id(run)]:
                 del self._blocks[id(run)], self._runs[id(run)]
 
-    def note_astray(self, request: Request) -> None:
+    def note_astray(self, request: HttpRequest) -> None:
         """Count a request that is in no block on each run that it asks."""
         with self._lock:
             asked = [it for it in self._runs.values() if _is_untagged(request, it)]
@@ -261,7 +261,7 @@ def _say_once(run: TracedRun, text: str) -> None:
 
 
 @contextmanager
-def _tagged(request: Request) -> Iterator[None]:
+def _tagged(request: HttpRequest) -> Iterator[None]:
     """The request with its rollout's headers while it is sent, and without them again.
 
     What a redirect makes of it carries nothing of ours then, unless it is for the run as well.
@@ -277,7 +277,7 @@ def _tagged(request: Request) -> Iterator[None]:
             request.headers.pop(name, None)
 
 
-def _headers_for(request: Request) -> dict[str, str]:
+def _headers_for(request: HttpRequest) -> dict[str, str]:
     for rollout in _blocks():
         aim = aim_at(rollout.run.root, request)
         if aim is None:
@@ -293,7 +293,7 @@ def _headers_for(request: Request) -> dict[str, str]:
     return {}
 
 
-def _is_untagged(request: Request, run: TracedRun) -> bool:
+def _is_untagged(request: HttpRequest, run: TracedRun) -> bool:
     """Whether it asks this run, and nobody said for whom or that it is an evaluation."""
     aim = aim_at(run.root, request)
     if aim is None or aim.rollout is not None:

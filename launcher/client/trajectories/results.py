@@ -45,7 +45,7 @@ class _Done:
 
 
 @dataclass(frozen=True)
-class TrainResult(_Done):
+class StepResult(_Done):
     """What became of everything in the groups: `trained`, and the rest in `dropped` by its reason.
 
     The two together are the choices of all trajectories, the trajectories that have none, and the

@@ -24,7 +24,7 @@ from launcher.client.failures import Refused, Rewound, StepFailed
 from launcher.client.program_state import ProgramState
 from launcher.client.steps import TrainingSteps
 from launcher.client.trajectories.members import group_of, part
-from launcher.client.trajectories.results import TrainResult
+from launcher.client.trajectories.results import StepResult
 
 # The step that these answers were made for was sent by the program before it was killed.
 TAKEN = "step taken already"
@@ -40,7 +40,7 @@ def train(
     state: Mapping[str, Any] | None,
     timeout_seconds: float | None,
     settings: Mapping[str, Any],
-) -> TrainResult:
+) -> StepResult:
     """See `Session.train`."""
     asked = _settings(settings)
     made, left_out = _groups(groups)
@@ -63,7 +63,7 @@ def train(
         return _said(_result(StepCounts.model_validate(error.error.get("counts") or {}), left_out))
     if status is None:
         program.unsaved = kept  # the next step keeps it
-        return _said(TrainResult(dropped=dict(left_out)))
+        return _said(StepResult(dropped=dict(left_out)))
     program.saved(status.id, kept)
     if earlier is not None and not status.key.startswith(key):
         return _said(_result(StepCounts(dropped={TAKEN: _answers(made)}), left_out, status))
@@ -138,8 +138,8 @@ def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
     return made, left_out
 
 
-def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | None = None) -> TrainResult:
-    return TrainResult(
+def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | None = None) -> StepResult:
+    return StepResult(
         step=status.id if status else None,
         version=status.version if status else None,
         trained=counts.trained,
@@ -152,7 +152,7 @@ def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | Non
     )
 
 
-def _said(result: TrainResult) -> TrainResult:
+def _said(result: StepResult) -> StepResult:
     """A line for each step, so that nobody trains on nothing without knowing."""
     step = "no step" if result.step is None else f"step {result.step}"
     parts = [f"{result.trained} answers trained"]
