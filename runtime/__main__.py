@@ -21,7 +21,7 @@ from pathlib import Path
 from runtime import gpus
 from runtime.health import EngineHealth, HttpHealth, TrainerHealth
 from runtime.shared.given_token import read_token
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.supervision import ChildSpec, Supervisor, stop_on
 from runtime.trainer.command import trainer_command
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from runtime.shared import processes
+from runtime.shared import process_table
 
 # Of one core, which many may share; one that waits for work uses a hundredth.
 _AT_WORK = 0.05
@@ -26,4 +26,4 @@ class Computing:
         return took > 0 and self._seconds() - self._used >= _AT_WORK * took
 
     def _seconds(self) -> float:
-        return processes.cpu_seconds([self._pid, *processes.descendants(self._pid)])
+        return process_table.cpu_seconds([self._pid, *process_table.descendants(self._pid)])

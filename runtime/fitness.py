@@ -4,8 +4,9 @@
 
 GPUs by type and number, the driver against the CUDA that the pinned packages are built for, memory, what
 processes share of it, and disk for the environment and the model. Neighbours:
-`launcher/machines/over_ssh/machine_scripts.py` runs it first of all on a rented machine,
-`launcher/machines/own_gpus.py` asks it of this computer, `bootstrap.py` builds what is checked for here.
+`nvidia_smi.py` lists the GPUs, `launcher/machines/over_ssh/machine_scripts.py` runs it first of all on a
+rented machine, `launcher/machines/own_gpus.py` asks it of this computer, `bootstrap.py` builds what is
+checked for here.
 Standard library only. Knows nothing of how a machine was rented.
 """
 
@@ -15,13 +16,13 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import bootstrap
+from runtime.nvidia_smi import Gpu, HostError, ask_driver, is_of_type
 from runtime.shared import gpu_memory
 from runtime.shared.memory.planning import gib, usable
 
@@ -43,30 +44,6 @@ HEADERS = Path(sysconfig.get_path("include", "posix_prefix"))
 _SHARED_MEMORY_BYTES = 10**9
 # A GPU called 80GB reports 79.6 GiB; one called 40GB is not taken for it.
 _OF_THE_NAMED_MEMORY = 0.9
-_ASK_SECONDS = 60
-_FIELDS = (
-    "name", "driver_version", "memory.total", "compute_cap", "mig.mode.current", "uuid", "memory.used"
-)  # fmt: skip
-# What a type's name is made of; and its words that say how it is built in, not which it is.
-_PIECES = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
-_FORMS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d*|PCIE|NVL\d*|\d+GB?", re.IGNORECASE)
-
-
-class UnfitError(Exception):
-    """Why this machine will not do, in one line."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One line of nvidia-smi; None for what it does not say."""
-
-    name: str
-    driver: str
-    memory_bytes: int | None
-    capability: float | None
-    split_up: bool
-    uuid: str = ""
-    used_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,11 +71,11 @@ class Needs:
 
 
 def check(needs: Needs, root: Path) -> str:
-    """All of it; what was found, in one line. Raises UnfitError."""
+    """All of it; what was found, in one line. Raises HostError."""
     found = []
     if needs.variant == "cuda":
         gpus = ask_driver()
-        check_gpus(gpus, needs)
+        _check_gpus(gpus, needs)
         check_driver(gpus[0].driver, cuda_version(needs.variant))
         check_capability(gpus[0], needs)
         check_weights(gpus[0], needs)
@@ -110,65 +87,20 @@ def check(needs: Needs, root: Path) -> str:
     return " · ".join([*found, f"{_gb(free)} of disk free"])
 
 
-def ask_driver() -> list[Gpu]:
-    """The GPUs that nvidia-smi lists. Raises UnfitError with what it says when it fails."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS)
-    except FileNotFoundError:
-        raise UnfitError("no NVIDIA driver is there: nvidia-smi is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise UnfitError(f"the NVIDIA driver hangs: nvidia-smi said nothing for {_ASK_SECONDS} s") from None
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    gpus = [gpu for line in lines if (gpu := _gpu(line)) is not None]
-    complaints = [line for line in lines if _gpu(line) is None]
-    complaints += [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    if done.returncode or complaints or not gpus:
-        said = complaints[-1] if complaints else f"nvidia-smi ended with code {done.returncode}"
-        raise UnfitError(f"the NVIDIA driver is in trouble: {said}")
-    return gpus
-
-
-def _gpu(line: str) -> Gpu | None:
-    """None for a line that is no list of the fields asked for: nvidia-smi complains on stdout, too."""
-    fields = [field.strip() for field in line.split(",")]
-    if len(fields) != len(_FIELDS) or not re.match(r"\d+\.", fields[1]):
-        return None
-    name, driver, memory, capability, mig, uuid, used = fields
-    known = re.fullmatch(r"\d+\.\d+", capability)
-    number = float(capability) if known else None
-    return Gpu(name, driver, _mebibytes(memory), number, mig == "Enabled", uuid, _mebibytes(used))
-
-
-def _mebibytes(text: str) -> int | None:
-    return int(text) * 2**20 if text.isdigit() else None
-
-
-def check_gpus(gpus: list[Gpu], needs: Needs) -> None:
-    """Each is whole, of the type rented, and there are enough. Raises UnfitError."""
+def _check_gpus(gpus: list[Gpu], needs: Needs) -> None:
+    """Each is whole, of the type rented, and there are enough. Raises HostError."""
     if len(gpus) < needs.count:
-        raise UnfitError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
+        raise HostError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
     for index, gpu in enumerate(gpus):
         if gpu.split_up:
-            raise UnfitError(f"GPU {index} ({gpu.name}) is split up: MIG is on, whole ones are needed")
+            raise HostError(f"GPU {index} ({gpu.name}) is split up: MIG is on, whole ones are needed")
         if not is_of_type(gpu.name, needs.type):
-            raise UnfitError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
+            raise HostError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
         least = gpu_memory.memory_bytes(needs.type) or 0
         if gpu.memory_bytes is not None and gpu.memory_bytes < least * _OF_THE_NAMED_MEMORY:
-            raise UnfitError(
+            raise HostError(
                 f"{needs.gpus} was rented, GPU {index} ({gpu.name}) has {_gb(gpu.memory_bytes)} of memory"
             )
-
-
-def is_of_type(name: str, rented: str) -> bool:
-    """Whether nvidia-smi's name ("NVIDIA H100 80GB HBM3") is what SkyPilot calls `rented` ("H100-MEGA-80GB").
-
-    The type up to its number must stand in the name as words: A10 is no A100, L40 no L40S.
-    """
-    words = [word for word in re.split(r"[-_\s]+", rented) if word and not _FORMS.fullmatch(word)]
-    numbered = next((index for index, word in enumerate(words) if re.search(r"\d", word)), len(words) - 1)
-    wanted = r"[-\s]*".join(_PIECES.findall(" ".join(words[: numbered + 1])))
-    return re.search(rf"(?<![A-Z0-9]){wanted}(?![A-Z0-9])", name, re.IGNORECASE) is not None
 
 
 def cuda_version(variant: str) -> str:
@@ -176,29 +108,29 @@ def cuda_version(variant: str) -> str:
     lock = (bootstrap.REQUIREMENTS / f"{variant}.txt").read_text()
     pinned = re.search(r"^cuda-toolkit==(\d+\.\d+)", lock, re.MULTILINE)
     if pinned is None:
-        raise UnfitError(f"requirements/{variant}.txt pins no cuda-toolkit: which driver it needs is unknown")
+        raise HostError(f"requirements/{variant}.txt pins no cuda-toolkit: which driver it needs is unknown")
     return pinned.group(1)
 
 
 def check_driver(driver: str, cuda: str) -> None:
-    """New enough for programs of that CUDA. Raises UnfitError."""
+    """New enough for programs of that CUDA. Raises HostError."""
     least = NEEDED_BY_CUDA[int(cuda.partition(".")[0])][0]
     if int(driver.partition(".")[0]) < least:
-        raise UnfitError(f"driver {driver} is too old for CUDA {cuda}: it needs {least} or newer")
+        raise HostError(f"driver {driver} is too old for CUDA {cuda}: it needs {least} or newer")
 
 
 def check_capability(gpu: Gpu, needs: Needs) -> None:
-    """The pinned packages have code for this GPU. Raises UnfitError."""
+    """The pinned packages have code for this GPU. Raises HostError."""
     cuda = cuda_version(needs.variant)
     least, what = NEEDED_BY_CUDA[int(cuda.partition(".")[0])][1], f"CUDA {cuda}"
     if needs.dtype == "bfloat16" and least < _BFLOAT16_CAPABILITY:
         least, what = _BFLOAT16_CAPABILITY, "bfloat16"
     if gpu.capability is not None and gpu.capability < least:
-        raise UnfitError(f"{gpu.name} has compute capability {gpu.capability}: {what} needs {least} or newer")
+        raise HostError(f"{gpu.name} has compute capability {gpu.capability}: {what} needs {least} or newer")
 
 
 def check_weights(gpu: Gpu, needs: Needs) -> None:
-    """Each engine has the whole model on one GPU; one that is shared has it twice. Raises UnfitError."""
+    """Each engine has the whole model on one GPU; one that is shared has it twice. Raises HostError."""
     shared = needs.train_gpus + needs.infer_gpus > needs.count
     if needs.gpu_bytes:
         _check_planned(gpu, needs)
@@ -206,14 +138,14 @@ def check_weights(gpu: Gpu, needs: Needs) -> None:
     wanted = needs.model_bytes * (2 if shared else 1)
     if gpu.memory_bytes is not None and wanted > gpu.memory_bytes:
         twice = ", once to serve and once to train" if shared else ""
-        raise UnfitError(
+        raise HostError(
             f"the model's weights take {_gb(wanted)} on a GPU{twice}; {gpu.name} has {_gb(gpu.memory_bytes)}"
         )
 
 
 def _check_planned(gpu: Gpu, needs: Needs) -> None:
     if gpu.memory_bytes is not None and needs.gpu_bytes > usable(gpu.memory_bytes):
-        raise UnfitError(
+        raise HostError(
             f"the run was planned with {gib(needs.gpu_bytes)} of a GPU,"
             f" {gpu.name} has {gib(usable(gpu.memory_bytes))} to give"
         )
@@ -230,10 +162,10 @@ def memory_bytes() -> int:
 
 
 def check_memory(available: int, needs: Needs) -> None:
-    """Room for the engines and the training processes. Raises UnfitError."""
+    """Room for the engines and the training processes. Raises HostError."""
     processes = needs.train_gpus + needs.infer_gpus
     if available < processes * _PROCESS_BYTES:
-        raise UnfitError(
+        raise HostError(
             f"the memory is too small: {_gb(available)} are free,"
             f" {processes} processes need {_gb(processes * _PROCESS_BYTES)}"
         )
@@ -241,18 +173,18 @@ def check_memory(available: int, needs: Needs) -> None:
 
 def check_compiler() -> None:
     """Triton, in which kernels of vLLM and torch are written, builds what starts them when they first run:
-    with a C compiler and Python's own headers. Raises UnfitError."""
+    with a C compiler and Python's own headers. Raises HostError."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise UnfitError("no C compiler is there, with which kernels are built: apt-get install gcc")
+        raise HostError("no C compiler is there, with which kernels are built: apt-get install gcc")
     if not (HEADERS / "Python.h").is_file():
-        raise UnfitError(f"Python's headers, with which kernels are built, are not in {HEADERS}: python3-dev")
+        raise HostError(f"Python's headers, with which kernels are built, are not in {HEADERS}: python3-dev")
 
 
 def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | None:
     """Several training processes hand each other gradients through /dev/shm wherever one GPU cannot reach the
     other's memory, and in docker's own 64 MB NCCL ends the first step with an "unhandled system error": that
     is refused. One training process, and engines of one GPU each, put nothing there: then a small one is only
-    mentioned, in the words returned. Raises UnfitError.
+    mentioned, in the words returned. Raises HostError.
     """
     try:
         found = os.statvfs(folder)
@@ -263,7 +195,7 @@ def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | Non
         return None
     if needs.train_gpus == 1:
         return f"{_gb(free)} of /dev/shm free"
-    raise UnfitError(
+    raise HostError(
         f"/dev/shm is too small: {_gb(free)} of its {_gb(size)} are free,"
         f" {needs.train_gpus} training processes need {_gb(_SHARED_MEMORY_BYTES)};"
         " start the container with --ipc=host or --shm-size=2g"
@@ -271,7 +203,7 @@ def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | Non
 
 
 def check_disk(root: Path, needs: Needs) -> int:
-    """Room for the model, and for the environment where it is not built; what is free. Raises UnfitError."""
+    """Room for the model, and for the environment where it is not built; what is free. Raises HostError."""
     root.mkdir(parents=True, exist_ok=True)
     built = bootstrap.is_ready(root, needs.variant)
     wanted = needs.model_bytes + _RUN_BYTES + (0 if built else bootstrap.NEEDED_BYTES[needs.variant])
@@ -279,7 +211,7 @@ def check_disk(root: Path, needs: Needs) -> int:
     if free < wanted:
         what = "the run" if built else "the runtime's environment"
         model = f", {_gb(needs.model_bytes)} of that the model" if needs.model_bytes else ""
-        raise UnfitError(f"the disk is too small: {_gb(free)} are free, {what} needs {_gb(wanted)}{model}")
+        raise HostError(f"the disk is too small: {_gb(free)} are free, {what} needs {_gb(wanted)}{model}")
     return free
 
 
@@ -301,7 +233,7 @@ def main() -> int:
     root = given.pop("root")
     try:
         sys.stdout.write(check(Needs(**given), root) + "\n")
-    except UnfitError as unfit:
+    except HostError as unfit:
         sys.stdout.write(f"{unfit}\n")
         return 1
     return 0

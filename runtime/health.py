@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runtime.computing import Computing
-from runtime.shared import files, processes
+from runtime.shared import files, process_table
 
 ANSWER_SECONDS = 5.0
 # Longer than any single engine step or trainer kernel, far shorter than a person's patience.
@@ -162,14 +162,14 @@ class TrainerHealth:
         if said is None or said.get("state") not in ("ready", "training"):
             return "loading"
         self.note = said.get("error")
-        return self._stands_still([pid, *processes.descendants(pid)])
+        return self._stands_still([pid, *process_table.descendants(pid)])
 
     def _stands_still(self, pids: list[int]) -> str | None:
-        used, now = processes.cpu_seconds(pids), time.monotonic()
+        used, now = process_table.cpu_seconds(pids), time.monotonic()
         if used != self._cpu_seconds:
             self._cpu_seconds = used
             self._moved_at = now
-        elif processes.at_the_disk(pids):
+        elif process_table.at_the_disk(pids):
             self._wrote_at = now
         still_seconds = now - self._moved_at
         if still_seconds < STILL_SECONDS:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import autodown
-from runtime.shared import files, processes
+from runtime.shared import files, process_table, processes
 from runtime.shared.given_token import read_token
 
 # What the supervisor has for an orderly end (it saves between two steps) before everything is killed.
@@ -149,7 +149,7 @@ class Keeper:
         processes.send(self._supervisor, signal.SIGTERM)
         self._wait_until(lambda: self._exit_code is not None, self._grace_seconds)
         # Children of a supervisor that was killed got their death signal and are ending by themselves.
-        self._wait_until(lambda: not processes.descendants(os.getpid()), ORPHAN_SECONDS)
+        self._wait_until(lambda: not process_table.descendants(os.getpid()), ORPHAN_SECONDS)
 
     def _wait_until(self, done: Callable[[], bool], bound_seconds: float) -> None:
         end = time.monotonic() + bound_seconds
@@ -159,9 +159,9 @@ class Keeper:
 
     def _end_orphans(self) -> None:
         """Kill what lost its parent: only a tether killed by force leaves such processes behind."""
-        for pid in processes.children(os.getpid()):
+        for pid in process_table.children(os.getpid()):
             if pid != self._supervisor:
-                for lost in (*processes.descendants(pid), pid):
+                for lost in (*process_table.descendants(pid), pid):
                     processes.send(lost, signal.SIGKILL)
 
     def _reap(self) -> None:

@@ -23,7 +23,7 @@ from runtime.computing import Computing
 from runtime.health import HealthCheck
 from runtime.shared import failpoints, files, processes
 from runtime.shared.last_words import last_words
-from runtime.shared.schema import ChildState
+from runtime.shared.statuses import ChildState
 
 # What this process may have been given for one of its children.
 SECRETS = frozenset({"HF_TOKEN", "WANDB_API_KEY"})

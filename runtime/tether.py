@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from runtime.shared import processes
+from runtime.shared import process_table, processes
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -44,7 +44,7 @@ def command(command: list[str], grace_seconds: float) -> list[str]:
 
 def held_by(tether: int) -> int | None:
     """The pid of the command a tether runs: its first child (later ones are orphans it adopted)."""
-    return next(iter(processes.children(tether)), None)
+    return next(iter(process_table.children(tether)), None)
 
 
 def _follow(pid: int, grace_seconds: float) -> int:

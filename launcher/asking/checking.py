@@ -12,11 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.asking import agreement, earlier_run, preflight, program_check, runtime_config
+from launcher.asking import (
+    agreement,
+    earlier_run,
+    ports,
+    preflight,
+    program_check,
+    remote_tools,
+    runtime_config,
+)
 from launcher.asking.reading import Asked
 from launcher.base import credentials
-from launcher.base.errors import ConfigError, PreflightError, UsageError, suggestion
+from launcher.base.errors import ConfigError, PreflightError, UsageError
 from launcher.base.home import Home
+from launcher.base.suggestions import suggestion
 from launcher.ledger.endpoint import keyless_by, wanted_port
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.machines import own_gpus
@@ -39,7 +48,7 @@ def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: No
     agreement.refuse_unasked(settings)
     rented = settings.rented
     if rented:
-        preflight.check_tools()
+        remote_tools.check_tools()
     else:
         preflight.check_platform()
     if settings.own_gpus:
@@ -58,7 +67,7 @@ def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: No
     if earlier is not None:
         _check_model(model_path, earlier, secrets)
     if (port := wanted_port(settings)) is not None:
-        preflight.check_port(port, home, keyless_by=keyless_by(settings))
+        ports.check_port(port, home, keyless_by=keyless_by(settings))
     preflight.check_wandb(settings, os.environ)
     preflight.check_folders(home)
     preflight.check_disk(settings, model_path, home)

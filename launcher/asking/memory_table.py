@@ -6,7 +6,7 @@ Neighbours: `plan_verb.py` shows it, `agreement.py` has the line, `fitting.py` f
 from __future__ import annotations
 
 from launcher.screen.output import columns
-from runtime.shared.memory.line import Line, total
+from runtime.shared.memory.line import MemoryLine, total
 from runtime.shared.memory.planning import MemoryPlan, gib, usable
 
 
@@ -29,7 +29,7 @@ def text(memory: MemoryPlan) -> str:
     return "\n".join([columns(rows), verdict, *_choices(memory)])
 
 
-def _part(name: str, lines: tuple[Line, ...]) -> list[list[str]]:
+def _part(name: str, lines: tuple[MemoryLine, ...]) -> list[list[str]]:
     each = [[f"    {line.name}", gib(line.size).rjust(10), line.why] for line in lines]
     return [[f"  {name}", gib(total(lines)).rjust(10), ""], *each]
 

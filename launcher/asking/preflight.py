@@ -1,18 +1,16 @@
-"""What can be known to fail before anything starts: the command, the model, the port, disk, an account.
+"""What can be known to fail before anything starts: the command, the model, folders, disk, an account.
 
-Neighbours: `request.py` asks all of it before a run, `doctor.py` some at any time; `model_folder.py` and
-`hub.py` look at models. Each check raises PreflightError with its fix.
-Knows nothing of machines or of the runtime's processes; reads files, and binds a port only to let it go.
+Neighbours: `request.py` asks all of it before a run, `doctor.py` some at any time; `ports.py` and
+`remote_tools.py` look at the port and at ssh, `model_folder.py` and `hub.py` at models. Each check raises
+PreflightError with its fix. Knows nothing of machines or of the runtime's processes; reads files.
 """
 
 from __future__ import annotations
 
-import errno
 import netrc
 import os
 import re
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,16 +20,12 @@ from launcher.asking import shadowing
 from launcher.base import disk
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.ledger.endpoint import another_port
 from launcher.models import known_models, model_folder
 from launcher.values.settings import TINY_MODEL, Settings
 from runtime.shared import model_shape
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PYTHON = re.compile(r"python[\d.]*")
-# What reaches a rented machine, each with the package it comes in.
-TOOLS = {"ssh": "openssh-client", "rsync": "rsync"}
-_IN_BREW = {"ssh": "openssh", "rsync": "rsync"}
 # Logs, samples and batches of a run, beside its checkpoints.
 _RUN_BYTES = 200 * 10**6
 
@@ -68,28 +62,6 @@ def check_command(command: Sequence[str], folder: Path | None = None) -> None:
 def check_names(command: Sequence[str], folder: Path | None = None, *, arbor: bool = False) -> None:
     """Nothing beside the program is imported in the place of ours."""
     shadowing.refuse(command, folder or Path.cwd(), os.environ, arbor=arbor)
-
-
-def check_tools(*tools: str) -> None:
-    """The programs that a rented machine is reached with are on this computer: these, or all TOOLS."""
-    if missing := missing_tools(*tools):
-        raise PreflightError(
-            f"launch reaches a rented machine with {' and '.join(tools or TOOLS)}",
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on this computer",
-            how_to_install(missing),
-        )
-
-
-def missing_tools(*tools: str) -> list[str]:
-    """Those of `tools`, or of all TOOLS, that are not on the PATH."""
-    return [tool for tool in tools or TOOLS if shutil.which(tool) is None]
-
-
-def how_to_install(tools: Sequence[str]) -> str:
-    """A command to paste."""
-    if sys.platform == "darwin":
-        return f"brew install {' '.join(_IN_BREW[tool] for tool in tools)}"
-    return f"apt-get install {' '.join(TOOLS[tool] for tool in tools)}"
 
 
 def _not_runnable(command: Sequence[str]) -> tuple[str, str]:
@@ -160,42 +132,6 @@ def find_model(
 
 
 # ------------------------------------------------------------------ this computer
-
-
-def check_port(port: int, home: Home | None = None, *, keyless_by: str | None = None) -> None:
-    """Nobody listens on this port of 127.0.0.1. `keyless_by`: no other port will do by itself."""
-    if (trouble := port_trouble(port)) is None:
-        return
-    hint = (
-        another_port(port, keyless_by)
-        if keyless_by
-        else "launch  # without --port: 7453, or the next free one"
-    )
-    raise PreflightError(f"port {port} is taken", holder_of(port, home) or trouble, hint)
-
-
-def port_trouble(port: int) -> str | None:
-    """Why the port cannot be listened on; None when it can."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            return "another program uses it" if error.errno == errno.EADDRINUSE else error.strerror
-    return None
-
-
-def holder_of(port: int, home: Home | None = None) -> str | None:
-    """Who listens on a port, as far as this user may know: a run of ours, else a process of the user's."""
-    from launcher.base import processes
-    from launcher.ledger.records import RecordStore
-
-    for record in RecordStore(home).list() if home else ():
-        ours = record.live and record.url is not None and record.url.endswith(f":{port}")
-        if ours and not record.elsewhere and record.attended:
-            return f"the run {record.name or record.id} uses it"
-    found = processes.listener(port)
-    return None if found is None else f"{processes.name_of(found)} (pid {found.pid}) uses it"
 
 
 def check_folders(home: Home) -> None:

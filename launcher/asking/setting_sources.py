@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.base import credentials
-from launcher.base.errors import ConfigError, LaunchError, PreflightError, UsageError, suggestion
+from launcher.base.errors import ConfigError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
+from launcher.base.suggestions import suggestion
 from launcher.values.settings import SETTINGS, TINY_MODEL, Setting, Settings, Value, variable_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ Knows nothing of printing, files or processes.
 # ruff: noqa: N818 - these names say what happened
 from __future__ import annotations
 
-import difflib
 import errno
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -150,7 +149,8 @@ def failure_of(error: Exception, log: Path | None = None) -> LaunchError:
     return LaunchError("launch has a bug", f"{type(error).__name__}: {error}", look)
 
 
-def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known word that `word` most likely meant, or None."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return close[0] if close else None
+def described(error: BaseException) -> str:
+    """An error in one line, with what kind it is where it is none of ours."""
+    if isinstance(error, LaunchError):
+        return f"{error.message}: {error.why}" if error.why else error.message
+    return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """Processes by pid *and* start time: naming exactly what was started, finding its tree, ending it.
 
 Neighbours: `records.py` stores these names; `guardian.py`, `minder.py` and `machines/local.py` end trees,
-`leftovers.py` and `sky_home.py` ask what runs. Nobody else in the launcher lists processes.
+`running.py` says more of each. Nobody else in the launcher lists processes.
 A pid alone is reused by the system; a pid with its start time is not. Linux keeps start times in ticks
 since boot, so a name holds its boot's id as well. Knows nothing of runs or of what processes do.
 """
@@ -13,16 +13,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
 from launcher.base import place
-
-_Answer = TypeVar("_Answer")
 
 _POLL_SECONDS = 0.02
 # Every look reads what all processes of the computer say of themselves: soon at first, then more rarely.
@@ -78,7 +75,7 @@ class ProcessId:
 
 def tree(roots: Iterable[ProcessId]) -> set[ProcessId]:
     """The living processes among `roots` and everything below them."""
-    running = _snapshot()
+    running = all_running()
     below: dict[int, list[ProcessId]] = {}
     for process, parent in running.items():
         below.setdefault(parent, []).append(process)
@@ -89,59 +86,6 @@ def tree(roots: Iterable[ProcessId]) -> set[ProcessId]:
         found.update(new)
         waiting.extend(new)
     return found
-
-
-def carrying(variable: str, value: str) -> set[ProcessId]:
-    """The living processes that were started with `variable=value` in their environment.
-
-    Without this one and those above it: who asks is not what is left over. Only this user's processes can
-    be read; those of others cannot be ours.
-    """
-    return {process for process, environ in environments() if environ.get(variable) == value}
-
-
-def here(process: ProcessId) -> bool:
-    """Whether it is of our own PID namespace: to one of a container a path may mean another file."""
-    return place.pid_namespace(process.pid) == place.pid_namespace("self")
-
-
-def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
-    """The living processes, each with the environment it was started with; as in `carrying`, without this one
-    and those above it, and without those of other users."""
-    running = _snapshot()
-    parents = {process.pid: parent for process, parent in running.items()}
-    own: int | None = os.getpid()
-    while own is not None:
-        own = parents.pop(own, None)
-    for process in running:
-        if process.pid in parents and (environ := _asked(process, psutil.Process.environ)) is not None:
-            yield process, environ
-
-
-def working_in(folder: Path) -> set[ProcessId]:
-    """The living processes, but this one, whose working folder this is."""
-    others = (process for process in _snapshot() if process.pid != os.getpid())
-    return {process for process in others if _asked(process, psutil.Process.cwd) == str(folder)}
-
-
-def runs_from(folder: Path) -> bool:
-    """Whether a process runs a program of this folder."""
-    inside = str(folder) + os.sep
-    commands = (_asked(process, psutil.Process.cmdline) for process in _snapshot())
-    return any(command and command[0].startswith(inside) for command in commands)
-
-
-def name_of(process: ProcessId) -> str:
-    """What the system calls it."""
-    return _asked(process, psutil.Process.name) or "(gone)"
-
-
-def _asked(process: ProcessId, question: Callable[[psutil.Process], _Answer]) -> _Answer | None:
-    """None of one that has ended, and of other users' where only they may ask."""
-    try:
-        return question(psutil.Process(process.pid))
-    except (psutil.Error, OSError):
-        return None
 
 
 def end(
@@ -180,26 +124,6 @@ def wait_gone(process: ProcessId, seconds: float) -> bool:
     return True
 
 
-def stopped(process: ProcessId) -> bool:
-    """Whether it is stopped (Ctrl-Z) at this moment, and so gets nowhere."""
-    return _asked(process, psutil.Process.status) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-
-def listens(pid: int, port: int) -> bool:
-    """Whether a process of this user's listens on a TCP port. It is asked for its own connections: to ask for
-    everybody's takes root on a Mac."""
-    try:
-        connections = psutil.Process(pid).net_connections("tcp")
-    except (psutil.Error, OSError):
-        return False
-    return any(one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port for one in connections)
-
-
-def listener(port: int) -> ProcessId | None:
-    """This user's process that listens on a TCP port; None where nobody of theirs does."""
-    return next((process for process in _snapshot() if listens(process.pid, port)), None)
-
-
 def adopt_orphans() -> None:
     """Linux: descendants whose parent dies become our children, so none gets out of sight."""
     if sys.platform == "linux":
@@ -214,7 +138,7 @@ def die_with_parent(number: signal.Signals, parent: int) -> None:
             os.kill(os.getpid(), number)
 
 
-def _snapshot() -> dict[ProcessId, int]:
+def all_running() -> dict[ProcessId, int]:
     """Every running process with its parent's pid."""
     seen = ((pid, _look(pid)) for pid in psutil.pids())
     return {ProcessId(pid, look[0]): look[1] for pid, look in seen if look is not None}

@@ -1,7 +1,8 @@
-"""The options and verbs of `launch`, their help, and which function each one calls.
+"""The options of `launch`, its help, and all its verbs in their order.
 
-Neighbours: `main.py` calls `invoke`; a run is `run.py`'s, the verbs are `verbs.py`'s.
-Knows nothing of how anything is done: it hands values on, and imports what does the work when asked.
+Neighbours: `main.py` calls `invoke`; `run_commands.py`, `results_commands.py` and `bench_command.py` have the
+other verbs and their options; a run is `run.py`'s. Knows nothing of how anything is done: it hands values
+on, and imports what does the work when asked.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.base.errors import UsageError
-from launcher.cli import bench_command, help_text, misuse, options, results_commands
+from launcher.cli import bench_command, help_text, misuse, options, results_commands, run_commands
 from launcher.cli.invocation import OF_A_RUN, Invocation
 from launcher.cli.options import Debug, Json
 from launcher.screen.output import Output
@@ -47,21 +48,6 @@ class PlanCommand(help_text.VerbHelp):
     def _of_a_run(self, ctx: Any) -> list[Any]:
         return [parameter for parameter in ctx.find_root().command.params if parameter.name in _OF_A_PLAN]
 
-
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME", help="The run's name or id.", autocompletion=options.run_names, show_default=False
-    ),
-]
-OptionalName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME",
-        help="The run's name or id. Without it: all runs.",
-        autocompletion=options.run_names,
-    ),
-]
 
 app = typer.Typer(
     name="launch",
@@ -147,7 +133,6 @@ def root(
     return launch_run(invocation.flags, invocation.sets, invocation.env_file, command, invocation.output)
 
 
-@app.command(cls=PlanCommand, context_settings=help_text.SETTINGS)
 def plan(
     context: typer.Context,
     refresh: Annotated[bool, typer.Option("--refresh", help="Fetch new price catalogs first.")] = False,
@@ -156,149 +141,6 @@ def plan(
     return _show_plan(context.obj, refresh)
 
 
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def status(
-    context: typer.Context, name: OptionalName = None, as_json: Json = False, debug: Debug = False
-) -> int:
-    """Show all runs, or one run in detail."""
-    from launcher.cli import verbs
-
-    return verbs.status(context.obj.output, name)
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def logs(
-    context: typer.Context,
-    name: Name,
-    which: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LOG",
-            help="launch, program, gateway, engine-0, trainer, supervisor, … Default: launch; program where "
-            "your program failed.",
-        ),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it until the run ends.")] = False,
-    debug: Debug = False,
-) -> int:
-    """Print one of a run's logs."""
-    from launcher.cli import verbs
-
-    return verbs.logs(context.obj.output, name, which, follow)
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def ssh(
-    context: typer.Context,
-    name: Name,
-    yes: Annotated[
-        bool,
-        typer.Option("--yes", "-y", help="Make plain `ssh NAME` work too: adds one line to ~/.ssh/config."),
-    ] = False,
-    debug: Debug = False,
-) -> int:
-    """Open a shell on a run's rented machine, or run the command after -- there."""
-    from launcher.cli import remote_verbs
-
-    invocation: Invocation = context.obj
-    include = yes or bool(invocation.flags.get("yes"))
-    return remote_verbs.ssh(invocation.output, name, invocation.command or [], include)
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def exec(  # noqa: A001 - the verb's name
-    context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False
-) -> int:
-    """Run the program after -- on a run's rented machine, with the runtime's Python."""
-    from launcher.cli import remote_verbs
-
-    return remote_verbs.execute(context.obj.output, name, context.obj.command or [])
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def push(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
-    """Copy this version of the runtime to a run's rented machine."""
-    from launcher.cli import remote_verbs
-
-    return remote_verbs.push(context.obj.output, name)
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def pull(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
-    """Copy the newest checkpoint, metrics and logs of a run to this computer."""
-    from launcher.cli import verbs
-
-    return verbs.pull(context.obj.output, name)
-
-
-app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.export)
-app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.report)
-app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(results_commands.open)
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def down(
-    context: typer.Context,
-    name: Name,
-    give_up: Annotated[
-        bool,
-        typer.Option("--give-up-results", help="End a rented machine even if its results cannot be copied."),
-    ] = False,
-    elsewhere: Annotated[
-        bool,
-        typer.Option("--elsewhere", help="End it although it lives on another computer or container."),
-    ] = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> int:
-    """End a run: pull its results, take everything down, verify that nothing is left."""
-    from launcher.cli import ending_verbs
-
-    return ending_verbs.down(context.obj.output, name, give_up, elsewhere)
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def gc(
-    context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    older_than: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Also remove checkpoints and samples of runs and benches that ended this long ago: 7d. "
-            "Results stay.",
-        ),
-    ] = None,
-    unpulled: Annotated[
-        bool,
-        typer.Option("--unpulled", help="With --older-than: even if the newest results were never copied."),
-    ] = False,
-    infra: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CLOUD",
-            help="Also search this cloud for machines. Clouds of recorded runs are always searched.",
-        ),
-    ] = None,
-    given_up: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--give-up-results",
-            metavar="NAME",
-            help="End this run's rented machine even if its results cannot be copied. Repeat it for more.",
-        ),
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> int:
-    """Find what earlier runs left behind, rented machines too, and remove it once you agree."""
-    from launcher.cli import ending_verbs
-
-    agreed = yes or bool(context.obj.flags.get("yes"))
-    return ending_verbs.gc(context.obj.output, older_than, unpulled, agreed, infra or [], given_up or [])
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
 def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) -> int:
     """Check whether this computer is ready for a run, and say how to fix what is not."""
     from launcher.cli.doctor import doctor
@@ -306,26 +148,6 @@ def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) 
     return doctor(context.obj.output, context.obj.env_file)
 
 
-app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)(bench_command.bench)
-
-
-@app.command(cls=help_text.VerbHelp, context_settings=help_text.SETTINGS)
-def env(
-    context: typer.Context,
-    name: Name,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the run has started and has its endpoint.")
-    ] = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> int:
-    """Print the variables that point a program at a run: eval "$(launch env NAME)"."""
-    from launcher.cli import verbs
-
-    return verbs.env(context.obj.output, name, wait)
-
-
-@app.command(cls=PlanCommand, context_settings=help_text.SETTINGS)
 def config(context: typer.Context) -> int:
     """Show every setting and where it comes from."""
     from launcher.cli import verbs
@@ -347,3 +169,13 @@ def _show_version(output: Output) -> int:
     number = version("slipway-rl")
     output.result({"version": number}, number)
     return 0
+
+
+# In the order of the help.
+for _verb in (
+    plan, run_commands.status, run_commands.logs, run_commands.ssh, run_commands.exec, run_commands.push,
+    run_commands.pull, results_commands.export, results_commands.report, results_commands.open,
+    run_commands.down, run_commands.gc, doctor, bench_command.bench, run_commands.env, config,
+):  # fmt: skip
+    _class = PlanCommand if _verb in (plan, config) else help_text.VerbHelp
+    app.command(cls=_class, context_settings=help_text.SETTINGS)(_verb)

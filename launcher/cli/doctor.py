@@ -1,8 +1,9 @@
 """`launch doctor`: is this computer ready for a run, here and on rented machines, each question with its fix.
 Changes nothing.
 
-Neighbours: `preflight.py` and `environments.py` know the answers, `safety/leftovers.py` what is left of runs.
-All questions are asked at once and each has a bound, so a dead network or disk costs seconds, not the answer.
+Neighbours: `preflight.py`, `ports.py` and `environments.py` know the answers, `safety/leftovers.py` what is
+left of runs. All questions are asked at once and each has a bound, so a dead network or disk costs seconds,
+not the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.asking import preflight
+from launcher.asking import ports, preflight, remote_tools
 from launcher.base import credentials, disk
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
@@ -86,7 +87,7 @@ def _lacking_to_rent(checks: list[Check]) -> list[str]:
     lacking = [check.name for check in checks if check.state == "fail" and check.name in _FOR_BOTH]
     if _installed_skypilot() is None:
         lacking.append("SkyPilot is not installed")
-    lacking += [f"{tool} is not installed" for tool in preflight.missing_tools()]
+    lacking += [f"{tool} is not installed" for tool in remote_tools.missing_tools()]
     if not _with_credentials():
         lacking.append("no account with any cloud")
     return lacking
@@ -188,11 +189,12 @@ def _memory() -> Check:
 def _gpus() -> Check:
     """Only `--gpus local` needs them; whether a model fits on them, only its plan says."""
     from launcher.machines import own_gpus
-    from runtime.fitness import Needs, UnfitError
+    from runtime.fitness import Needs
+    from runtime.nvidia_smi import HostError
 
     try:
         found = own_gpus.fit(Needs("cuda", f"{OWN_GPUS}:1"), os.environ)
-    except UnfitError as unfit:
+    except HostError as unfit:
         return Check("gpus", "info", f"{unfit}; needed only for --gpus {OWN_GPUS}")
     names = ", ".join(f"{count}×{name}" for name, count in Counter(gpu.name for gpu in found).items())
     return Check("gpus", "ok", f"{names} will do: launch --gpus {OWN_GPUS}:{len(found)}")
@@ -220,10 +222,10 @@ def _disk(home: Home) -> Check:
 def _port(home: Home) -> Check:
     from launcher.ledger.endpoint import DEFAULT_PORT
 
-    trouble = preflight.port_trouble(DEFAULT_PORT)
+    trouble = ports.port_trouble(DEFAULT_PORT)
     if trouble is None:
         return Check("port", "ok", f"{DEFAULT_PORT} is free")
-    holder = preflight.holder_of(DEFAULT_PORT, home) or trouble
+    holder = ports.holder_of(DEFAULT_PORT, home) or trouble
     return Check("port", "info", f"{DEFAULT_PORT}: {holder}; a run takes the next free one")
 
 
@@ -308,8 +310,8 @@ def _skypilot() -> Check:
         fix = "pip install 'slipway-rl[cloud]'"
         return Check("skypilot", "info", "not installed; needed only for rented machines", fix)
     installed = f"{found} is installed"
-    if missing := preflight.missing_tools():
-        fix = preflight.how_to_install(missing)
+    if missing := remote_tools.missing_tools():
+        fix = remote_tools.how_to_install(missing)
         return Check("skypilot", "warn", f"{installed}, {' and '.join(missing)} not", fix)
     return Check("skypilot", "info", f"{installed}; ssh and rsync are here")
 

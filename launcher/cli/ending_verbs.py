@@ -21,13 +21,13 @@ from launcher.base.errors import (
     PreflightError,
     TeardownUnverified,
     UsageError,
+    described,
 )
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.base.units import parse_duration
 from launcher.ledger import teardown_lock
 from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines import machine_of_record
 from launcher.safety import leftovers, take_down
 from launcher.screen import consent
 from launcher.screen.output import Output, columns
@@ -249,4 +249,4 @@ def _refused(output: Output, find: leftovers.Find, error: Exception) -> LaunchEr
     """One that this computer does not let us remove, or a bug."""
     kind = PreflightError if isinstance(error, OSError) else LaunchError
     output.traceback(show=False)
-    return kind(f"{find.what} could not be removed", machine_of_record.described(error), "launch gc")
+    return kind(f"{find.what} could not be removed", described(error), "launch gc")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import typer
 
-from launcher.base.errors import UsageError, suggestion
+from launcher.base.errors import UsageError
+from launcher.base.suggestions import suggestion
 from launcher.cli.invocation import Invocation
 
 VERBS = (

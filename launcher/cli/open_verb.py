@@ -21,7 +21,7 @@ from launcher.base import atomic
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
 from launcher.base.units import format_duration
-from launcher.ledger.endpoint import RESULTS, Endpoint, is_open
+from launcher.ledger.endpoint import RESULTS, LocalEndpoint, is_open
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.page import page_folder
 from launcher.page.run_page import RunPage
@@ -50,7 +50,7 @@ def open_page(output: Output, name: str, in_browser: bool) -> int:
 
 
 def _open_live(output: Output, store: RecordStore, record: RunRecord, in_browser: bool) -> int:
-    endpoint = Endpoint.of(record, store)
+    endpoint = LocalEndpoint.of(record, store)
     link, seconds = _link(endpoint, record.name or record.id)
     way = store.folder(record.id) / _GOES_ON
     opened = in_browser and _has_screen() and _go_on(way, link)
@@ -63,7 +63,7 @@ def _open_live(output: Output, store: RecordStore, record: RunRecord, in_browser
     return EXIT_OK
 
 
-def _link(endpoint: Endpoint, label: str) -> tuple[str, float]:
+def _link(endpoint: LocalEndpoint, label: str) -> tuple[str, float]:
     """What lets one browser in, and for how long it does. Raises PreflightError."""
     request = urllib.request.Request(
         f"{endpoint.root}/page/link", method="POST", headers={"Authorization": f"Bearer {endpoint.token}"}

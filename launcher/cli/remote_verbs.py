@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import PurePosixPath
 
-from launcher.asking import preflight, shadowing
+from launcher.asking import remote_tools, shadowing
 from launcher.base.errors import EXIT_OK, JobFailed, LaunchError, UsageError
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore, RunRecord
@@ -123,7 +123,7 @@ def _machine(record: RunRecord) -> CloudMachine:
         raise UsageError(
             f"{label} has no rented machine", "it is a run on this computer", f"launch status {label}"
         )
-    preflight.check_tools("ssh")
+    remote_tools.check_tools("ssh")
     if not record.live:
         raise UsageError(f"{label} is over", "its machine is gone", f"launch --resume {label}")
     return CloudMachine.described(record.machine)

@@ -17,12 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import EXIT_OK, UsageError, suggestion
+from launcher.base.errors import EXIT_OK, UsageError
 from launcher.base.home import Home
 from launcher.base.log import before
+from launcher.base.suggestions import suggestion
 from launcher.base.units import format_duration, format_money
 from launcher.ledger import lives
-from launcher.ledger.endpoint import RESULTS, Endpoint, is_open, token_file
+from launcher.ledger.endpoint import RESULTS, LocalEndpoint, is_open, token_file
 from launcher.ledger.records import STATES, RecordStore, RunRecord
 from launcher.results import compile_records, durable
 from launcher.safety import program_log, take_down
@@ -201,7 +202,7 @@ def _ask_runtime(store: RecordStore, record: RunRecord) -> tuple[dict[str, Any] 
     import urllib.request
 
     try:
-        endpoint = Endpoint.of(record, store)
+        endpoint = LocalEndpoint.of(record, store)
     except UsageError:
         return None, None
     request = urllib.request.Request(
@@ -326,12 +327,12 @@ def _is_another(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _endpoint(store: RecordStore, name: str, wait: bool) -> tuple[RunRecord, Endpoint]:
+def _endpoint(store: RecordStore, name: str, wait: bool) -> tuple[RunRecord, LocalEndpoint]:
     """A run's endpoint; with `wait`, the one that a starting run is about to have. Raises UsageError."""
     while True:
         record = store.load(name)
         try:
-            return record, Endpoint.of(record, store)
+            return record, LocalEndpoint.of(record, store)
         except UsageError as none_now:
             if not (is_open(record) and record.state in _STARTING):
                 raise

@@ -1,6 +1,6 @@
 """The gateway's answers to our own routes, read: JSON, or the error they carry as an exception.
 
-Neighbours: `session.py` asks. Knows nothing of what is asked.
+Neighbours: `connection.py` asks. Knows nothing of what is asked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The bodies the client sends and reads, its own copy: a user's `runtime.py` beside the program hides none.
 
-Neighbours: `runtime/shared/schema.py` has the runtime's copy, and a test compares the two; `wire.py` and
-`session.py` send these. What is sent has exactly the runtime's keys, what is read at most those.
-Knows nothing of HTTP or of DSPy, and imports pydantic, and `base/harmless.py` for what is printed.
+Neighbours: `runtime/shared/schema.py` and `statuses.py` have the runtime's, and a test compares; `wire.py`
+and `connection.py` send these. What is sent has exactly the runtime's keys, what is read at most those. Knows
+nothing of HTTP or of DSPy, and imports pydantic, and `base/harmless.py` for what is printed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What can go wrong between a program and its run; each says why and what to do.
 
-Neighbours: `wire.py` and `session.py` raise these, `grpo.py` adds the optimizer's own.
+Neighbours: `wire.py`, `connection.py` and `steps.py` raise these, `grpo.py` adds the optimizer's own.
 
     LaunchError
     └── ClientError

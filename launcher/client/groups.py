@@ -1,6 +1,6 @@
 """Groups for a step: of rollouts that have their rewards with them, or of rewards by rollout id.
 
-Neighbours: `session.py` sends them, `bodies.py` has what they are. Knows nothing of how a rollout was made.
+Neighbours: `steps.py` sends them, `bodies.py` has what they are. Knows nothing of how a rollout was made.
 """
 
 from __future__ import annotations

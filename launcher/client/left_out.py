@@ -1,6 +1,6 @@
 """A step of which more than half was left out for one reason is said once for each, with what changes it.
 
-Neighbour: `session.py` tells it each step that is settled, whichever program trains. Every step's counts are
+Neighbour: `steps.py` tells it each step that is settled, whichever program trains. Every step's counts are
 in its status; this is the one line for who does not look at them. Groups without variance are left out of
 healthy steps too, early and late in a training: they are said only where nothing of the step was trained.
 """

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from launcher.client.bodies import REQUEST_HEADER, Answer, Body, StepSettings
+from launcher.client.connection import Connection
 from launcher.client.failures import Refused, TrainingFailed
-from launcher.client.session import Session
 from launcher.client.wire import new_request_id
 
 _PATH = "/slipway/train_kwargs"
@@ -84,7 +84,7 @@ class Meant:
 
 
 def ask(
-    session: Session,
+    connection: Connection,
     train_kwargs: Mapping[str, Any],
     steps: int | None = None,
     strict: bool = True,
@@ -102,7 +102,7 @@ def ask(
     asked = TrainKwargs(train_kwargs=plain(train_kwargs), strict=strict, steps=steps, trainer=trainer)
     content = json.dumps(asked.model_dump()).encode()
     headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
-    response = session.wire.send("POST", _PATH, content, headers)
+    response = connection.wire.send("POST", _PATH, content, headers)
     try:
         answer = TrainKwargsRead.model_validate_json(response.content if response.is_success else b"")
     except ValidationError:

@@ -1,6 +1,6 @@
 """HTTP to the run's endpoint: one connection pool, bounded retries, the same request id on each try.
 
-Neighbours: `session.py` (our routes) and `engine.py` (chat completions) send through it.
+Neighbours: `connection.py` (our routes) and `engine.py` (chat completions) send through it.
 A retried request is the same request: the gateway answers an id it has seen with the stored answer (C6, C46),
 so a lost connection makes neither an error nor a second sample.
 Knows nothing of steps, samples or DSPy.

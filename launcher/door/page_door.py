@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from launcher.door import relay_rules
-from launcher.door.page_keys import COOKIE, LINK_SECONDS, Keys
+from launcher.door.page_keys import COOKIE, LINK_SECONDS, PageKeys
 from launcher.page import page_files
 
 _ROOT = "/page"
@@ -62,7 +62,7 @@ class PageDoor:
         self._token = token
         self._status = status
         self._door = door
-        self._keys = Keys()
+        self._keys = PageKeys()
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="page")
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ LINK_SECONDS = 300.0
 _MOST_LINKS = 32
 
 
-class Keys:
+class PageKeys:
     """Of one door. `now`: a clock that does not go back."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

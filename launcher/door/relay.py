@@ -38,8 +38,8 @@ from launcher.door import page_door, relay_rules
 from launcher.door.page_door import Page, PageDoor
 from launcher.door.relay_body import BODY_BYTES as BODY_BYTES
 from launcher.door.relay_body import BodyError, read_body
-from launcher.door.relay_connection import Connection, DoorServer, log
-from launcher.door.relay_forward import REQUEST_HEADER, Call, Forwarder, Tally
+from launcher.door.relay_connection import DoorServer, RelayConnection, log
+from launcher.door.relay_forward import REQUEST_HEADER, Forwarder, RelayedRequest, Tally
 from launcher.door.relay_receipts import FOLLOWS, RECEIPT_HEADER, Receipts
 from launcher.ledger.endpoint import DEFAULT_PORT, another_port
 from runtime.shared import open_files
@@ -201,7 +201,7 @@ class Relay:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Everything that happens to one request."""
         connection = request.protocol
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, RelayConnection)
         connection.answered = None
         refused = self._refused_head(request)
         if refused is None and self._page and page_door.is_pages(request.raw_path):
@@ -223,7 +223,7 @@ class Relay:
             self._tally.active -= 1
 
     async def _answer_page(
-        self, page: PageDoor, request: web.BaseRequest, connection: Connection
+        self, page: PageDoor, request: web.BaseRequest, connection: RelayConnection
     ) -> web.StreamResponse:
         answer = await page.answer(request, connection.prove)
         if answer.status in (401, 403):
@@ -250,7 +250,7 @@ class Relay:
             return self._refuse(403, reason, "refused_by_relay")
         return None
 
-    def _refused(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse | None:
+    def _refused(self, request: web.BaseRequest, connection: RelayConnection) -> web.StreamResponse | None:
         """The answer to who does not show that they may come in, before anything of a body is read."""
         reason = self._token and relay_rules.without_token(request.headers, self._token)
         if not reason:
@@ -260,7 +260,7 @@ class Relay:
         return None
 
     def _refused_without_token(
-        self, request: web.BaseRequest, connection: Connection, reason: str
+        self, request: web.BaseRequest, connection: RelayConnection, reason: str
     ) -> web.StreamResponse | None:
         """The answer to who does not show the token; None to a program that needs none."""
         if not self._keyless_by:
@@ -288,7 +288,7 @@ class Relay:
         if self._keyless_by and self._token:
             relay_rules.with_token(headers, self._token)
         headers[RECEIPT_HEADER] = FOLLOWS
-        return await self._forwarder.answer(Call(request, headers, body))
+        return await self._forwarder.answer(RelayedRequest(request, headers, body))
 
     # ------------------------------------------------------------- health
 

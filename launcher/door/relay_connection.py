@@ -36,7 +36,7 @@ _LINGERING_SECONDS = 5.0
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class Connection(web.RequestHandler):
+class RelayConnection(web.RequestHandler):
     """One connection. `answered`: the id of the answer handed over last, until the next request begins."""
 
     def __init__(self, server: DoorServer, **options: Any) -> None:
@@ -147,10 +147,10 @@ class DoorServer(web.Server):
         self.on_malformed = on_malformed
         self.on_reset = on_reset
         # In the order they came.
-        self.unproven: dict[Connection, None] = {}
+        self.unproven: dict[RelayConnection, None] = {}
 
-    def __call__(self) -> Connection:
-        return Connection(self, loop=self._loop, **self._kwargs)
+    def __call__(self) -> RelayConnection:
+        return RelayConnection(self, loop=self._loop, **self._kwargs)
 
 
 def look(transport: asyncio.BaseTransport | None) -> Literal["open", "closed", "reset"]:

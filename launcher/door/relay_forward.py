@@ -19,7 +19,7 @@ from yarl import URL
 
 from launcher.base.failpoints import passing
 from launcher.door import relay_rules
-from launcher.door.relay_connection import Connection, look
+from launcher.door.relay_connection import RelayConnection, look
 from launcher.door.relay_receipts import Receipts
 
 REQUEST_HEADER = "x-slipway-request"
@@ -90,7 +90,7 @@ class Waiting:
 
 
 @dataclass
-class Call:
+class RelayedRequest:
     """One request on its way. `begun`: the answer, once its head may have reached the program; `signed`:
     whether it has a receipt, None while that is not known: the kernel says of a reset only once."""
 
@@ -124,7 +124,7 @@ class Forwarder:
         self._silent_since: float | None = None
         self._closing = False
 
-    async def answer(self, call: Call) -> web.StreamResponse:
+    async def answer(self, call: RelayedRequest) -> web.StreamResponse:
         """Ask until there is an answer, and hand it over."""
         request = call.request
         if relay_rules.rewards(request.method, request.raw_path) and not await self._receipts.told(
@@ -141,7 +141,7 @@ class Forwarder:
             await response.write_eof()
             await self._sign(call, response, was_there)
             # A stream is not doubted: who leaves at the end of its events may leave the rest unread.
-            if call.signed and isinstance(request.protocol, Connection):
+            if call.signed and isinstance(request.protocol, RelayConnection):
                 request.protocol.answered = call.id
         except ConnectionError:  # the program is gone: no receipt
             call.cut()
@@ -161,7 +161,7 @@ class Forwarder:
         for attempt in list(self._attempts):
             attempt.cancel()
 
-    async def _ask_until_answered(self, call: Call) -> web.StreamResponse:
+    async def _ask_until_answered(self, call: RelayedRequest) -> web.StreamResponse:
         waiting = Waiting(self._replay_seconds)
         pause_seconds = _FIRST_PAUSE_SECONDS
         while True:
@@ -188,7 +188,7 @@ class Forwarder:
             _RETRY_AFTER_SECONDS,
         )
 
-    async def _attempt(self, call: Call) -> web.StreamResponse:
+    async def _attempt(self, call: RelayedRequest) -> web.StreamResponse:
         """One try, which `break_off` may end."""
         attempt = asyncio.ensure_future(self._ask(call))
         self._attempts.add(attempt)
@@ -205,7 +205,7 @@ class Forwarder:
             self._attempts.discard(attempt)
             attempt.cancel()
 
-    async def _ask(self, call: Call) -> web.StreamResponse:
+    async def _ask(self, call: RelayedRequest) -> web.StreamResponse:
         try:
             async with self._session.request(
                 call.request.method,
@@ -235,7 +235,7 @@ class Forwarder:
                 return call.begun
             raise LostError(str(error) or type(error).__name__) from error
 
-    async def _stream(self, call: Call, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _stream(self, call: RelayedRequest, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         """Pass an answer on as it comes. Until its first piece is here it may still be asked for again."""
         pieces = upstream.content.iter_any()
         piece = await anext(pieces, b"")
@@ -266,7 +266,7 @@ class Forwarder:
             raise
         return response
 
-    async def _sign(self, call: Call, response: web.StreamResponse, was_there: bool) -> None:
+    async def _sign(self, call: RelayedRequest, response: web.StreamResponse, was_there: bool) -> None:
         """Write the receipt of an answer that sampled, once all of it is on its way to the program.
 
         `was_there`: the program was, just before the end was written. Since then it may have read that, and

@@ -38,7 +38,7 @@ _PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class LocalEndpoint:
     """A run's door on this computer. `root` is its address without `/v1`. `patience_seconds`: for how long
     the door itself asks a runtime that does not answer (`patience.py`)."""
 
@@ -100,7 +100,7 @@ class Endpoint:
         return "\n".join(lines)
 
     @classmethod
-    def of(cls, record: RunRecord, store: RecordStore) -> Endpoint:
+    def of(cls, record: RunRecord, store: RecordStore) -> LocalEndpoint:
         """The endpoint of a live run. Raises UsageError when it has none (yet, or any more)."""
         folder = store.folder(record.id)
         with contextlib.suppress(FileNotFoundError):

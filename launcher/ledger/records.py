@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from launcher.base import atomic, locks
-from launcher.base.errors import LaunchError, UsageError, suggestion
+from launcher.base.errors import LaunchError, UsageError
 from launcher.base.home import Home
 from launcher.base.place import Place
 from launcher.base.processes import ProcessId
+from launcher.base.suggestions import suggestion
 from launcher.ledger import teardown_lock, whereabouts
 from launcher.ledger.lives import Life
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base import processes
+from launcher.base import running
 from launcher.base.errors import TeardownUnverified
 from launcher.base.place import Place
 from launcher.base.processes import ProcessId
@@ -65,7 +65,7 @@ class Holder:
         """Whether its process is stopped, and so gets nowhere; of one that is not seen here, whether the
         run's folder has no sign of its life."""
         if self.host is None:
-            return processes.stopped(self.process)
+            return running.stopped(self.process)
         age = heartbeat.age_seconds(folder, heartbeat.ENDING)
         return age is None or age > heartbeat.SILENT_SECONDS
 

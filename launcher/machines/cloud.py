@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.base import clock
-from launcher.base.errors import LaunchError, PreflightError
+from launcher.base.errors import LaunchError, PreflightError, described
 from launcher.base.failpoints import passing
 from launcher.base.log import LOGGER
 from launcher.base.staying_awake import staying_awake
 from launcher.ledger.lease import NO_LIMITS, Limits
-from launcher.machines import machine_of_record
 from launcher.machines.local import make_own_folder, short_folder
 from launcher.machines.over_ssh import machine_scripts, model_upload, ssh_config
 from launcher.machines.over_ssh.cloud_results import CloudResults
@@ -52,7 +51,7 @@ from runtime.fitness import Needs
 
 if TYPE_CHECKING:
     from launcher.machines.skypilot.spare_home import SpareHome
-    from runtime.shared.schema import RuntimeConfig
+    from runtime.shared.runtime_config import RuntimeConfig
 
 SETUP_SECONDS = 3600.0
 _DOOR = "gateway.sock"
@@ -341,7 +340,7 @@ class CloudMachine:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - nothing of it is paid for
-            LOGGER.warning("%s: %s failed: %s", self._run_id, what, machine_of_record.described(error))
+            LOGGER.warning("%s: %s failed: %s", self._run_id, what, described(error))
 
     def _learned(self, standing: dict[str, Any]) -> None:
         self._standing = standing

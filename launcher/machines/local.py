@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from launcher.base import credentials, processes
+from launcher.base import credentials, processes, running
 from launcher.base.errors import PreflightError
 from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
@@ -30,7 +30,7 @@ from launcher.ledger.records import RUN_VARIABLE
 from launcher.machines.waiting_for_runtime import RuntimeStart, reason_of_end
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher.results import checkpoints, durable, home_copy
+from launcher.results import durable, home_copy, whole_checkpoints
 from launcher.results.rollout_texts import not_closed
 from launcher.values.machine import CLOSE_WANDB_SECONDS, Progress, Proof, PullReport, Stopped, never, silent
 from runtime.shared import wandb_end
@@ -38,7 +38,7 @@ from runtime.shared import wandb_end
 if TYPE_CHECKING:
     from launcher.values.standing import Standing
     from runtime.fitness import Needs
-    from runtime.shared.schema import RuntimeConfig
+    from runtime.shared.runtime_config import RuntimeConfig
 
 # What an earlier life of the run said of itself: it must not be taken for what this one says.
 _LAST_WORDS = ("keeper.json", "supervisor.json", "trainer.json")
@@ -211,7 +211,7 @@ class LocalMachine:
 
     def committed(self) -> int | None:
         """See machine.py."""
-        return checkpoints.newest_whole_step(self._folder / "checkpoints")
+        return whole_checkpoints.newest_whole_step(self._folder / "checkpoints")
 
     def secure(self, into: Path, stopped: Stopped = never) -> Standing:
         """See machine.py. Linked where the disk can: the same bytes under a second name."""
@@ -276,7 +276,7 @@ class LocalMachine:
 
     def _left(self) -> set[ProcessId]:
         named = {self._keeper} if self._keeper is not None else set()
-        return processes.tree(named) | processes.carrying(RUN_VARIABLE, self._run_id)
+        return processes.tree(named) | running.carrying(RUN_VARIABLE, self._run_id)
 
 
 def short_folder(run_id: str) -> Path:

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launcher.base.errors import LaunchError
+from launcher.base.errors import LaunchError, described
 from launcher.values.machine import Proof
 
 if TYPE_CHECKING:
@@ -89,13 +89,6 @@ def end(machine: Endable, say: Callable[[str], None], also: Callable[[], object]
         if proof.verified or not troubles:
             break
     return proof
-
-
-def described(error: BaseException) -> str:
-    """An error in one line, with what kind it is where it is none of ours."""
-    if isinstance(error, LaunchError):
-        return f"{error.message}: {error.why}" if error.why else error.message
-    return f"{type(error).__name__}: {error}"
 
 
 def _found(place: tuple[str, str]) -> Any:

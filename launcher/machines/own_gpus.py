@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from launcher.base import disk
 from launcher.base.errors import PreflightError
 from launcher.values.settings import OWN_GPUS
-from runtime import fitness, gpus
-from runtime.fitness import Gpu, Needs, UnfitError
+from runtime import fitness, gpus, nvidia_smi
+from runtime.fitness import Needs
+from runtime.nvidia_smi import Gpu, HostError
 
 # A screen's share. A plan gives out all but about so much, and an engine does not start without its part.
 _MOST_USED = 0.05
@@ -23,7 +24,7 @@ _ORDER = "CUDA_DEVICE_ORDER"
 _RENT = "launch plan --gpus H100:{}  # what renting costs; without --gpus a run stays on the CPU"
 
 
-class _TooFewError(UnfitError):
+class _TooFewError(HostError):
     """Some will do, but not as many as are needed."""
 
     def __init__(self, why: str, enough_for: int) -> None:
@@ -40,16 +41,16 @@ def choose(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
         fitness.check_compiler()
     except _TooFewError as few:
         raise _refused(needs, few, f"run the same command with --gpus {OWN_GPUS}:{few.enough_for}") from None
-    except UnfitError as unfit:
+    except HostError as unfit:
         raise _refused(needs, unfit, _RENT.format(needs.count)) from None
     return found[: needs.count]
 
 
 def fit(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
-    """All that will do. Raises UnfitError where they are too few, with what is wrong with another."""
+    """All that will do. Raises HostError where they are too few, with what is wrong with another."""
     if platform.machine() not in {"x86_64", "AMD64"}:
-        raise UnfitError(f"the runtime's CUDA build needs an x86-64 processor, this is {platform.machine()}")
-    seen = _visible(fitness.ask_driver(), environ)
+        raise HostError(f"the runtime's CUDA build needs an x86-64 processor, this is {platform.machine()}")
+    seen = _visible(nvidia_smi.ask_driver(), environ)
     fitness.check_driver(seen[0][1].driver, fitness.cuda_version(needs.variant))
     troubles = [_trouble(index, gpu, needs) for index, gpu in seen]
     found = [gpu for (_, gpu), trouble in zip(seen, troubles, strict=True) if trouble is None]
@@ -58,7 +59,7 @@ def fit(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
     first = next(filter(None, troubles), None)
     here = f"{len(found)} of the {len(seen)} here will do: {first}" if first else f"{len(found)} here"
     why = f"{needs.count} needed, {here}"
-    raise _TooFewError(why, len(found)) if found else UnfitError(first or why)
+    raise _TooFewError(why, len(found)) if found else HostError(first or why)
 
 
 def variables(chosen: list[Gpu]) -> dict[str, str]:
@@ -69,7 +70,7 @@ def variables(chosen: list[Gpu]) -> dict[str, str]:
 def _visible(listed: list[Gpu], environ: Mapping[str, str]) -> list[tuple[int, Gpu]]:
     """Those this user may use, with nvidia-smi's numbers; CUDA's own variable names them by number or UUID.
 
-    Raises UnfitError where it leaves none.
+    Raises HostError where it leaves none.
     """
     numbered = list(enumerate(listed))
     if environ.get(gpus.VISIBLE) is None:
@@ -77,7 +78,7 @@ def _visible(listed: list[Gpu], environ: Mapping[str, str]) -> list[tuple[int, G
     names = gpus.visible(environ)
     found = [one for name in names for one in numbered if _is_named(name, *one)]
     if not found:
-        raise UnfitError(f"{gpus.VISIBLE}={environ[gpus.VISIBLE]} names none of the {len(listed)} GPUs here")
+        raise HostError(f"{gpus.VISIBLE}={environ[gpus.VISIBLE]} names none of the {len(listed)} GPUs here")
     return found
 
 
@@ -93,7 +94,7 @@ def _trouble(index: int, gpu: Gpu, needs: Needs) -> str | None:
     try:
         fitness.check_capability(gpu, needs)
         fitness.check_weights(gpu, needs)
-    except UnfitError as unfit:
+    except HostError as unfit:
         return str(unfit)
     if gpu.memory_bytes and gpu.used_bytes and gpu.used_bytes > _MOST_USED * gpu.memory_bytes:
         used, all_of_it = disk.in_units(gpu.used_bytes), disk.in_units(gpu.memory_bytes)
@@ -101,5 +102,5 @@ def _trouble(index: int, gpu: Gpu, needs: Needs) -> str | None:
     return None
 
 
-def _refused(needs: Needs, why: UnfitError, hint: str) -> PreflightError:
+def _refused(needs: Needs, why: HostError, hint: str) -> PreflightError:
     return PreflightError(f"--gpus {needs.gpus}: not with this computer's GPUs", str(why), hint)

@@ -7,7 +7,7 @@
 Two words. *Committed*: on the machine's disk. *Durable*: here. `bring` makes the newest committed step and
 the pinned ones durable, `seed` begins a new machine with them: a rewind. Of a rented one `to_seed` says what
 goes there.
-Neighbours: `checkpoints.py` copies one whole; `home_copy.py` and `machines/local.py` call;
+Neighbours: `whole_checkpoints.py` copies one; `home_copy.py` and `machines/local.py` call;
 `background_copy.py` does it while the run lives. Knows nothing of processes or of the network.
 """
 
@@ -24,8 +24,9 @@ from typing import Any
 from launcher.base import atomic
 from launcher.base.errors import NotPulled, PreflightError
 from launcher.base.failpoints import passing
-from launcher.results import checkpoints
-from launcher.results.checkpoints import Best, NotWholeError
+from launcher.results import checked_files, checkpoints, whole_checkpoints
+from launcher.results.checked_files import NotWholeError
+from launcher.results.checkpoints import Best
 from launcher.values.standing import Standing
 from runtime.shared.start_adapter import FILES, START
 
@@ -38,7 +39,7 @@ STATE_OF_STEPS = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
 
 
 @dataclass
-class Brought:
+class DownloadedCheckpoints:
     """What one `bring` did; `skipped` names what is not whole, each with its reason."""
 
     step: int | None = None
@@ -87,7 +88,7 @@ def is_current(state_dir: Path, results: Path) -> bool:
     )
 
 
-def bring(state_dir: Path, results: Path, incoming: Path, last: bool = False) -> Brought:
+def bring(state_dir: Path, results: Path, incoming: Path, last: bool = False) -> DownloadedCheckpoints:
     """Make the newest whole checkpoint and the pinned ones durable. `incoming` is a folder on the same disk.
 
     What was durable before stays until the new one is whole and in place. Raises NotPulled when there are
@@ -95,7 +96,7 @@ def bring(state_dir: Path, results: Path, incoming: Path, last: bool = False) ->
     place.
     """
     there, home = state_dir / "checkpoints", results / FOLDER
-    brought = Brought()
+    brought = DownloadedCheckpoints()
     if there.is_symlink():
         raise NotWholeError(f"{there.name} is a symbolic link")
     names = checkpoints.names(there)
@@ -135,7 +136,7 @@ def seed(results: Path, state_dir: Path) -> int:
         _fill(state_dir / SEEDING, home, newest)
         for journal in JOURNALS:
             with contextlib.suppress(FileNotFoundError):
-                checkpoints.copy_file(results, journal, state_dir / journal)
+                checked_files.copy_file(results, journal, state_dir / journal)
         state = checkpoints.read_state(state_dir / SEEDING / newest)
         step = checkpoints.step_of(newest)
         _tell_rewound(home, state_dir, step, state.get("client_state"))
@@ -157,7 +158,7 @@ def to_seed(results: Path) -> Seed:
         if newest is None:
             again = (home / REWOUND).exists()
             return Seed(0, (results / START,), rewound=_rewound(home, 0, None) if again else None)
-        pins = [name for name in _pins_to_seed(home, newest) if checkpoints.is_whole(home / name)]
+        pins = [name for name in _pins_to_seed(home, newest) if whole_checkpoints.is_whole(home / name)]
         state = checkpoints.read_state(home / newest)
         texts = _beside(home, {newest, *pins})
         journals = tuple(results / name for name in JOURNALS if (results / name).is_file())
@@ -238,11 +239,11 @@ def _fill(there: Path, home: Path, newest: str) -> None:
     Copies, no links: what is at home must not change with what a machine does to its own.
     """
     there.mkdir(mode=0o700)
-    checkpoints.copy(home / newest, there / newest)
+    whole_checkpoints.copy(home / newest, there / newest)
     brought = {newest}
     for name in _pins_to_seed(home, newest):
         with contextlib.suppress(NotWholeError):
-            checkpoints.copy(home / name, there / name)
+            whole_checkpoints.copy(home / name, there / name)
             brought.add(name)
     for name, text in _beside(home, brought).items():
         _write(there / name, text)
@@ -251,7 +252,7 @@ def _fill(there: Path, home: Path, newest: str) -> None:
 def _newest_to_seed(results: Path) -> str | None:
     """The newest durable checkpoint; None where the adapter of the start is all. Raises PreflightError."""
     home = results / FOLDER
-    newest = checkpoints.newest_whole(home)
+    newest = whole_checkpoints.newest_whole(home)
     if newest is None and not (results / START).is_dir():
         raise PreflightError(
             "the run has no durable checkpoint", f"no complete checkpoint in {home}", f"ls -lR {home}"
@@ -285,13 +286,13 @@ def _same(one: Path, other: Path) -> bool:
         return False
 
 
-def _bring_one(there: Path, home: Path, name: str, incoming: Path, brought: Brought) -> bool:
+def _bring_one(there: Path, home: Path, name: str, incoming: Path, brought: DownloadedCheckpoints) -> bool:
     """Have one checkpoint at home, whole; False, and why in `skipped`, when it is not."""
     if _same(there / name, home / name):
         return True
     aside = incoming / f"durable-{name}"
     try:
-        manifest, size = checkpoints.copy(there / name, aside, link=True)
+        manifest, size = whole_checkpoints.copy(there / name, aside, link=True)
     except NotWholeError as error:  # or the trainer removed it as we looked
         brought.skipped.append(f"{name}: {error}")
         return False

@@ -24,8 +24,8 @@ from pathlib import Path
 from launcher.base import locks
 from launcher.base.errors import NotPulled
 from launcher.base.failpoints import passing
-from launcher.results import checkpoints, durable, journals, rollout_texts
-from launcher.results.checkpoints import NotWholeError
+from launcher.results import checked_files, checkpoints, durable, journals, rollout_texts, whole_checkpoints
+from launcher.results.checked_files import NotWholeError
 from launcher.values.machine import PullReport
 from launcher.values.standing import Standing
 
@@ -189,7 +189,7 @@ def _pull_first_whole(
     for name in names:
         aside = incoming / f"{target.name}-{name}"
         try:
-            manifest, size = checkpoints.copy(there / name, aside, _as_adapter)
+            manifest, size = whole_checkpoints.copy(there / name, aside, _as_adapter)
         except NotWholeError as error:  # or the trainer removed it as we looked
             reason = f"{name}: {error}"
             if reason not in tally.skipped:
@@ -214,7 +214,7 @@ def _as_adapter(name: str) -> str | None:
 def _pull_journal(state_dir: Path, name: str, into: Path, tally: _Tally) -> None:
     """Bring what a file of lines, which may be growing, has beyond what is at home: whole lines only."""
     try:
-        with checkpoints.opened(state_dir, name) as file:
+        with checked_files.opened(state_dir, name) as file:
             journals.bring(file, into / name)
     except FileNotFoundError:
         return
@@ -228,7 +228,7 @@ def _pull_logs(state_dir: Path, target: Path, incoming: Path, tally: _Tally) -> 
     target.mkdir(mode=0o700, exist_ok=True)
     for log in sorted((state_dir / "logs").glob("*.log")):
         try:
-            tally.add(checkpoints.copy_file(state_dir, f"logs/{log.name}", incoming / log.name))
+            tally.add(checked_files.copy_file(state_dir, f"logs/{log.name}", incoming / log.name))
         except (NotWholeError, FileNotFoundError) as error:
             tally.skipped.append(f"{log.name}: {error}")
             continue

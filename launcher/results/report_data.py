@@ -50,7 +50,7 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Trained:
+class CompileScores:
     """One compile's scores before, after and at best; the same where there was one validation alone."""
 
     compile: str
@@ -70,7 +70,7 @@ class RunData:
     state: str
     steps: list[Step]
     validations: list[Validation]
-    trained: list[Trained]
+    trained: list[CompileScores]
 
     @property
     def is_empty(self) -> bool:
@@ -190,7 +190,7 @@ def _validation(line: Mapping[str, Any]) -> Validation | None:
     )
 
 
-def _trained(found: Iterable[Validation], journal: Iterable[Mapping[str, Any]]) -> Iterator[Trained]:
+def _trained(found: Iterable[Validation], journal: Iterable[Mapping[str, Any]]) -> Iterator[CompileScores]:
     programs = {
         str(it.get("compile")): str(it.get("program", "")) for it in journal if it.get("kind") == "compile"
     }
@@ -203,7 +203,7 @@ def _trained(found: Iterable[Validation], journal: Iterable[Mapping[str, Any]]) 
         # As the optimizer judged, by the examples that two have in common; else by the means.
         judged = [it for it in in_order if it.best]
         best = judged[-1] if judged else max(in_order, key=lambda it: it.score)
-        yield Trained(name, programs.get(name, ""), in_order[0], in_order[-1], best)
+        yield CompileScores(name, programs.get(name, ""), in_order[0], in_order[-1], best)
 
 
 def _number(value: Any) -> float | None:

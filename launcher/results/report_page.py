@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from statistics import fmean
 
-from launcher.results.report_data import RunData, Step, Trained, Validation
-from launcher.screen.charts import Bars, Chart, Line, Point, page
+from launcher.results.report_data import CompileScores, RunData, Step, Validation
+from launcher.screen.charts import Bars, Chart, ChartLine, Point, page
 
 _STYLE = (
     "body{font:14px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:780px;margin:24px auto;"
@@ -78,7 +78,7 @@ def _comparison(runs: Sequence[RunData]) -> Iterator[Chart | Bars]:
     if groups:
         yield Bars("Validation score before, after and at best (± one standard error)", groups)
     lines = [
-        Line(_name_of(run, one), _scores(run, one.compile), "marks", at)
+        ChartLine(_name_of(run, one), _scores(run, one.compile), "marks", at)
         for at, (run, one) in enumerate((run, one) for run in runs for one in run.trained)
     ]
     if lines:
@@ -90,21 +90,21 @@ def _of_run(run: RunData, name: str) -> Iterator[Chart]:
     if rewards:
         count, mean = smoothed(run.steps)
         legend = "all, mean of each step" if count == 1 else f"all, mean of {count} steps"
-        lines = [Line("each step", rewards, "faint"), Line(legend, mean)]
+        lines = [ChartLine("each step", rewards, "faint"), ChartLine(legend, mean)]
         yield Chart(f"{name}Training reward", [*lines, *_predictors(run)])
     elif losses := [Point(it.step, it.loss) for it in run.steps if it.loss is not None]:
-        yield Chart(f"{name}Training loss", [Line("loss", losses)])
+        yield Chart(f"{name}Training loss", [ChartLine("loss", losses)])
     if run.validations:
         yield Chart(f"{name}Validation score (± one standard error)", list(_validations(run)))
     parsed = [Point(it.step, it.parse_rate) for it in run.steps if it.parse_rate is not None]
     if parsed:
         cut_off = [Point(it.step, it.cut_off_rate) for it in run.steps if it.cut_off_rate is not None]
-        lines = [Line("parsed", parsed), *([Line("cut off", cut_off, colour=1)] if cut_off else [])]
+        lines = [ChartLine("parsed", parsed), *([ChartLine("cut off", cut_off, colour=1)] if cut_off else [])]
         yield Chart(f"{name}Share of runs whose answers parsed, or were cut off", lines, low=0.0, high=1.0)
     ages = sorted({age for it in run.steps for age in it.stopped})
     if ages:
         lines = [
-            Line(
+            ChartLine(
                 _old(age),
                 [Point(it.step, it.stopped[age]) for it in run.steps if age in it.stopped],
                 colour=at,
@@ -114,23 +114,23 @@ def _of_run(run: RunData, name: str) -> Iterator[Chart]:
         yield Chart(f"{name}Share of tokens past a bound of the loss, by their age", lines, low=0.0)
     rates = [Point(it.step, it.learning_rate) for it in run.steps if it.learning_rate is not None]
     if rates:
-        yield Chart(f"{name}Learning rate", [Line("learning rate", rates)], low=0.0)
+        yield Chart(f"{name}Learning rate", [ChartLine("learning rate", rates)], low=0.0)
 
 
-def _predictors(run: RunData) -> Iterator[Line]:
+def _predictors(run: RunData) -> Iterator[ChartLine]:
     """Where there are several, each one's own line."""
     names = list(dict.fromkeys(name for it in run.steps for name in it.predictors))
     for at, name in enumerate(names[:_MOST_PREDICTORS] if len(names) > 1 else [], 1):
         points = [Point(it.step, it.predictors[name]) for it in run.steps if name in it.predictors]
-        yield Line(name, points, colour=at)
+        yield ChartLine(name, points, colour=at)
 
 
-def _validations(run: RunData) -> Iterator[Line]:
+def _validations(run: RunData) -> Iterator[ChartLine]:
     kinds = dict.fromkeys((it.compile, it.name) for it in run.validations)
     for at, (compile_id, name) in enumerate(kinds):
         several = len({it for it, _ in kinds}) > 1
         words = [name, *([compile_id] if several and compile_id else [])]
-        yield Line(" ".join(words), _scores(run, compile_id, name), "marks", at)
+        yield ChartLine(" ".join(words), _scores(run, compile_id, name), "marks", at)
 
 
 def _scores(run: RunData, compile_id: str, name: str = "score") -> list[Point]:
@@ -146,7 +146,7 @@ def _old(age: int) -> str:
     return "newest" if age == 0 else f"{age} step{'s' if age > 1 else ''} old"
 
 
-def _name_of(run: RunData, one: Trained) -> str:
+def _name_of(run: RunData, one: CompileScores) -> str:
     return run.label if len(run.trained) == 1 else f"{run.label} {one.compile}"
 
 

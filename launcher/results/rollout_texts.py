@@ -20,8 +20,8 @@ from typing import Any
 from launcher.base import credentials
 from launcher.base.errors import NotPulled
 from launcher.base.log import REDACTOR
-from launcher.results import checkpoints
-from launcher.results.checkpoints import NotWholeError
+from launcher.results import checked_files
+from launcher.results.checked_files import NotWholeError
 from runtime.shared import redaction
 
 ROLLOUTS = "rollouts"
@@ -39,7 +39,7 @@ _WANDBS_LINK = "debug-core.log"
 
 
 @dataclass
-class Brought:
+class DownloadedTexts:
     """What came; `skipped` names what did not, each with its reason."""
 
     files: int = 0
@@ -47,11 +47,11 @@ class Brought:
     skipped: list[str] = field(default_factory=list)
 
 
-def bring(state_dir: Path, results: Path, incoming: Path) -> Brought:
+def bring(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
     """Every step's file that is new, or was written anew, with its secrets hidden. Raises OSError."""
     # The guardian, which brings the last ones home, was told of no secret.
     credentials.hide_environment(os.environ)
-    brought = Brought()
+    brought = DownloadedTexts()
     there, home = state_dir / _LOGS / ROLLOUTS, results / ROLLOUTS
     for path in _files(there):
         if not _STEP.fullmatch(path.name) or _stamp(path) == _stamp(home / path.name):
@@ -75,9 +75,9 @@ def not_closed(why: str | None = None) -> NotPulled:
     )
 
 
-def bring_wandb(state_dir: Path, results: Path, incoming: Path) -> Brought:
+def bring_wandb(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
     """wandb's offline runs, for `wandb sync`; a file of them with a known secret stays. Raises OSError."""
-    brought = Brought()
+    brought = DownloadedTexts()
     there = state_dir / _LOGS / WANDB
     for run in _files(there):
         if not _OFFLINE.fullmatch(run.name) or run.is_symlink():
@@ -118,7 +118,7 @@ def _cleaned(line: bytes) -> bytes | None:
 
 
 @contextlib.contextmanager
-def _noting(brought: Brought, name: str) -> Iterator[None]:
+def _noting(brought: DownloadedTexts, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:  # removed as we looked: the oldest go
@@ -139,7 +139,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(state_dir: Path, path: Path, most_bytes: int) -> bytes:
     """A file's content. Raises NotWholeError for a link on the way to it, and for what is too large."""
-    with checkpoints.opened(state_dir, str(path.relative_to(state_dir))) as file:
+    with checked_files.opened(state_dir, str(path.relative_to(state_dir))) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise NotWholeError(f"it is larger than {most_bytes} bytes")

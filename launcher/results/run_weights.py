@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.base.errors import UsageError
 from launcher.ledger.endpoint import RESULTS
 from launcher.ledger.records import RecordStore, RunRecord
-from launcher.results import checkpoints, durable
+from launcher.results import checked_files, checkpoints, durable, whole_checkpoints
 from runtime.shared.manifest import MANIFEST
 
 BEST = "best"
@@ -99,7 +99,7 @@ def _checkpoint_folders(record: RunRecord, folder: Path) -> list[Path]:
 
 def _step_at_home(adapter: Path) -> int | None:
     """The step of an adapter that came home apart from its checkpoint, as its state says."""
-    with contextlib.suppress(FileNotFoundError, checkpoints.NotWholeError, KeyError, TypeError, ValueError):
+    with contextlib.suppress(FileNotFoundError, checked_files.NotWholeError, KeyError, TypeError, ValueError):
         return int(checkpoints.read_state(adapter)["step"])
     return None
 
@@ -107,7 +107,7 @@ def _step_at_home(adapter: Path) -> int | None:
 def _is_whole(adapter: Path) -> bool:
     """Of a checkpoint every byte is compared with its manifest; what came home apart was, when it came."""
     if (adapter.parent / MANIFEST).exists():
-        return checkpoints.is_whole(adapter.parent)
+        return whole_checkpoints.is_whole(adapter.parent)
     return adapter.is_dir()
 
 

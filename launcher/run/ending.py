@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from launcher.base import clock
-from launcher.base.errors import LaunchError, NotPulled, TeardownUnverified, failure_of
+from launcher.base.errors import LaunchError, NotPulled, TeardownUnverified, described, failure_of
 from launcher.base.failpoints import passing
 from launcher.base.log import LOGGER
 from launcher.ledger import lives, teardown_lock
@@ -27,7 +27,7 @@ from launcher.machines import machine_of_record
 from launcher.results import durable
 from launcher.run import rented_run
 from launcher.run.phase_times import Timings
-from launcher.run.run_parts import Ended, Parts
+from launcher.run.run_parts import EndingRun, Parts
 from launcher.run.signals import Interrupted, Signals
 from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of, why_of
 from launcher.safety import giving_up, take_down
@@ -51,7 +51,7 @@ class Ending:
 
     def __init__(
         self,
-        ended: Ended,
+        ended: EndingRun,
         parts: Parts,
         store: RecordStore,
         output: Output,
@@ -119,7 +119,7 @@ class Ending:
                 self._pulled = machine.pull(self._results, turn.telling("copying results", progress), stopped)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
             if self._pulled is not None:  # they are at home, it could not be shown
-                self._trouble(f"showing pull failed: {machine_of_record.described(error)}")
+                self._trouble(f"showing pull failed: {described(error)}")
             else:
                 self._unpulled = self._not_pulled(error)
                 self._warn(f"{self._unpulled.message}: {self._unpulled.why}")
@@ -225,7 +225,7 @@ class Ending:
                 error = refused
         if error is None:
             return None
-        self._trouble(f"the record cannot be written: {machine_of_record.described(error)}")
+        self._trouble(f"the record cannot be written: {described(error)}")
         return failure_of(error, self._folder / "launch.log")
 
     def _last_word(self, failure: BaseException | None, proof: Proof) -> dict[str, Any]:
@@ -297,7 +297,7 @@ class Ending:
             return act()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
             LOGGER.debug("traceback", exc_info=True)
-            self._trouble(f"{what} failed: {machine_of_record.described(error)}")
+            self._trouble(f"{what} failed: {described(error)}")
             return None
 
     def _trouble(self, line: str) -> None:
@@ -332,4 +332,4 @@ class Ending:
             return error
         LOGGER.debug("traceback", exc_info=True)
         hint = f"launch pull {self._ended.label}"
-        return NotPulled("the results could not be copied", machine_of_record.described(error), hint)
+        return NotPulled("the results could not be copied", described(error), hint)

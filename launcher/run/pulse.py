@@ -18,7 +18,7 @@ from launcher.base import clock
 from launcher.base.errors import JobFailed
 from launcher.base.log import LOGGER
 from launcher.ledger.lease import Lease
-from runtime.shared.schema import RuntimeStatus
+from runtime.shared.statuses import RuntimeStatus
 
 _ASK_EVERY_SECONDS = 1.0
 # Long enough for a busy gateway, short enough that a frozen one is seen.

@@ -31,7 +31,7 @@ from launcher.base.home import Home
 from launcher.ledger import heartbeat
 from launcher.ledger.endpoint import (
     RESULTS,
-    Endpoint,
+    LocalEndpoint,
     drop_token,
     keep_token,
     keyless_by,
@@ -45,7 +45,7 @@ from launcher.run import machine_from_plan, rented_run
 from launcher.run.ending import AGAIN, Ending
 from launcher.run.phase_times import Timings
 from launcher.run.request import Request
-from launcher.run.run_parts import Ended, Parts
+from launcher.run.run_parts import EndingRun, Parts
 from launcher.run.signals import Interrupted, Signals
 from launcher.safety import guardian, minder, program_log
 from launcher.screen.output import Output
@@ -54,7 +54,7 @@ from launcher.values.settings import TINY_MODEL
 
 if TYPE_CHECKING:
     from launcher.run.work import Watched
-    from runtime.shared.schema import RuntimeConfig
+    from runtime.shared.runtime_config import RuntimeConfig
 
 # Each of these may take longer than a run may, and none looks at the clock; the work does by itself.
 _ON_THE_WAY_UP = ("arm", "push", "setup", "serve", "connect")
@@ -93,7 +93,7 @@ class Run:
 
     def _end(self, failure: BaseException | None) -> int:
         command, lease_seconds = self._request.command, self._request.settings.lease_seconds
-        ended = Ended(self._record, self._label, command, lease_seconds, self._limits)
+        ended = EndingRun(self._record, self._label, command, lease_seconds, self._limits)
         ending = Ending(ended, self._parts, self._store, self._output, self._signals, self._timings)
         return ending.end(failure)
 
@@ -192,7 +192,7 @@ class Run:
         passing("cli.served")
         return token, socket
 
-    def _connect(self, machine: Machine, token: str, socket: Path) -> Endpoint:
+    def _connect(self, machine: Machine, token: str, socket: Path) -> LocalEndpoint:
         """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
         from launcher.door.relay import Relay
         from launcher.page.run_page import RunPage
@@ -216,11 +216,11 @@ class Run:
         background_copy = self._parts.background_copy = BackgroundCopy(machine, results)
         background_copy.start()
         run_id, told = self._record.id, (settings.openai_env, settings.arbor, settings.art)
-        return Endpoint(root, token, run_id, results, patience_seconds, *told)
+        return LocalEndpoint(root, token, run_id, results, patience_seconds, *told)
 
     # -------------------------------------------------------------- work
 
-    def _work(self, machine: Machine, endpoint: Endpoint) -> None:
+    def _work(self, machine: Machine, endpoint: LocalEndpoint) -> None:
         """The program to its end; again, where it failed early and somebody has mended it."""
         from launcher.run.another_try import AnotherTry
         from launcher.run.work import Work
@@ -238,7 +238,7 @@ class Run:
                 if not another.wanted(failed):
                     raise
 
-    def _run_program(self, watched: Watched, endpoint: Endpoint) -> None:
+    def _run_program(self, watched: Watched, endpoint: LocalEndpoint) -> None:
         from launcher.run.work import Work
 
         command = self._request.command
@@ -270,7 +270,7 @@ class Run:
             self._request.settings.grace_seconds,
         )  # fmt: skip
 
-    def _say_ready(self, endpoint: Endpoint) -> None:
+    def _say_ready(self, endpoint: LocalEndpoint) -> None:
         model = endpoint.variables()["LAUNCH_MODEL"]
         lines = [f"ready: {endpoint.base_url} · model {model}"]
         key = "" if sys.platform == "linux" else ", with the run's key"

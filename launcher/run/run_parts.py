@@ -35,7 +35,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndingRun:
     """Whose end it is. `limits` are on the clock that counts sleep."""
 
     record: RunRecord

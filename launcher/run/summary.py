@@ -18,7 +18,7 @@ from launcher.values.machine import Proof
 from launcher.values.standing import Standing
 
 if TYPE_CHECKING:
-    from runtime.shared.schema import RuntimeStatus
+    from runtime.shared.statuses import RuntimeStatus
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from launcher.base.errors import UsageError
 from launcher.ledger.endpoint import RESULTS
 from launcher.ledger.records import LiveRunError, RecordStore, RunRecord
-from launcher.results import checkpoints, durable
+from launcher.results import durable, whole_checkpoints
 from launcher.safety import take_down
 from launcher.values.machine import Machine
 from runtime.shared.start_adapter import START
@@ -54,7 +54,7 @@ def take_up(
     if step is not None:
         return Resumed(record, step, rewinds=False)
     results = store.folder(record.id) / RESULTS
-    step = checkpoints.newest_whole_step(results / durable.FOLDER)
+    step = whole_checkpoints.newest_whole_step(results / durable.FOLDER)
     if step is not None:
         return Resumed(record, step, rewinds=True)
     if (results / START).is_dir():

@@ -21,7 +21,7 @@ from launcher.run.signals import Interrupted
 from launcher.safety.minder import GRACE_SECONDS, Command
 from launcher.screen.output import Live, Output
 from launcher.values.standing import Standing
-from runtime.shared.schema import RuntimeStatus
+from runtime.shared.statuses import RuntimeStatus
 
 _LOOK_EVERY_SECONDS = 0.25
 _DRAW_EVERY_SECONDS = 1.0

@@ -22,8 +22,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from launcher.base import clock, descriptors, processes
-from launcher.base.errors import JobFailed, PreflightError
+from launcher.base import clock, descriptors, processes, running
+from launcher.base.errors import JobFailed, PreflightError, described
 from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
 from launcher.ledger import teardown_lock
@@ -170,7 +170,7 @@ def _end_alone(
         record = store.load(run_id)
     except Exception:  # noqa: BLE001 - without a record there are still the processes
         _say(traceback.format_exc())
-        return 1 if processes.end(lambda: processes.carrying(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
+        return 1 if processes.end(lambda: running.carrying(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
     if not record.live or (launch is not None and record.launch != launch):
         return 0
     gone = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended unexpectedly"
@@ -209,7 +209,7 @@ def _self_ended(record: RunRecord) -> float | None:
     except JobFailed:
         return latest
     except Exception as error:  # noqa: BLE001 - then nobody says that it is gone
-        _say(machine_of_record.described(error))
+        _say(described(error))
     return None
 
 
@@ -234,7 +234,7 @@ def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.OneLea
             copying,
         )
     except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
-        why = machine_of_record.described(error)
+        why = described(error)
     if why is not None:
         _say(f"{record.id}: its newest results are lost with it: {why}")
     return why
@@ -269,7 +269,7 @@ def _end_command(record: RunRecord) -> None:
     """End what the minder has left of the user's command, and the minder."""
     minder = {record.minder} if record.minder else set()
     processes.end(
-        lambda: processes.tree(minder) | processes.carrying(RUN_VARIABLE, record.id), _COMMAND_SECONDS
+        lambda: processes.tree(minder) | running.carrying(RUN_VARIABLE, record.id), _COMMAND_SECONDS
     )
 
 

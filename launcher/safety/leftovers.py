@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.base import processes
+from launcher.base import processes, running
 from launcher.base.errors import LaunchError, TeardownUnverified
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
@@ -142,7 +142,7 @@ def _stray_processes(
         record = records.get(run_id)
         if run_id in unreadable or (record is not None and record.live):
             continue  # a broken record is shown by `status`; a live run is looked after, or a find of its own
-        if record is None and not all(map(processes.here, found)):
+        if record is None and not all(map(running.here, found)):
             continue  # a container's own home may have the same path as this one
         why = "the run is over" if record else f"no record of it is left in {home.runs}"
 
@@ -156,13 +156,13 @@ def _stray_processes(
             return "ended"
 
         pids = tuple(sorted(process.pid for process in found))
-        names = ", ".join(f"{process.pid} {processes.name_of(process)}" for process in sorted(found))
+        names = ", ".join(f"{process.pid} {running.name_of(process)}" for process in sorted(found))
         yield Find("processes", f"processes of {run_id}: {names}", why, remove, run_id, pids)
 
 
 def _all_carriers() -> Iterator[tuple[str, ProcessId, dict[str, str]]]:
     """Every process that carries a run's id, whosever run: the id, the process and its environment."""
-    for process, environ in processes.environments():
+    for process, environ in running.environments():
         run_id = environ.get(RUN_VARIABLE, "")
         if ID_PATTERN.fullmatch(run_id):
             yield run_id, process, environ
@@ -219,7 +219,7 @@ def _environments(home: Home, idle_seconds: float) -> Iterator[Find]:
         )
     for folder in environments.outdated(root):
         idle = time.time() - environments.last_used(folder)
-        if idle < idle_seconds or processes.runs_from(folder):
+        if idle < idle_seconds or running.runs_from(folder):
             continue
 
         def remove(folder: Path = folder) -> str:
@@ -261,7 +261,7 @@ def _old_runs(
 def _benches(home: Home, older_than_seconds: float | None, note: Callable[[str], None]) -> Iterator[Find]:
     """What old benches ran, each run in a home of its own; and of these runs those that are left alone."""
     homes = sorted(home.benches.glob("*/*/home"))
-    busy = {environ.get("LAUNCH_HOME") for _, environ in processes.environments()} if homes else set()
+    busy = {environ.get("LAUNCH_HOME") for _, environ in running.environments()} if homes else set()
     for own in homes:
         store = RecordStore(Home(own, own, own / "cache"))
         records = store.list()

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.base import descriptors, processes
+from launcher.base import descriptors, processes, running
 from launcher.base.log import REDACTOR
 from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
@@ -94,7 +94,7 @@ class Command:
         # The minder was killed: the command died with it, what that had started did not.
         run_id = self._run_id
         if run_id is not None:
-            processes.end(lambda: processes.carrying(COMMAND_VARIABLE, run_id), 0)
+            processes.end(lambda: running.carrying(COMMAND_VARIABLE, run_id), 0)
         return 128 - returncode
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from launcher.base import processes
-from launcher.base.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified
+from launcher.base import processes, running
+from launcher.base.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified, described
 from launcher.base.processes import ProcessId
 from launcher.base.units import format_money
 from launcher.ledger import lives, teardown_lock
@@ -103,7 +103,7 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
     note(f"{record.name or record.id}: its guardian is still taking it down")
     still = idle = 0.0
     while not processes.wait_gone(guardian, _LOOK_SECONDS):
-        record, is_stopped = store.load(record.id), processes.stopped(guardian)
+        record, is_stopped = store.load(record.id), running.stopped(guardian)
         rests = not is_stopped and teardown_lock.holder(store.folder(record.id)) is None
         idle = idle + _LOOK_SECONDS if rests else 0.0
         if rests and (record.state == "unverified" or idle > _IDLE_SECONDS):
@@ -179,7 +179,7 @@ def _bring_home(
         report = pull(store, record, progress, giving_up.after(TRIES_SECONDS, given_up))
         return _missing(record, report, note)
     except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
-        why = machine_of_record.described(error)
+        why = described(error)
     machine = from_record(record)
     if not record.may_have_results:
         note(why)
@@ -206,7 +206,7 @@ def close_wandb(record: RunRecord, note: Note, seconds: float = CLOSE_WANDB_SECO
         if not isinstance(machine, NoMachine):
             cast("Machine", machine).close_wandb(seconds)
     except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
-        note(machine_of_record.described(error))
+        note(described(error))
 
 
 def _missing(record: RunRecord, report: PullReport, note: Note) -> _Brought:
@@ -263,7 +263,7 @@ def _write_down(
     try:
         drop_token(store.folder(record.id))
     except Exception as error:  # noqa: BLE001 - whatever it is, the record must be true
-        note(f"{label}: its token is still in its folder: {machine_of_record.described(error)}")
+        note(f"{label}: its token is still in its folder: {described(error)}")
     try:
         record = store.update(
             record.id,
@@ -281,7 +281,7 @@ def _write_down(
         )
     if unwritten is not None:
         what = f"{label} is down, but its record cannot be written"
-        why = machine_of_record.described(unwritten)
+        why = described(unwritten)
         raise PreflightError(what, why, f"launch down {label}") from unwritten
     return record
 

@@ -36,7 +36,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """`faint`: what another line is the mean of. `marks`: each point shown, with its error."""
 
     name: str
@@ -50,7 +50,7 @@ class Chart:
     """Lines over one axis. `low`, `high`: what the vertical axis shows at the least."""
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     x_name: str = "step"
     low: float | None = None
     high: float | None = None
@@ -170,7 +170,7 @@ def _chart(chart: Chart) -> list[str]:
     return parts + _legend(named)
 
 
-def _line(line: Line, x: _Axis, y: _Axis) -> list[str]:
+def _line(line: ChartLine, x: _Axis, y: _Axis) -> list[str]:
     colour = _colour(line.colour)
     placed = [(x.at(it.x), y.at(it.y), it) for it in line.points]
     width, opacity = (1, 0.4) if line.kind == "faint" else (2, 1)

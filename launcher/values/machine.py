@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # pydantic costs 0.25 s, the guardian must start at once
     from launcher.values.standing import Standing
-    from runtime.shared.schema import RuntimeConfig
+    from runtime.shared.runtime_config import RuntimeConfig
 
 # A machine's own timer looks once a minute, and the provider takes a while to end it.
 TIMER_SECONDS = 90.0

@@ -11,7 +11,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.base.errors import CapacityError, PreflightError, UsageError, suggestion
+from launcher.base.errors import CapacityError, PreflightError, UsageError
+from launcher.base.suggestions import suggestion
 from launcher.base.units import format_money
 from launcher.values.settings import OWN_GPUS, Settings
 from runtime.shared import gpu_memory

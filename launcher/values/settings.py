@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from launcher.base.errors import suggestion
+from launcher.base.suggestions import suggestion
 from launcher.base.units import (
     format_duration,
     format_money,

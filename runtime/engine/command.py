@@ -19,7 +19,7 @@ from runtime.shared.memory.engine import cache_bytes
 from runtime.shared.model_shape import shape
 from runtime.shared.peft_form import engine_rank
 from runtime.shared.projections import lora_targets
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 LOGPROBS_MODE = "processed_logprobs"
 BASE_NAME = "base"

@@ -24,7 +24,7 @@ class Parsers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class ParserRule:
     """A parser, what a template must hold for it, and the tokens without which vLLM ends at its start."""
 
     parser: str
@@ -42,40 +42,40 @@ _LFM_TOKENS = ("<|tool_call_start|>", "<|tool_call_end|>")
 _THOUGHT = ("<think>", "</think>")
 # The first that fits. Of the chat formats whose calls look alike the narrower one comes first.
 TOOL_CALLS = (
-    Rule("openai", ("<|channel|>", "<|call|>")),  # harmony: gpt-oss
-    Rule("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
-    Rule("deepseek_v3", (_DEEPSEEK_TOKENS[0], "```json"), _DEEPSEEK_TOKENS),
-    Rule("deepseek_v31", (_DEEPSEEK_TOKENS[0],), _DEEPSEEK_TOKENS, without="```json"),
-    Rule("lfm2", _LFM_TOKENS[:1], _LFM_TOKENS),
-    Rule("olmo3", ("<function_calls>",)),
-    Rule("phi4_mini_json", ("<|tool|>", "<|/tool|>")),
-    Rule("granite4", ("<|start_of_role|>", "</tool_call>")),
-    Rule("granite", ("<|start_of_role|>", "<|tool_call|>")),
-    Rule("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
-    Rule("glm45", ("<tool_call>", "<arg_key>")),
+    ParserRule("openai", ("<|channel|>", "<|call|>")),  # harmony: gpt-oss
+    ParserRule("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
+    ParserRule("deepseek_v3", (_DEEPSEEK_TOKENS[0], "```json"), _DEEPSEEK_TOKENS),
+    ParserRule("deepseek_v31", (_DEEPSEEK_TOKENS[0],), _DEEPSEEK_TOKENS, without="```json"),
+    ParserRule("lfm2", _LFM_TOKENS[:1], _LFM_TOKENS),
+    ParserRule("olmo3", ("<function_calls>",)),
+    ParserRule("phi4_mini_json", ("<|tool|>", "<|/tool|>")),
+    ParserRule("granite4", ("<|start_of_role|>", "</tool_call>")),
+    ParserRule("granite", ("<|start_of_role|>", "<|tool_call|>")),
+    ParserRule("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
+    ParserRule("glm45", ("<tool_call>", "<arg_key>")),
     # Llama 3.1 and later: Llama 3, of the same form, has neither the token nor tools.
-    Rule("llama3_json", ("<|start_header_id|>", "tool_call"), ("<|python_tag|>",)),
-    Rule("hermes", ("<tool_call>",)),  # Qwen2.5, Qwen3, SmolLM3, Hermes
+    ParserRule("llama3_json", ("<|start_header_id|>", "tool_call"), ("<|python_tag|>",)),
+    ParserRule("hermes", ("<tool_call>",)),  # Qwen2.5, Qwen3, SmolLM3, Hermes
     # Of this form, with no word of tools: a call that a request forces is still read.
-    Rule("hermes", ("<|im_start|>",)),
+    ParserRule("hermes", ("<|im_start|>",)),
 )
 REASONING = (
-    Rule("openai_gptoss", ("<|channel|>", "<|call|>")),
-    Rule("mistral", ("[THINK]",), ("[THINK]", "[/THINK]", "[TOOL_CALLS]")),
-    Rule("granite", ("Here is my thought process:",)),
+    ParserRule("openai_gptoss", ("<|channel|>", "<|call|>")),
+    ParserRule("mistral", ("[THINK]",), ("[THINK]", "[/THINK]", "[TOOL_CALLS]")),
+    ParserRule("granite", ("Here is my thought process:",)),
     # Its thoughts are told by words, not by tokens of their own: of what they are made of it asks for these.
-    Rule("olmo3", ("<think>", "<function_calls>"), ("Ġ</", "</", "think", ">")),
-    Rule("glm45", (*_THOUGHT, "<arg_key>"), _THOUGHT),
+    ParserRule("olmo3", ("<think>", "<function_calls>"), ("Ġ</", "</", "think", ">")),
+    ParserRule("glm45", (*_THOUGHT, "<arg_key>"), _THOUGHT),
     # The switch that this parser, too, goes by: without a thought the whole answer is content.
-    Rule("qwen3", (*_THOUGHT, "enable_thinking"), _THOUGHT),
-    Rule("deepseek_r1", _THOUGHT, _THOUGHT),
+    ParserRule("qwen3", (*_THOUGHT, "enable_thinking"), _THOUGHT),
+    ParserRule("deepseek_r1", _THOUGHT, _THOUGHT),
 )
 
 
 def parsers_of(template: str, has_token: Callable[[str], bool]) -> Parsers:
     """The parsers of a model with this chat template; `has_token` says whether a text is one token of it."""
 
-    def first(rules: tuple[Rule, ...]) -> str | None:
+    def first(rules: tuple[ParserRule, ...]) -> str | None:
         return next((rule.parser for rule in rules if rule.fits(template, has_token)), None)
 
     return Parsers(first(TOOL_CALLS), first(REASONING))

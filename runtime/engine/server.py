@@ -35,7 +35,7 @@ from runtime.engine.command import (
     socket_path,
 )
 from runtime.shared import failpoints, processes
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

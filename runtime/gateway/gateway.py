@@ -47,7 +47,7 @@ from runtime.gateway.steps.examples import Examples
 from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
-from runtime.gateway.steps.rollout_log import Bounds, Said, tokenizer_of
+from runtime.gateway.steps.rollout_log import Bounds, TranscriptWriter, tokenizer_of
 from runtime.gateway.train_kwargs import train_kwargs_routes
 from runtime.gateway.validations import Validations, validation_routes
 from runtime.gateway.versions.admission import Admission
@@ -56,10 +56,10 @@ from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
 from runtime.shared import open_files
 from runtime.shared.checkpoint import SERVING, Checkpoint, CheckpointStore, newest_step
-from runtime.shared.child_status import Machine
+from runtime.shared.child_status import SupervisorStatus
 from runtime.shared.given_token import read_token
 from runtime.shared.model_names import ModelNames
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _context_tokens(config: RuntimeConfig, clients: list[EngineClient]) -> int |
 def build_parts(config: RuntimeConfig) -> Parts:
     """Wire the gateway's parts. Reads what earlier processes left on disk; connects to nothing yet."""
     state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
-    machine = Machine(state_dir, config.lease_seconds)
+    machine = SupervisorStatus(state_dir, config.lease_seconds)
     clients = [EngineClient(socket_dir / f"engine-{index}.sock") for index in range(config.engines)]
     checkpoints = CheckpointStore(state_dir / "checkpoints")
     rewind = Rewind.read(state_dir)
@@ -151,7 +151,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
         train=config.train,
         resolve=texts.resolve,
         learn=Examples(fleet).learn,
-        said=Said(
+        said=TranscriptWriter(
             state_dir,
             lambda: tokenizer_of(config.model_path),
             Bounds(completions=config.completions_per_step),

@@ -13,8 +13,10 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.versions import Versions
-from runtime.shared.child_status import Machine
-from runtime.shared.schema import RuntimeConfig, RuntimeStatus, StepSettings
+from runtime.shared.child_status import SupervisorStatus
+from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.schema import StepSettings
+from runtime.shared.statuses import RuntimeStatus
 
 Phase = Literal["starting", "ready", "degraded", "failed", "stopping"]
 
@@ -25,7 +27,7 @@ class Readiness:
     def __init__(
         self,
         config: RuntimeConfig,
-        machine: Machine,
+        machine: SupervisorStatus,
         fleet: Fleet,
         versions: Versions,
         samples: SampleStore,

@@ -27,7 +27,8 @@ from runtime.gateway.http.step_errors import (
 )
 from runtime.gateway.readiness import Readiness
 from runtime.gateway.steps.queue import StepQueue
-from runtime.shared.schema import CheckpointInfo, RestoreRequest, RuntimeStatus, StepRequest, StepStatus
+from runtime.shared.schema import RestoreRequest, StepRequest
+from runtime.shared.statuses import CheckpointInfo, RuntimeStatus, StepStatus
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ METRICS_LINES = 10_000
 def slipway_routes(
     steps: StepQueue, readiness: Readiness, metrics_path: Path, checkpoint: Callable[[str], str]
 ) -> APIRouter:
-    """The router; every route answers one of schema.py's bodies.
+    """The router; every route answers one of statuses.py's bodies.
 
     `checkpoint`: the name of the checkpoint behind a version's name, so that both name it.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from runtime.shared.projections import lora_targets
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_kwargs import Run, TrainKwargs, TrainKwargsRead, read
 
 

@@ -23,7 +23,7 @@ from runtime.shared import failpoints, files
 from runtime.shared import manifest as manifests
 from runtime.shared.checkpoint import Checkpoint
 from runtime.shared.manifest import STATE, ManifestError
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 FOLDER = "admission"
 RECORD = "admission.json"

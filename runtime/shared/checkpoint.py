@@ -29,7 +29,7 @@ from typing import Any
 from runtime.shared import failpoints, files
 from runtime.shared import manifest as manifests
 from runtime.shared.manifest import ADAPTER_WEIGHTS, STATE, ManifestError
-from runtime.shared.schema import CheckpointInfo
+from runtime.shared.statuses import CheckpointInfo
 
 __all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "CheckpointError", "CheckpointStore", "checkpoint_name"]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from runtime.shared import files
-from runtime.shared.schema import ChildState
+from runtime.shared.statuses import ChildState
 
 # The supervisor touches its file every few seconds (supervision.py).
 SILENT_SECONDS = 20.0
 
 
-class Machine:
+class SupervisorStatus:
     """The supervisor's word, re-read only when its file changes."""
 
     def __init__(self, state_dir: Path, lease_seconds: float) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from runtime.shared.peft_form import portable_name
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 # `name:latest`, `name:novita`: whose server it was, or which of its files.
 _TAG = re.compile(r":[\w.-]+$")

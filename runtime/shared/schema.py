@@ -1,17 +1,18 @@
-"""The HTTP bodies the two halves share, and the runtime's configuration.
+"""The HTTP bodies that are sent to the runtime, the headers, and what its answers have in common.
 
-Neighbours: the gateway answers with these, client and CLI send them; `train_config.py` has what is under
-`train.`. Knows nothing of torch, vLLM, files or processes: pydantic only, so both halves can import it.
+Neighbours: client and CLI send them; `statuses.py` has the answers, `runtime_config.py` the configuration,
+`train_config.py` the names of its choices. Knows nothing of torch, vLLM, files or processes: pydantic only,
+so both halves can import it.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from runtime.shared.train_config import Loss, Normaliser, Overlong, Schedule, TrainConfig
+from runtime.shared.train_config import Loss, Normaliser, Overlong, Schedule
 
 SCHEMA = 1
 
@@ -51,62 +52,6 @@ class Answer(BaseModel):
     """A response body: keys are only ever added, so readers ignore what they do not know."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-# ------------------------------------------------------------------ configuration
-
-
-class EngineConfig(Body):
-    """One vLLM server per inference GPU group (one, on the CPU)."""
-
-    max_model_len: int | None = Field(default=None, ge=64)
-    # The most tokens of a chat answer whose request names no limit of its own.
-    answer_tokens: int = Field(default=4096, ge=1)
-    max_loras: int = Field(default=4, ge=3)
-    # How many sequences an engine samples at a time; None: 64 on a CPU, vLLM's own default on a GPU.
-    max_num_seqs: int | None = Field(default=None, ge=1)
-    memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
-    # Of keys and values; None: 1 on a CPU, on a GPU what vLLM finds left of its fraction.
-    kv_cache_gib: float | None = Field(default=None, gt=0)
-
-
-class RuntimeConfig(Body):
-    """Everything the runtime is told, saved as `runtime.json` beside the run it configures.
-
-    `model_path` is a local folder in Hugging Face form, or a hub name the runtime downloads. `model_name` is
-    what adapters call it, the same on every machine; None: what `model_path` says without its place.
-    `state_dir` holds samples, steps, checkpoints, logs; `socket_dir` (0700, short path) the sockets.
-    """
-
-    run_id: str
-    model_path: str
-    model_name: str | None = None
-    served_name: str = "policy"
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    engines: int = Field(default=1, ge=1)
-    train_processes: int = Field(default=1, ge=1)
-    state_dir: str
-    socket_dir: str
-    # A sample older than this many committed steps is dropped and counted, not trained (C39).
-    max_staleness: int = Field(default=2, ge=0)
-    lease_seconds: float = Field(default=60.0, gt=0)
-    deadline_seconds: float | None = Field(default=None, gt=0)
-    # How long engines and trainer may take to become ready, which a model that must come first decides.
-    start_seconds: float = Field(default=1800.0, gt=0)
-    wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
-    wandb_project: str = "slipway"
-    wandb_name: str | None = None  # there; None is the run's id
-    # How many completions of a step go to Weights & Biases as well, where the run does; 0: no texts go there.
-    wandb_completions: int = Field(default=0, ge=0, le=64)
-    # How many completions of a step come home as text, with their rewards; 0 keeps none.
-    completions_per_step: int = Field(default=64, ge=0, le=4096)
-    # Whether each choice of an answer has `slipway: {sample, version}`, by which it can be rewarded.
-    name_samples: bool = True
-    # Whether a turn goes on from the ids of the turn before, where its client sends the same text again.
-    continue_turns: bool = True
-    train: TrainConfig = TrainConfig()
-    engine: EngineConfig = EngineConfig()
 
 
 # ------------------------------------------------------------------ steps
@@ -248,64 +193,6 @@ class Validation(Body):
     version: int | None = Field(default=None, ge=0)
 
 
-StepState = Literal["queued", "training", "committed", "published", "failed"]
-
-
-class StepCounts(Answer):
-    """What became of everything a step named: trained + the sum of `dropped` = samples + missing.
-
-    `dropped` maps a reason to a number of samples (or of members, where no sample was found).
-    """
-
-    groups: int = 0
-    members: int = 0
-    samples: int = 0
-    trained: int = 0
-    sampled_tokens: int = 0
-    # Of a supervised step, whose `samples` are the answers that its examples have: tokens of those it learns.
-    learned_tokens: int = 0
-    # Given as text that no answer matched: trained on the engine's ids of that text, not on what was sampled.
-    retokenised: int = 0
-    # Samples that go on from an earlier turn id for id, and are trained in one sequence with it.
-    turns_joined: int = 0
-    # How often a rollout's next sample did not go on from the last, and began a sequence of its own; why.
-    sealed: int = 0
-    sealed_by: dict[str, int] = {}
-    groups_without_variance: int = 0
-    # Answers that nobody is known to have received: no samples, so not among `samples` either.
-    unreceived: int = 0
-    dropped: dict[str, int] = {}
-
-
-class StepStatus(Answer):
-    """`GET /slipway/steps/{id}?wait=30`: answers once published or failed, or when the wait ends."""
-
-    id: int
-    key: str
-    state: StepState
-    version: int | None = None
-    counts: StepCounts = StepCounts()
-    metrics: dict[str, float] = {}
-    publication: dict[str, Any] | None = None
-    error: str | None = None
-
-
-class CheckpointInfo(Answer):
-    """One committed checkpoint."""
-
-    name: str
-    step: int
-    version: int
-    created: float
-    bytes: int
-    # sha256 of the adapter's weights file: `policy@v12+` and its beginning name these weights alone.
-    weights: str = ""
-    pinned: bool = False
-    let_go: list[str] = []  # in the answer to a pin: those pinned no longer, as so many have been since
-    client_state: dict[str, Any] | None = None
-    metrics: dict[str, float] = {}
-
-
 class RestoreRequest(Body):
     """`POST /slipway/checkpoints/{name}/restore`: serve a kept checkpoint as a new version.
 
@@ -314,37 +201,3 @@ class RestoreRequest(Body):
 
     key: str = Field(min_length=1, max_length=128)
     client_state: ClientState = None
-
-
-class ChildState(Answer):
-    """One child of the supervisor."""
-
-    name: str
-    state: Literal["starting", "ready", "restarting", "failed", "stopped"]
-    pid: int | None = None
-    restarts: int = 0
-    detail: str | None = None
-
-
-class RuntimeStatus(Answer):
-    """`GET /slipway/status`."""
-
-    run_id: str
-    phase: Literal["starting", "ready", "degraded", "failed", "stopping"]
-    model: str
-    served_name: str
-    version: int
-    step: int
-    steps_queued: int = 0
-    children: list[ChildState] = []
-    lease_left_seconds: float | None = None
-    client_state: dict[str, Any] | None = None
-    last_metrics: dict[str, float] = {}
-    settings: dict[str, Any] = {}  # what the run's own `train.` keys say, of those that a step may change
-    max_staleness: int | None = None  # a sample that is more steps old is not trained
-    places: int | None = None  # how many sequences all engines sample at a time
-    samples: int = 0
-    prefix_cache_hits: float | None = None  # of the tokens of all prompts so far, the share that was cached
-    admission: dict[str, Any] | None = None  # as admission.json: whether engine and trainer agree
-    detail: str | None = None
-    warnings: list[str] = []

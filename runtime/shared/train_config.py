@@ -1,7 +1,7 @@
 """What one optimizer step does: the keys under `train.`, each loss's own values, what contradicts what.
 
-Neighbours: `schema.py` has the rest of the runtime's configuration and puts this into it; the trainer reads
-it. pydantic only, so that both halves can import it.
+Neighbours: `runtime_config.py` has the rest of the runtime's configuration and puts this into it; the trainer
+reads it. pydantic only, so that both halves can import it.
 """
 
 from __future__ import annotations

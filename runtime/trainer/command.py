@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runtime.shared import admission
 from runtime.shared.peft_form import portable_name
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.start_adapter import START
 
 # `tune run` makes a module of the path (it drops the suffix, dots or not), found on PYTHONPATH.

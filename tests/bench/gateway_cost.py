@@ -28,7 +28,7 @@ from typing import Any
 
 import aiohttp
 
-from runtime.shared import processes
+from runtime.shared import process_table
 
 TINY_MODEL = Path(__file__).resolve().parents[2] / "runtime" / "tiny" / "model"
 TOKEN = "token-of-the-bench"
@@ -173,9 +173,9 @@ def main() -> None:
                 "direct": Side(engine, full | {"model": "base"} | evidence),
                 "gateway": Side(door, full | {"model": "policy"}),
             }
-            before = processes.cpu_seconds([gateway_pid])
+            before = process_table.cpu_seconds([gateway_pid])
             asyncio.run(measure(sides, options.rounds))
-            used = processes.cpu_seconds([gateway_pid]) - before
+            used = process_table.cpu_seconds([gateway_pid]) - before
             asked = CONCURRENT + options.rounds * (REQUESTS + SINGLE)
             print(json.dumps(report(sides, 1000 * used / asked)))
         finally:

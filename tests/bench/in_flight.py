@@ -35,7 +35,7 @@ from typing import Any
 import aiohttp
 
 from runtime.gateway.samples.samples import SampleStore
-from runtime.shared import processes
+from runtime.shared import process_table
 from runtime.shared.schema import ROLLOUT_HEADER
 from tests.runtime.gateway_process import TOKEN, Gateway
 from tests.runtime.timed_engine import seconds_of, text_of
@@ -168,10 +168,10 @@ def report(
 
 
 def measure(way: Way, options: argparse.Namespace, pids: dict[str, int]) -> None:
-    before = {name: processes.cpu_seconds([pid]) for name, pid in pids.items()}
+    before = {name: process_table.cpu_seconds([pid]) for name, pid in pids.items()}
     asyncio.run(way.ask(options.rollouts, options.turns, options.seconds))
     requests = options.rollouts * options.turns
-    used = {name: processes.cpu_seconds([pid]) - before[name] for name, pid in pids.items()}
+    used = {name: process_table.cpu_seconds([pid]) - before[name] for name, pid in pids.items()}
     way.cpu_ms = {name: round(1000 * seconds / requests, 2) for name, seconds in used.items()}
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from runtime.engine import command, server
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.runtime.adapters import write_adapter
 
 REPOSITORY = Path(__file__).resolve().parents[2]

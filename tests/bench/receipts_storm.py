@@ -30,7 +30,7 @@ import openai
 
 from launcher.base.home import Home
 from launcher.client import Session, connect, group
-from launcher.ledger.endpoint import Endpoint
+from launcher.ledger.endpoint import LocalEndpoint
 from launcher.ledger.records import RecordStore
 from runtime.shared.batch import read_batch
 from runtime.tiny.chat import messages
@@ -94,7 +94,7 @@ class Storm:
 
     def __init__(self, launched: Launched, name: str) -> None:
         store = RecordStore(Home(launched.home, launched.home, launched.home))
-        found = Endpoint.of(store.load(name), store)
+        found = LocalEndpoint.of(store.load(name), store)
         self._launched = launched
         self._session: Session = connect(found.base_url, found.token)
         self._clients = [self._client() for _ in range(CLIENTS)]

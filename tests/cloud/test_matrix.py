@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.results import checkpoints, durable
+from launcher.results import checkpoints, durable, whole_checkpoints
 from tests.cloud.launched import OURS, RENTED, SKYPILOT, Launched, running
 from tests.cloud.matrix import (
     ASKING,
@@ -161,7 +161,7 @@ def test_g04_with_all_of_the_laptop_killed_the_step_is_saved_and_the_machine_end
         _LEASE_SECONDS + 60,
         lambda: f"the lease's end, not {_reason(there)}",
     )
-    newest = checkpoints.newest_whole(there / "checkpoints")
+    newest = whole_checkpoints.newest_whole(there / "checkpoints")
     assert newest is not None
     committed = checkpoints.step_of(newest)
     print(f"ended by its lease after {time.time() - killed_at:.0f} s, step {committed}, at home {at_home}")

@@ -25,7 +25,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from launcher.client.session import Session, connect
-from runtime.shared.schema import Group, Member, StepStatus
+from runtime.shared.schema import Group, Member
+from runtime.shared.statuses import StepStatus
 from tests.e2e.conftest import make_home
 from tests.support.environment import runtime_python
 from tests.support.launched import Launched, processes_of

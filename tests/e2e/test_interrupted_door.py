@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from launcher.base.home import Home
-from launcher.ledger.endpoint import Endpoint
+from launcher.ledger.endpoint import LocalEndpoint
 from launcher.ledger.records import RecordStore
 from tests.support.launched import Launched, processes_of
 from tests.support.waiting import wait_until
@@ -26,7 +26,7 @@ REQUESTS = 60
 def door(endpoint: Launched) -> Iterator[httpx.Client]:
     """The shared run's relay, as a program meets it."""
     store = RecordStore(Home(endpoint.home, endpoint.home, endpoint.home))
-    found = Endpoint.of(store.load("shared"), store)
+    found = LocalEndpoint.of(store.load("shared"), store)
     headers = {"authorization": f"Bearer {found.token}"}
     with httpx.Client(base_url=found.root, headers=headers, timeout=600, trust_env=False) as client:
         yield client

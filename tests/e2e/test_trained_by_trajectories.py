@@ -19,9 +19,9 @@ from launcher.client import (
     gather_ahead,
     gather_trajectory_groups,
 )
-from launcher.client.by_trajectories import TrainResult
 from launcher.client.trajectories.ahead import StepGroups
 from launcher.client.trajectories.members import OTHERS
+from launcher.client.trajectories.results import StepResult
 from launcher.client.trajectories.trajectory_group import PendingGroup
 from runtime.tiny.chat import messages, parse
 from runtime.tiny.grammar import training_phrases
@@ -117,7 +117,7 @@ def test_c39_three_steps_rolled_out_ahead_with_the_versions_that_answered_as_rec
     # Of each group how many steps were done as it began.
     done_at: list[int] = []
     steps: list[StepGroups] = []
-    results: list[TrainResult] = []
+    results: list[StepResult] = []
 
     def scenarios(client: AsyncOpenAI) -> Iterator[PendingGroup]:
         while True:

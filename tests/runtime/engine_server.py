@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 
 from runtime.engine import command, server
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from runtime.engine import command, server
 from runtime.shared import failpoints
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.runtime.conftest import REPOSITORY, TINY_MODEL, is_healthy
 from tests.support.waiting import wait_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.gateway.gateway import Parts, build_parts
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ import httpx
 
 from runtime.shared import admission
 from runtime.shared.processes import in_child
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.support.waiting import wait_until
 
 TOKEN = "token-of-the-tests"

@@ -11,7 +11,7 @@ import msgspec
 from runtime.gateway.completions import admission
 from runtime.gateway.completions.admission import Asked
 from runtime.gateway.completions.answers import Choice, Whole, question, samples
-from runtime.gateway.completions.continuing import Turn
+from runtime.gateway.completions.continuing import ChatTurn
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Exchange
@@ -55,7 +55,7 @@ def record(
     version: int = 0,
     delivered: bool = True,
     engine: EngineFacts = UNKNOWN,
-    turn: Turn | None = None,
+    turn: ChatTurn | None = None,
 ) -> list[str]:
     """Record an answer as proxy.py does; the samples' ids."""
     whole = Whole(request, f"policy@v{version}", content)
@@ -71,7 +71,7 @@ def record_choices(
     version: int,
     delivered: bool,
     engine: EngineFacts = UNKNOWN,
-    turn: Turn | None = None,
+    turn: ChatTurn | None = None,
 ) -> list[str]:
     prompts, found = samples(request, choices, engine, turn)
     exchange = Exchange(

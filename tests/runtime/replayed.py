@@ -24,7 +24,8 @@ from runtime.gateway.steps.queue import StepQueue
 from runtime.recipes.grpo_lora import GRPOLoRARecipe
 from runtime.shared.batch import step_folder
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
-from runtime.shared.schema import StepRequest, StepStatus
+from runtime.shared.schema import StepRequest
+from runtime.shared.statuses import StepStatus
 from tests.runtime import recipe_here
 from tests.runtime.recorded import answer, asked, choice, record
 from tests.runtime.trainer_fixtures import EOS, VOCABULARY

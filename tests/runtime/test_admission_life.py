@@ -21,7 +21,7 @@ from runtime.gateway.engines.engine_client import AdapterReport
 from runtime.gateway.engines.logprob_probe import LogprobProbe, Scores
 from runtime.gateway.engines.version_proof import Measured
 from runtime.shared import admission, failpoints
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.start_adapter import START
 from runtime.trainer.admission import leave_trial
 from tests.runtime.failpoints import arm

@@ -10,7 +10,7 @@ import pytest
 from runtime.gateway.engines.engine_client import EngineFacts
 from runtime.gateway.gateway import build_parts
 from runtime.gateway.requests.answer_limit import limit_answer
-from runtime.shared.schema import EngineConfig, RuntimeConfig
+from runtime.shared.runtime_config import EngineConfig, RuntimeConfig
 from tests.runtime.recorded import asked
 
 

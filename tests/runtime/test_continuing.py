@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime.gateway.completions.continuing import Continuing, Turn
+from runtime.gateway.completions.continuing import ChatTurn, Continuing
 from runtime.gateway.engines.engine_client import EngineError, EngineFacts
 from runtime.gateway.samples.samples import SampleStore
 from tests.runtime.recorded import answer, asked, choice, record
@@ -103,7 +103,7 @@ class Talk:
         self.prompt: list[int] = []
         self.completion: list[int] = []
 
-    def say(self, messages: list[Message], *texts: str, **fields: Any) -> Turn:
+    def say(self, messages: list[Message], *texts: str, **fields: Any) -> ChatTurn:
         """Ask, and record an answer that was sampled as these ids; its message comes by `reply`."""
         finish, replies = fields.pop("finish", "stop"), fields.pop("replies", None)
         end = fields.pop("end", [EOS])

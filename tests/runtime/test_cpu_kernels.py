@@ -11,7 +11,7 @@ import pytest
 from runtime.engine.command import arguments
 from runtime.shared.architectures import CPU_HEAD_SIZES, PolicyError
 from runtime.shared.files import write_json
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 
 def test_n05_the_widths_of_heads_are_those_of_the_pinned_vllm() -> None:

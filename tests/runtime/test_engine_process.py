@@ -21,9 +21,9 @@ from runtime.engine import command
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.version_proof import Prover
 from runtime.gateway.requests.request_fields import check
-from runtime.shared import processes
+from runtime.shared import process_table, processes
 from runtime.shared.architectures import PolicyError
-from runtime.shared.schema import EngineConfig, RuntimeConfig
+from runtime.shared.runtime_config import EngineConfig, RuntimeConfig
 from runtime.shared.train_config import LoraConfig, TrainConfig
 from tests.runtime.adapters import PROJECTIONS, commit, write_adapter
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, RunningEngine
@@ -200,7 +200,7 @@ def test_g17_an_idle_connection_is_closed_by_the_client_and_never_by_the_engine(
 
 @pytest.mark.slow
 def test_g12_the_engine_listens_on_loopback_and_its_socket_only(engine: RunningEngine) -> None:
-    pids = [engine.pid, *processes.descendants(engine.pid)]
+    pids = [engine.pid, *process_table.descendants(engine.pid)]
     assert len(pids) == 2  # the API server and the engine core: nothing else was started
     inodes = {
         os.readlink(link) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()
@@ -216,7 +216,7 @@ def test_g12_the_engine_listens_on_loopback_and_its_socket_only(engine: RunningE
 
 @pytest.mark.slow
 def test_an_idle_engine_wakes_one_thread_for_all_its_process_groups(engine: RunningEngine) -> None:
-    (core,) = processes.descendants(engine.pid)
+    (core,) = process_table.descendants(engine.pid)
     names = [(task / "comm").read_text().strip() for task in Path(f"/proc/{core}/task").iterdir()]
     assert names.count("gloo_tcp_loop") == 1, names
 
@@ -237,7 +237,7 @@ def test_long_prompts_with_seeds_leave_the_engine_alive(engine: RunningEngine) -
 
     async def scenario() -> None:
         client = EngineClient(engine.socket)
-        (core,) = processes.children(engine.pid)
+        (core,) = process_table.children(engine.pid)
         os.kill(core, signal.SIGSTOP)
         try:  # all are waiting when it goes on: whatever they come to, one does not fit into a step
             asked = [asyncio.create_task(one(client, seed)) for seed in range(12)]
@@ -255,7 +255,7 @@ def test_long_prompts_with_seeds_leave_the_engine_alive(engine: RunningEngine) -
 def test_an_engine_whose_core_was_killed_ends_and_says_so(own_engine: Callable[..., EngineProcess]) -> None:
     engine = own_engine()
     engine.wait_until_ready()
-    (core,) = processes.children(engine.process.pid)
+    (core,) = process_table.children(engine.process.pid)
     os.kill(core, signal.SIGKILL)
     assert engine.process.wait(timeout=GONE_SECONDS) == 1
 
@@ -277,7 +277,7 @@ def test_the_core_dies_with_the_server_whenever_that_is_killed(
     engine.process.kill()
     engine.process.wait(timeout=GONE_SECONDS)
     try:
-        wait_until(lambda: processes.look(core) is None, GONE_SECONDS)
+        wait_until(lambda: process_table.look(core) is None, GONE_SECONDS)
     finally:
         processes.send(core, signal.SIGKILL)
 
@@ -316,12 +316,12 @@ def test_an_engine_asked_to_stop_ends_well_and_leaves_nothing(
 ) -> None:
     engine = own_engine()
     engine.wait_until_ready()
-    below = processes.descendants(engine.process.pid)
+    below = process_table.descendants(engine.process.pid)
     scratch = engine.socket.parent / "e0"
     assert any(scratch.iterdir())
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(timeout=GONE_SECONDS) == 0
-    wait_until(lambda: not any(processes.look(pid) for pid in below), GONE_SECONDS)
+    wait_until(lambda: not any(process_table.look(pid) for pid in below), GONE_SECONDS)
     assert not scratch.exists()
 
 
@@ -333,7 +333,7 @@ def _stack(pid: int) -> str:
 
 def _core(engine: EngineProcess) -> int | None:
     """The child that has given itself the name of vLLM's core: forked, and past its first instructions."""
-    for pid in processes.children(engine.process.pid):
+    for pid in process_table.children(engine.process.pid):
         with contextlib.suppress(OSError):  # vLLM starts others, for a moment
             if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid

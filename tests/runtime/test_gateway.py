@@ -15,7 +15,7 @@ import httpx
 import pytest
 from openai import NotFoundError, OpenAI
 
-from runtime.shared import processes
+from runtime.shared import process_table
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.support.at_rest import AtRest, stands_still
 from tests.support.waiting import wait_until
@@ -262,7 +262,7 @@ def test_c06_a_lost_link_that_comes_back_makes_one_sample(gateway: Gateway) -> N
 
 def test_c06_an_answer_nobody_waits_for_is_no_sample(gateway: Gateway, engine) -> None:
     hang_up(gateway, "hung-up", None)
-    (core,) = processes.children(engine.pid)
+    (core,) = process_table.children(engine.pid)
     os.kill(core, signal.SIGSTOP)
     try:  # the gateway has seen that nobody waits before there is an answer, within the grace a retry has
         wait_until(lambda: stands_still(core))

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from runtime.gateway.gateway import build_app, build_parts
 from runtime.gateway.http.auth import BearerAuth
 from runtime.shared import open_files
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.runtime.conftest import REPOSITORY
 from tests.runtime.gateway_process import TOKEN, Gateway
 

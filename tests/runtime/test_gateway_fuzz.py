@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 
 from runtime.gateway.samples.samples import SampleStore
-from runtime.shared import processes
+from runtime.shared import process_table
 from tests.runtime.adapters import commit, write_adapter
 from tests.runtime.conftest import RunningEngine, forget
 from tests.runtime.gateway_process import TOKEN, Gateway
@@ -175,7 +175,7 @@ class Fuzzed:
 
     def memory_mib(self) -> dict[str, float]:
         """Resident memory of the gateway, and of the engine's processes together."""
-        engine = [self.engine.pid, *processes.descendants(self.engine.pid)]
+        engine = [self.engine.pid, *process_table.descendants(self.engine.pid)]
         of = {"gateway": [self.gateway.process.pid], "engine": engine}
         return {name: sum(map(_resident_mib, pids)) for name, pids in of.items()}
 
@@ -201,7 +201,7 @@ def fuzzed(engine: RunningEngine, tmp_path_factory: pytest.TempPathFactory) -> I
 def fuzz(fuzzed: Fuzzed, requests: list[Ask]) -> Seen:
     """Send them all; what must hold afterwards is asserted here."""
     before, engine_pid = fuzzed.words(), fuzzed.engine.pid
-    core = processes.descendants(engine_pid)
+    core = process_table.descendants(engine_pid)
     seen = asyncio.run(send_all(fuzzed.door, requests))
     # By now every block of the prefix cache has been touched, every module loaded: what grows, leaks.
     memory = fuzzed.memory_mib()
@@ -210,7 +210,9 @@ def fuzz(fuzzed: Fuzzed, requests: list[Ask]) -> Seen:
     print(f"\n{seen.statuses} grown {grown} MiB of {memory} slowest {seen.slowest}")
     wrong = seen.wrong + again.wrong
     assert not wrong, f"{len(wrong)} of {len(requests)}:\n" + "\n".join(wrong[:20])
-    assert (fuzzed.engine.pid, processes.descendants(engine_pid)) == (engine_pid, core), "an engine was lost"
+    assert (fuzzed.engine.pid, process_table.descendants(engine_pid)) == (engine_pid, core), (
+        "an engine was lost"
+    )
     assert fuzzed.gateway.process.poll() is None
     assert fuzzed.gateway.status()["phase"] == "ready"
     assert fuzzed.words() == before

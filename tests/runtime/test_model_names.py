@@ -10,7 +10,7 @@ from runtime.gateway.gateway import build_app, build_parts
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.versions.versions import Versions
 from runtime.shared.model_names import ModelNames
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 HUB = "Qwen/Qwen2.5-1.5B-Instruct"
 

@@ -16,7 +16,9 @@ from runtime.gateway.samples import content
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.selection import select
 from runtime.gateway.steps.step_records import digest_of, said_in
-from runtime.shared.schema import Group, Member, RuntimeConfig, StepCounts, StepRequest
+from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.schema import Group, Member, StepRequest
+from runtime.shared.statuses import StepCounts
 from tests.runtime.conftest import RunningEngine
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.runtime.recorded import MESSAGES as ASKED

@@ -29,7 +29,7 @@ from runtime.gateway.engines.placement import (
     most_to_begin_at,
 )
 from runtime.gateway.gateway import Parts
-from runtime.shared.child_status import Machine
+from runtime.shared.child_status import SupervisorStatus
 from runtime.shared.schema import Group, Member, StepRequest
 from tests.runtime.gateway_here import ask, gateway_here
 from tests.runtime.recorded import answer, asked, choice, record
@@ -315,5 +315,5 @@ def test_a_home_that_is_away_or_starts_anew_is_not_waited_for(tmp_path: Path) ->
         assert first.ready and len(fleet.placement) == 2, "what it had cached went with the process before it"
         assert await fleet.pick(0, of("r", "a", "b", "c")) is second
 
-    machine = Machine(tmp_path, 60)
+    machine = SupervisorStatus(tmp_path, 60)
     asyncio.run(scenario())

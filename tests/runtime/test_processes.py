@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from runtime import tether
-from runtime.shared import failpoints, processes
+from runtime.shared import failpoints, process_table, processes
 from tests.runtime.failpoints import arm, instants
 from tests.support.environment import PROGRAMS, runtime_environ
 from tests.support.waiting import wait_until
@@ -62,7 +62,7 @@ class Family:
 
     def alive(self) -> list[int]:
         found = []
-        for process in processes.table():
+        for process in process_table.table():
             try:
                 marked = self.mark.encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
             except OSError:
@@ -215,9 +215,9 @@ def test_a_tether_killed_by_force_leaves_no_orphan_and_its_child_is_started_agai
     it = family().until_ready()
     first = it.child("stubborn")["pid"]
     # It is ready once it is there; its two sleeps come a moment later.
-    wait_until(lambda: len(processes.descendants(first)) >= 2)
-    below = [first, *processes.descendants(first)]
-    held_by = next(process.parent for process in processes.table() if process.pid == first)
+    wait_until(lambda: len(process_table.descendants(first)) >= 2)
+    below = [first, *process_table.descendants(first)]
+    held_by = next(process.parent for process in process_table.table() if process.pid == first)
     it.kill(held_by)
     wait_until(lambda: it.child("stubborn").get("state") == "ready" and it.child("stubborn")["pid"] != first)
     wait_until(lambda: not set(below) & set(it.alive()))
@@ -227,7 +227,7 @@ def test_a_tether_killed_by_force_leaves_no_orphan_and_its_child_is_started_agai
 def test_a_dead_child_is_started_again_and_its_descendants_are_ended(family) -> None:
     it = family().until_ready()
     first = it.child("stubborn")["pid"]
-    below = processes.descendants(first)
+    below = process_table.descendants(first)
     it.kill(first)
     wait_until(
         lambda: it.child("stubborn").get("restarts") == 1 and it.said("supervisor")["phase"] == "ready"

@@ -14,7 +14,7 @@ import torch
 
 from runtime.recipes import grpo_lora
 from runtime.shared.batch import Batch, BatchError, read_batch, step_folder
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.trainer.ranks import RankLostError, Ranks, RanksDifferError
 from runtime.trainer.update import update
 from tests.runtime import recipe_here

@@ -16,7 +16,7 @@ from runtime.recipes import grpo_lora
 from runtime.shared import files
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import SERVING, checkpoint_name
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import LOSSES, TrainConfig
 from runtime.trainer import losses
 from runtime.trainer.command import trainer_command

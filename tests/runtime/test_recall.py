@@ -29,7 +29,8 @@ from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.versions.versions import MOST_RECALLED, Versions
 from runtime.shared import files
 from runtime.shared.checkpoint import MOST_PINNED, CheckpointStore, checkpoint_name
-from runtime.shared.schema import Group, Member, RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.schema import Group, Member
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.runtime.pretend_engine import PretendEngine
 from tests.support.waiting import wait_until

@@ -23,7 +23,7 @@ from runtime.gateway.completions.flights import Flight
 from runtime.gateway.gateway import build_parts
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.versions.versions import Served
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.runtime.recorded import asked
 from tests.support.relay_process import RelayProcess

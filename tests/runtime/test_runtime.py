@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.shared import processes
+from runtime.shared import process_table, processes
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.gateway_process import MESSAGES, TOKEN
 from tests.support.at_rest import stands_still
@@ -77,7 +77,7 @@ class Runtime:
 
     def alive(self) -> list[int]:
         found = []
-        for process in processes.table():
+        for process in process_table.table():
             try:
                 marked = self._mark.encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
             except OSError:
@@ -310,7 +310,7 @@ def test_g23_a_child_that_stands_still_is_started_again_and_costs_no_step(
 ) -> None:
     """Its HTTP side, if it has one, still answers: only its work stands still."""
     child = runtime.child(frozen)
-    os.kill((processes.descendants(child["pid"]) or [child["pid"]])[-1], signal.SIGSTOP)
+    os.kill((process_table.descendants(child["pid"]) or [child["pid"]])[-1], signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         step = pool.submit(runtime.step)
         wait_until(lambda: runtime.child(frozen)["detail"])

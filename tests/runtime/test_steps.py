@@ -22,12 +22,13 @@ from runtime.gateway.http.step_errors import (
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.claims import Claims
 from runtime.gateway.steps.known_steps import MOST_QUEUED
-from runtime.gateway.steps.rollout_log import FOLDER, Said
+from runtime.gateway.steps.rollout_log import FOLDER, TranscriptWriter
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared import failpoints
 from runtime.shared.batch import read_batch
 from runtime.shared.files import write_json
-from runtime.shared.schema import Group, Member, StepRequest, StepSettings, StepStatus
+from runtime.shared.schema import Group, Member, StepRequest, StepSettings
+from runtime.shared.statuses import StepStatus
 from runtime.shared.train_config import TrainConfig
 from tests.runtime.recorded import sampled
 from tests.runtime.steps_run import SOON_SECONDS, Run, Running, drive
@@ -119,7 +120,7 @@ def test_g18_a_step_whose_giving_broke_off_beside_a_publication_is_given_once(
         monkeypatch.setattr(failpoints, "_ours", failpoints.Failpoints("gateway.given@2:full"))
 
     async def work(run: Run) -> None:
-        async with Running(run.queue(said=Said(tmp_path, lambda: str))) as queue:
+        async with Running(run.queue(said=TranscriptWriter(tmp_path, lambda: str))) as queue:
             run.engines.clear()
             await queue.submit(run.request("k1", "a", "b"))
             await queue.submit(run.request("k2", "c", "d"))
@@ -157,7 +158,7 @@ def test_g18_a_step_whose_giving_broke_off_beside_a_publication_is_given_once(
 
 def test_c39_a_step_of_which_nothing_is_left_beside_a_publication_fails_in_its_turn(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
-        async with Running(run.queue(max_lag=0, said=Said(tmp_path, lambda: str))) as queue:
+        async with Running(run.queue(max_lag=0, said=TranscriptWriter(tmp_path, lambda: str))) as queue:
             run.engines.clear()
             await queue.submit(run.request("k1", "a", "b"))
             await queue.submit(run.request("k2", "c", "d"))

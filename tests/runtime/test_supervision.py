@@ -16,8 +16,8 @@ import pytest
 
 from runtime import health
 from runtime.health import TrainerHealth
-from runtime.shared import files, processes
-from runtime.shared.child_status import Machine
+from runtime.shared import files, process_table
+from runtime.shared.child_status import SupervisorStatus
 from runtime.supervision import ChildSpec, Restarts, Supervisor
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -161,7 +161,7 @@ def test_a_full_disk_costs_the_children_no_supervisor(
 def test_g23_a_supervisor_that_stands_still_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.shared.child_status.SILENT_SECONDS", 0.5)
     monkeypatch.setattr("runtime.supervision._BEAT_SECONDS", 0.1)
-    machine = Machine(tmp_path, 60.0)
+    machine = SupervisorStatus(tmp_path, 60.0)
     assert machine.silence() is None, "a gateway without a supervisor misses none"
 
     async def work(check: Scripted, said: Callable[[], dict[str, Any]]) -> None:
@@ -231,13 +231,13 @@ def test_g23_a_trainer_in_a_long_write_is_well_until_a_bound(
 
         try:
             files.write_json(said, {"state": "training"})
-            wait_until(lambda: processes.at_the_disk([writing.pid]))
+            wait_until(lambda: process_table.at_the_disk([writing.pid]))
             began = time.monotonic()
             wait_until(longer_than_still_seconds)
             monkeypatch.setattr(health, "DISK_SECONDS", 3 * health.STILL_SECONDS)
             assert "waits for its disk" in (wait_until(asked, 30) or "")
             os.close(os.open(fifo, os.O_RDONLY))  # the disk has taken it
-            wait_until(lambda: not processes.at_the_disk([writing.pid]))
+            wait_until(lambda: not process_table.at_the_disk([writing.pid]))
             assert "no sign of life" in (wait_until(lambda: _frozen(asked())) or "")
         finally:
             writing.kill()

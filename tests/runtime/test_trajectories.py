@@ -13,8 +13,8 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat.chat_completion import Choice
 
 from launcher.client import Session, StepFailed, Trajectory, TrajectoryGroup, gather_trajectory_groups
-from launcher.client.by_trajectories import TrainResult
 from launcher.client.trajectories.members import EMPTY, NO_REWARD, OTHERS, TWICE
+from launcher.client.trajectories.results import StepResult
 from tests.runtime.queue_run import QueueRun
 from tests.support.small_counts import FLAT
 from tests.support.small_run import TOKEN
@@ -68,7 +68,7 @@ def named(*trajectories: Trajectory) -> list[str]:
     ]
 
 
-def figures(result: TrainResult) -> tuple[int, int, dict[str, int]]:
+def figures(result: StepResult) -> tuple[int, int, dict[str, int]]:
     return result.trained, result.joined, result.dropped
 
 
@@ -93,7 +93,7 @@ def test_b10_a_result_may_be_awaited_and_a_loop_goes_on_beside_a_step(
     group = TrajectoryGroup([talk(client, 1.0), talk(client, 0.0)])
     run.held.set()
 
-    async def work() -> TrainResult:
+    async def work() -> StepResult:
         step = asyncio.create_task(session.train_async([group]))
         async with asyncio.timeout(60):
             while not (run.state / "steps" / "000001").exists():

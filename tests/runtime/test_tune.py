@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from runtime.recipes.tune import LeftOut
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import TrainConfig
 from runtime.trainer.command import RECIPES, trainer_command
 from runtime.trainer.settings import UpdateSettings

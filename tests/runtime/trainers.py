@@ -18,7 +18,7 @@ from typing import Any
 
 from runtime.shared.batch import Batch, step_folder, write_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import LoraConfig, TrainConfig
 from runtime.trainer.command import trainer_command
 from tests.runtime.trainer_fixtures import make_batch, random_samples, tiny_model

@@ -31,7 +31,7 @@ import httpx
 
 from runtime.engine import command, server
 from runtime.shared import processes
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.support.mutant_server import forget_our_modules, import_for_good
 
 _START_SECONDS = 240.0

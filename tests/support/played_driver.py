@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.fitness import _FIELDS
+from runtime.nvidia_smi import _FIELDS
 
 H100 = "NVIDIA H100 80GB HBM3, 580.95.05, 81559, 9.0, Disabled"
 A100_40 = "NVIDIA A100-SXM4-40GB, 580.95.05, 40960, 8.0, Disabled"

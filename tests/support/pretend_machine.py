@@ -20,7 +20,8 @@ from typing import Any
 
 from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
 from launcher.values.standing import Standing
-from runtime.shared.schema import RuntimeConfig, RuntimeStatus
+from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.statuses import RuntimeStatus
 
 KIND = "pretend"
 # Where a machine of that kind is found by its record, for `recorded._KINDS`.

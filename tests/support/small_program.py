@@ -20,7 +20,7 @@ from launcher.client.session import Session
 def ask(session: Session, **body: bool) -> str:
     """One completion; the text of its answer."""
     headers = {"content-type": "application/json"}
-    answer = session.wire.send("POST", "/v1/chat/completions", json.dumps(body).encode(), headers)
+    answer = session.connection.wire.send("POST", "/v1/chat/completions", json.dumps(body).encode(), headers)
     answer.raise_for_status()
     return answer.text
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
-from runtime.shared.schema import RestoreRequest, RuntimeConfig, StepRequest, Validation
+from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.schema import RestoreRequest, StepRequest, Validation
 from runtime.shared.train_kwargs import Run, TrainKwargs, read
 from tests.support.played_text import Matched
 from tests.support.small_counts import FLAT, counts_of

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from launcher.asking import earlier_run, preflight, shadowing
+from launcher.asking import earlier_run, ports, shadowing
 from launcher.asking.setting_sources import load
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.door.relay import Relay
-from launcher.ledger.endpoint import ARBORS_PLACE, DEFAULT_PORT, Endpoint, keep_token, wanted_port
+from launcher.ledger.endpoint import ARBORS_PLACE, DEFAULT_PORT, LocalEndpoint, keep_token, wanted_port
 from launcher.ledger.records import RecordStore
 from launcher.values.settings import Settings
 from tests.support import canaries
@@ -104,15 +104,15 @@ def test_a02_a_taken_port_is_refused_by_whose_it_is_and_with_what_the_program_mu
             Relay(tmp_path / "none.sock", port, token=TOKEN, keyless_by="--arbor").start()
         assert late.value.hint == f"launch {other}"
         with pytest.raises(PreflightError, match="is taken") as plain:
-            preflight.check_port(port, home)
+            ports.check_port(port, home)
         assert "--arbor" not in str(plain.value.hint)
 
 
 # ------------------------------------------------------------------ the program's path
 
 
-def endpoint(tmp_path: Path, arbor: bool) -> Endpoint:
-    return Endpoint("http://127.0.0.1:7453", TOKEN, "slip-1", tmp_path, 180.0, arbor=arbor)
+def endpoint(tmp_path: Path, arbor: bool) -> LocalEndpoint:
+    return LocalEndpoint("http://127.0.0.1:7453", TOKEN, "slip-1", tmp_path, 180.0, arbor=arbor)
 
 
 def test_a02_our_folder_is_first_on_the_programs_path_and_the_users_stays_behind_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_kwargs import TABLES, Run, TrainKwargsRead, read
 
 # `LocalBackend.train` of openpipe-art 0.5.18, in its order: each by a value that is not its default, and what

@@ -20,7 +20,7 @@ from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.door import relay_rules
 from launcher.door.relay import Relay
-from launcher.ledger.endpoint import Endpoint, keep_token, keyless_by, wanted_port
+from launcher.ledger.endpoint import LocalEndpoint, keep_token, keyless_by, wanted_port
 from launcher.ledger.records import RecordStore
 from launcher.values.settings import Settings
 from tests.support.environment import PROGRAMS, runtime_environ
@@ -75,7 +75,7 @@ def test_b08_art_is_an_option_that_config_shows_and_a_resumed_run_keeps(
     keep_token(store.folder(record.id), TOKEN)
     here = {"state": "work", "url": "http://127.0.0.1:7453", "details": {"art": True}}
     store.update(record.id, **here)
-    found = Endpoint.of(store.load("dev"), store)
+    found = LocalEndpoint.of(store.load("dev"), store)
     assert found.art and not found.arbor
     assert "PYTHONPATH" not in found.environ({}), "a program of ART's has its own client"
 

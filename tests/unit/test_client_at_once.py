@@ -8,7 +8,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM
-from launcher.client.dspy.rollouts import MOST_AT_ONCE, MOST_WITH_PLACES, Limits
+from launcher.client.dspy.rollouts import MOST_AT_ONCE, MOST_WITH_PLACES, RolloutLimits
 from launcher.client.dspy.training import Training
 from tests.support.pretend_rollouts import data, metric, optimizer, plain, train
 from tests.support.small_run import SmallRun
@@ -19,18 +19,22 @@ SAID = "rollouts at once, as the engines have places for so many"
 @pytest.mark.parametrize(
     ("limits", "runs", "of_a_step", "at_once"),
     [
-        pytest.param(Limits(), 1000, 0, MOST_AT_ONCE, id="nobody says how many places"),
-        pytest.param(Limits(), 1000, 400, MOST_AT_ONCE, id="nor of a large step"),
-        pytest.param(Limits(places=100), 1000, 400, 100, id="no more than places"),
-        pytest.param(Limits(places=1000), 300, 0, MOST_WITH_PLACES, id="a validation's, of many places"),
-        pytest.param(Limits(places=1000), 1000, 400, 400, id="all of a step's own"),
-        pytest.param(Limits(places=1000), 1000, 12, MOST_WITH_PLACES, id="and those of later steps"),
-        pytest.param(Limits(places=1000), 7, 400, 7, id="no more than there are"),
-        pytest.param(Limits(threads=3, places=1000), 300, 400, 3, id="as many as are asked for"),
-        pytest.param(Limits(threads=500, places=8), 300, 12, 500, id="beyond the places too"),
+        pytest.param(RolloutLimits(), 1000, 0, MOST_AT_ONCE, id="nobody says how many places"),
+        pytest.param(RolloutLimits(), 1000, 400, MOST_AT_ONCE, id="nor of a large step"),
+        pytest.param(RolloutLimits(places=100), 1000, 400, 100, id="no more than places"),
+        pytest.param(
+            RolloutLimits(places=1000), 300, 0, MOST_WITH_PLACES, id="a validation's, of many places"
+        ),
+        pytest.param(RolloutLimits(places=1000), 1000, 400, 400, id="all of a step's own"),
+        pytest.param(RolloutLimits(places=1000), 1000, 12, MOST_WITH_PLACES, id="and those of later steps"),
+        pytest.param(RolloutLimits(places=1000), 7, 400, 7, id="no more than there are"),
+        pytest.param(RolloutLimits(threads=3, places=1000), 300, 400, 3, id="as many as are asked for"),
+        pytest.param(RolloutLimits(threads=500, places=8), 300, 12, 500, id="beyond the places too"),
     ],
 )
-def test_so_many_runs_are_under_way_at_once(limits: Limits, runs: int, of_a_step: int, at_once: int) -> None:
+def test_so_many_runs_are_under_way_at_once(
+    limits: RolloutLimits, runs: int, of_a_step: int, at_once: int
+) -> None:
     assert limits.at_once(runs, of_a_step) == at_once
 
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from launcher.client import bodies, group
-from runtime.shared import schema
+from runtime.shared import schema, statuses
 from tests.support.environment import PROGRAMS
 from tests.support.small_run import SmallRun
 
@@ -56,7 +56,7 @@ def test_what_is_sent_has_the_runtimes_very_form(name: str) -> None:
 @pytest.mark.parametrize("name", READ)
 def test_what_is_read_is_a_part_of_what_the_runtime_answers(name: str) -> None:
     """Keys are only ever added there."""
-    ours, theirs = form(getattr(bodies, name)), form(getattr(schema, name))
+    ours, theirs = form(getattr(bodies, name)), form(getattr(statuses, name))
     for field, its_form in ours["properties"].items():
         assert its_form == theirs["properties"][field]
     assert set(ours.get("required", ())) <= set(theirs.get("required", ()))

@@ -15,7 +15,7 @@ from dspy.streaming import StreamListener, StreamResponse
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed, evaluate
 from launcher.client.dspy import standing_in
-from launcher.client.dspy.rollouts import MOST_AT_ONCE, Limits
+from launcher.client.dspy.rollouts import MOST_AT_ONCE, RolloutLimits
 from tests.support import abuses as a
 from tests.support.small_run import CUT_OFF, Asked, SmallRun, answering
 
@@ -213,5 +213,5 @@ def test_all_rollouts_of_a_step_and_of_an_evaluation_are_under_way_at_once(run: 
 
 
 def test_a_large_step_is_bounded_and_a_number_that_is_asked_for_is_kept() -> None:
-    assert Limits().at_once(10_000) == MOST_AT_ONCE
-    assert Limits(threads=200).at_once(10_000) == 200
+    assert RolloutLimits().at_once(10_000) == MOST_AT_ONCE
+    assert RolloutLimits(threads=200).at_once(10_000) == 200

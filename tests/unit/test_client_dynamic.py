@@ -12,10 +12,11 @@ import pytest
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed
 from launcher.client.bodies import Group, Member
+from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_rollout import Answered, ProgramRollout
 from launcher.client.dspy.rolling import flat_examples
-from launcher.client.dspy.rollouts import Finished, Run
+from launcher.client.dspy.rollouts import Finished, ProgramRun
 from launcher.client.dspy.sampler import EpochSampler
-from launcher.client.dspy.tagging import Answered, Predictors, Rollout
 from tests.support.lives import begin_life
 from tests.support.small_counts import FLAT
 from tests.support.small_run import CUT_OFF, Asked, SmallRun
@@ -196,10 +197,10 @@ def test_a22_others_come_before_any_again_and_more_begin_with_fewer() -> None:
 
 def a_run(index: int, number: int, cut_off: bool) -> Finished:
     predictors = Predictors(dspy.Predict("english -> french"))
-    rollout = Rollout(f"r{index}-{number}", predictors)
+    rollout = ProgramRollout(f"r{index}-{number}", predictors)
     call = rollout.next_call("self")
     rollout.note_answer(call, Answered(version=1, empty=False, cut_off=cut_off, tokens=1, repeated=0.0))
-    return Finished(Run(dspy.Example(), index, rollout), "scored")
+    return Finished(ProgramRun(dspy.Example(), index, rollout), "scored")
 
 
 def test_a22_an_answer_that_the_trainer_leaves_out_makes_no_variance() -> None:

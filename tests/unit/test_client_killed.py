@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from launcher.ledger.endpoint import Endpoint
+from launcher.ledger.endpoint import LocalEndpoint
 from launcher.results import compile_records
 from launcher.results.journals import lines
 from runtime.shared.schema import StepRequest
@@ -86,7 +86,7 @@ def run() -> Iterator[StruckRun]:
 
 def live(run: StruckRun, folder: Path, events: int) -> int:
     """One life of the program, killed after so many events; its exit code."""
-    door = Endpoint(run.base_url.removesuffix("/v1"), TOKEN, RUN, folder, 20.0)
+    door = LocalEndpoint(run.base_url.removesuffix("/v1"), TOKEN, RUN, folder, 20.0)
     run.left = events
     with (folder / "said.log").open("ab") as said:
         run.victim = subprocess.Popen(

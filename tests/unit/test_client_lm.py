@@ -15,8 +15,8 @@ import pytest
 from dspy.utils.exceptions import LMAuthError, LMInvalidRequestError, LMServerError, LMTransportError
 
 from launcher.client import PolicyLM, Session, connect, rollout
+from launcher.client.dspy.predictors import OTHER
 from launcher.client.dspy.programs import strict_adapter
-from launcher.client.dspy.tagging import OTHER
 from launcher.client.wire import Patience
 from tests.support.small_run import TOKEN, Asked, SmallRun, answering
 

@@ -11,7 +11,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, TrainingFailed
-from launcher.client.dspy.training_place import PROGRAM_VARIABLE, Place, Validated, Work, digest_of
+from launcher.client.dspy.training_place import PROGRAM_VARIABLE, OptimizerWork, Place, Validated, digest_of
 from launcher.ledger import endpoint
 from tests.support import abuses as a
 from tests.support.lives import RUN, be_another_process, begin_life
@@ -255,9 +255,9 @@ def test_g21_after_an_alarm_stopped_it_a_restarted_program_has_not_finished(
 # ----------------------------------------------------------------- what it is made of
 
 
-def work(**changes: Any) -> Work:
+def work(**changes: Any) -> OptimizerWork:
     fields: dict[str, Any] = {"program": "p.py", "metric": "m", "predictors": ("self",), "examples": 4}
-    return Work(**{**fields, "seed": 0, "examples_per_step": 2, "rollouts": 4, **changes})
+    return OptimizerWork(**{**fields, "seed": 0, "examples_per_step": 2, "rollouts": 4, **changes})
 
 
 def test_a_place_fits_its_step_however_long_it_lasts_and_however_much_is_held_out() -> None:
@@ -276,7 +276,7 @@ def test_g21_killed_while_its_first_step_trains_a_life_is_told_from_the_next(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Both are resumed after step 1: the step that the killed one has sent is committed in the next."""
-    door = endpoint.Endpoint("http://127.0.0.1:1", "token", RUN, tmp_path, 180.0)
+    door = endpoint.LocalEndpoint("http://127.0.0.1:1", "token", RUN, tmp_path, 180.0)
     begin_life(monkeypatch)
     train(1)
     for steps in (2, 3):
@@ -302,7 +302,7 @@ def test_a_validation_set_has_one_name_in_every_process(tmp_path: Path) -> None:
 
 def test_only_the_program_that_launch_starts_is_given_its_life(tmp_path: Path) -> None:
     assert endpoint.PROGRAM_VARIABLE == PROGRAM_VARIABLE
-    door = endpoint.Endpoint("http://127.0.0.1:1", "token", RUN, tmp_path, 180.0)
+    door = endpoint.LocalEndpoint("http://127.0.0.1:1", "token", RUN, tmp_path, 180.0)
     lives = [door.environ({}, step)[PROGRAM_VARIABLE] for step in (0, 12, 12)]
     assert [it.rpartition(".")[0] for it in lives] == [f"{RUN}@0", f"{RUN}@12", f"{RUN}@12"]
     assert PROGRAM_VARIABLE not in door.exports()

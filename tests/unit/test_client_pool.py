@@ -15,10 +15,11 @@ import pytest
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.pool import Bounds, Pool, Taken
-from launcher.client.dspy.rollouts import Finished, Run
-from launcher.client.dspy.tagging import Answered, Predictors, Rollout
+from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_rollout import Answered, ProgramRollout
+from launcher.client.dspy.rollouts import Finished, ProgramRun
 from launcher.client.dspy.tickets import Ended, Ticket
-from launcher.client.dspy.workers import Beside, Job, Workers
+from launcher.client.dspy.workers import Beside, Workers, WorkerTask
 
 E, K = 2, 2
 PREDICTOR = "self"
@@ -48,10 +49,10 @@ class Played:
 
     def ticket(self, key: Key) -> Ticket:
         self.begun.append(key)
-        rollouts = [Rollout(f"{key}-{member}", Predictors()) for member in range(K)]
-        runs = [Run(dspy.Example(), key[1], it) for it in rollouts]
+        rollouts = [ProgramRollout(f"{key}-{member}", Predictors()) for member in range(K)]
+        runs = [ProgramRun(dspy.Example(), key[1], it) for it in rollouts]
         self.ends[key] = ends = [Future[None]() for _ in runs]
-        jobs = [Job(partial(_ended, run, end), key) for run, end in zip(runs, ends, strict=True)]
+        jobs = [WorkerTask(partial(_ended, run, end), key) for run, end in zip(runs, ends, strict=True)]
         self.tickets[key] = Watched(key, runs, jobs, partial(self._judged, key), frozenset({PREDICTOR}))
         return self.tickets[key]
 
@@ -98,7 +99,7 @@ class Played:
         return keys_of(self.pool.take(done, newest))
 
 
-def _ended(run: Run, end: Future[None]) -> Finished:
+def _ended(run: ProgramRun, end: Future[None]) -> Finished:
     end.result(PATIENCE)
     return Finished(run, "scored")
 

@@ -19,10 +19,11 @@ import pytest
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.outstanding import Key
 from launcher.client.dspy.pool import Bounds, Pool, Taken
-from launcher.client.dspy.rollouts import Finished, Run
-from launcher.client.dspy.tagging import Answered, Predictors, Rollout
+from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_rollout import Answered, ProgramRollout
+from launcher.client.dspy.rollouts import Finished, ProgramRun
 from launcher.client.dspy.tickets import Ended, Ticket
-from launcher.client.dspy.workers import Job, Workers
+from launcher.client.dspy.workers import Workers, WorkerTask
 
 E, K, STEPS = 4, 3, 40
 PREDICTOR = "self"
@@ -33,14 +34,14 @@ RUN_SECONDS, STRAGGLER_SECONDS, TRAINING_SECONDS = 1.0, 30.0, 2.0
 class Played(Workers[Finished]):
     """Every job is under way at once, and its seconds pass when somebody waits."""
 
-    def __init__(self, seconds_of: Callable[[Job[Finished]], float]) -> None:
+    def __init__(self, seconds_of: Callable[[WorkerTask[Finished]], float]) -> None:
         super().__init__(1, 1.0)
         self.now = 0.0
         self._seconds_of = seconds_of
         self._order = itertools.count()
-        self._ends: list[tuple[float, int, Job[Finished]]] = []
+        self._ends: list[tuple[float, int, WorkerTask[Finished]]] = []
 
-    def add(self, jobs: Sequence[Job[Finished]]) -> None:
+    def add(self, jobs: Sequence[WorkerTask[Finished]]) -> None:
         for job in jobs:
             job.began = self.now
             heapq.heappush(self._ends, (self.now + self._seconds_of(job), next(self._order), job))
@@ -55,7 +56,7 @@ class Played(Workers[Finished]):
             self._next()
         self.now = until
 
-    def let_go(self, jobs: Collection[Job[Finished]]) -> None:
+    def let_go(self, jobs: Collection[WorkerTask[Finished]]) -> None:
         self._ends = [it for it in self._ends if it[2] not in jobs]
         heapq.heapify(self._ends)
 
@@ -96,19 +97,21 @@ class Trained:
         answered = [it.run.rollout.versions_of({PREDICTOR}) for it in _finished(taken.tickets)]
         self.ages.append(Counter(self.version - version for it in answered for version in it))
 
-    def _seconds_of(self, job: Job[Finished]) -> float:
+    def _seconds_of(self, job: WorkerTask[Finished]) -> float:
         step, index, member = job.order
         return STRAGGLER_SECONDS if self.slow[step, index][member] else RUN_SECONDS
 
     def _ticket(self, key: Key) -> Ticket:
-        rollouts = [Rollout(f"{key}-{member}", Predictors()) for member in range(self.per_example)]
-        runs = [Run(dspy.Example(), key[1], it) for it in rollouts]
-        jobs = [Job(self._answering(run, self.version), (*key, member)) for member, run in enumerate(runs)]
+        rollouts = [ProgramRollout(f"{key}-{member}", Predictors()) for member in range(self.per_example)]
+        runs = [ProgramRun(dspy.Example(), key[1], it) for it in rollouts]
+        jobs = [
+            WorkerTask(self._answering(run, self.version), (*key, member)) for member, run in enumerate(runs)
+        ]
         self.slow[key] = [self.straggles() for _ in runs]
         ticket = Ticket(key, runs, jobs, lambda: _judged(ticket), frozenset({PREDICTOR}))
         return ticket
 
-    def _answering(self, run: Run, version: int) -> Callable[[], Finished]:
+    def _answering(self, run: ProgramRun, version: int) -> Callable[[], Finished]:
         """What was served when the run began answers it, however long that takes."""
 
         def do() -> Finished:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.client.dspy.workers import Job, Late, Workers
+from launcher.client.dspy.workers import Late, Workers, WorkerTask
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def work_off(
 ) -> list[Any | Late]:
     """The results of these jobs, of workers of their own."""
     workers = Workers[Any](min(threads, len(jobs)), seconds, hopeless)
-    made = [Job(do, (index,), partial(left_behind, index)) for index, do in enumerate(jobs)]
+    made = [WorkerTask(do, (index,), partial(left_behind, index)) for index, do in enumerate(jobs)]
     return workers.all_of(made)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking import preflight
+from launcher.asking import preflight, remote_tools
 from launcher.base import disk
 from launcher.base.home import Home
 from launcher.cli import doctor
@@ -123,7 +123,7 @@ def test_g31_there_are_two_verdicts_and_on_a_mac_the_rented_one_decides(
     ]  # fmt: skip
     found = json.loads(typed("doctor", "--json").stdout)
     assert (found["ready"], found["ready_rented"]) == (False, True)
-    monkeypatch.setattr(preflight, "missing_tools", lambda *tools: ["rsync"])
+    monkeypatch.setattr(remote_tools, "missing_tools", lambda *tools: ["rsync"])
     done = typed("doctor")
     assert done.returncode == 3
     assert "rented machines cannot work yet: rsync is not installed" in done.stdout

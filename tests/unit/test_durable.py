@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import NotPulled, PreflightError
-from launcher.results import checkpoints, durable, home_copy
+from launcher.results import checkpoints, durable, home_copy, whole_checkpoints
 from launcher.results.background_copy import BackgroundCopy
 from launcher.values.machine import Stopped, never
 from launcher.values.standing import BOUND_STEPS, Standing
@@ -59,7 +59,7 @@ def test_the_newest_and_the_pinned_checkpoints_become_durable_with_every_file(
             if path.is_file():
                 home = results / "durable" / path.relative_to(state_dir / "checkpoints")
                 assert home.read_bytes() == path.read_bytes()
-    assert checkpoints.newest_whole(results / "durable") == "step-000004"
+    assert whole_checkpoints.newest_whole(results / "durable") == "step-000004"
 
 
 def test_a_local_run_has_its_durable_bytes_once_on_the_disk(state_dir: Path, results: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_local_run_has_its_durable_bytes_once_on_the_disk(state_dir: Path, res
 
     assert (folder / "optimizer.safetensors").stat().st_nlink == 2
     shutil.rmtree(state_dir)
-    assert checkpoints.newest_whole(results / "durable") == "step-000001"
+    assert whole_checkpoints.newest_whole(results / "durable") == "step-000001"
 
 
 def test_where_the_disk_has_no_links_it_is_a_copy(
@@ -82,7 +82,7 @@ def test_where_the_disk_has_no_links_it_is_a_copy(
     home_copy.secure(state_dir, results)
 
     assert (folder / "optimizer.safetensors").stat().st_nlink == 1
-    assert checkpoints.newest_whole(results / "durable") == "step-000001"
+    assert whole_checkpoints.newest_whole(results / "durable") == "step-000001"
 
 
 def test_a_new_step_takes_the_place_of_the_one_before(state_dir: Path, results: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_kill_at_any_instant_of_securing_leaves_a_whole_checkpoint(tmp_path: P
         process.kill()
         process.wait()
         process.stdout.close()
-        newest = checkpoints.newest_whole(results / "durable")
-        committed = checkpoints.newest_whole(state_dir / "checkpoints")
+        newest = whole_checkpoints.newest_whole(results / "durable")
+        committed = whole_checkpoints.newest_whole(state_dir / "checkpoints")
         assert newest is not None and committed is not None
         assert checkpoints.step_of(committed) - checkpoints.step_of(newest) <= BOUND_STEPS
         step = checkpoints.step_of(committed) + 1
@@ -200,7 +200,7 @@ def test_a_new_machine_begins_at_the_durable_step_and_knows_that_it_was_rewound(
     assert sorted(path.name for path in fresh.iterdir()) == ["checkpoints", "metrics.jsonl", "rewound.json"]
     assert checkpoints.names(fresh / "checkpoints") == ["step-000003", "step-000001"]
     assert checkpoints.pinned(fresh / "checkpoints") == {"step-000001"}
-    assert checkpoints.newest_whole(fresh / "checkpoints") == "step-000003"
+    assert whole_checkpoints.newest_whole(fresh / "checkpoints") == "step-000003"
     weights = fresh / "checkpoints" / "step-000003" / "optimizer.safetensors"
     assert weights.stat().st_nlink == 1, "what is at home must not change with it"
 
@@ -341,7 +341,7 @@ class _Disk(PretendMachine):
         return home_copy.Securing(self.folder)
 
     def committed(self) -> int | None:
-        newest = checkpoints.newest_whole(self.folder / "checkpoints")
+        newest = whole_checkpoints.newest_whole(self.folder / "checkpoints")
         return None if newest is None else checkpoints.step_of(newest)
 
     def secure(self, into: Path, stopped: Stopped = never) -> Standing:

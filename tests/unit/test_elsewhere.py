@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import place, processes
+from launcher.base import place, running
 from launcher.base.home import Home
 from launcher.base.place import Place
 from launcher.base.processes import ProcessId
@@ -57,11 +57,11 @@ def local_run(home: Path) -> Iterator[str]:
     )
     assert process.stdout is not None
     run_id: str = json.loads(process.stdout.readline())["run_id"]
-    wait_until(lambda: len(processes.carrying(RUN_VARIABLE, run_id)) == 5, what="all of it runs")
+    wait_until(lambda: len(running.carrying(RUN_VARIABLE, run_id)) == 5, what="all of it runs")
     yield run_id
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not processes.carrying(RUN_VARIABLE, run_id), what="its container is gone")
+    wait_until(lambda: not running.carrying(RUN_VARIABLE, run_id), what="its container is gone")
 
 
 def rented(store: RecordStore, there: Path) -> RunRecord:
@@ -102,7 +102,7 @@ def test_p01_a_live_local_run_of_another_place_is_left_alone(
     lines += [["--resume", "watched", "--", "true"], ["--name", "watched", "--", "true"], ["down", "watched"]]
     gc, table, status, doctor, resume, attach, down = typed_from(where, home, *lines)
 
-    assert len(processes.carrying(RUN_VARIABLE, local_run)) == 5, "its processes live"
+    assert len(running.carrying(RUN_VARIABLE, local_run)) == 5, "its processes live"
     record = store.load(local_run)
     assert record.live and record.proof is None
     lives = f"lives on {where}"
@@ -218,9 +218,9 @@ def test_p01_a_containers_own_home_is_not_taken_for_ours_by_its_path(
     words = ["env", f"{RUN_VARIABLE}=slip-01234567", f"PYTHONPATH={code}", "sleep", "600"]
     process = containers.start(containers.container(*words), start_new_session=True)
     try:
-        wait_until(lambda: bool(processes.carrying(RUN_VARIABLE, "slip-01234567")), what="it runs")
+        wait_until(lambda: bool(running.carrying(RUN_VARIABLE, "slip-01234567")), what="it runs")
         assert Typed(tmp_path / "project", home)("gc", "--yes").returncode == 0
-        assert processes.carrying(RUN_VARIABLE, "slip-01234567"), "it is the container's own run's"
+        assert running.carrying(RUN_VARIABLE, "slip-01234567"), "it is the container's own run's"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -21,7 +21,7 @@ from launcher.machines.over_ssh.cloud_results import CloudResults
 from launcher.machines.over_ssh.copy_rate import CopyRate
 from launcher.machines.over_ssh.fetching import Fetching
 from launcher.machines.over_ssh.remote_folder import SSH_BY_FILE, RemoteFolder
-from launcher.results import checkpoints, durable
+from launcher.results import checkpoints, durable, whole_checkpoints
 from launcher.results.checkpoints import Best
 from launcher.values.machine import never, silent
 from tests.support.committed import commit, name_best, pin
@@ -78,11 +78,11 @@ def test_g20_where_the_newest_is_not_whole_the_one_before_comes_as_well(
     (there / "checkpoints" / "step-000003" / "optimizer.safetensors").write_bytes(b"cut")
     Fetching(remote).bring()
     assert checkpoints.names(remote.here / "checkpoints") == ["step-000003", "step-000002"]
-    assert checkpoints.newest_whole(remote.here / "checkpoints") == "step-000002"
+    assert whole_checkpoints.newest_whole(remote.here / "checkpoints") == "step-000002"
     shutil.rmtree(there / "checkpoints" / "step-000002")
     shutil.rmtree(there / "checkpoints" / "step-000001")
     Fetching(remote).bring()
-    assert checkpoints.newest_whole(remote.here / "checkpoints") is None
+    assert whole_checkpoints.newest_whole(remote.here / "checkpoints") is None
 
 
 def test_g20_a_step_that_was_taken_again_replaces_its_namesake_of_the_same_size(
@@ -118,7 +118,7 @@ def test_g22_a_checkpoint_that_is_removed_while_it_is_copied_comes_home_whole(
     monkeypatch.setattr(fetching, "_AT_ONCE_BYTES", 0)
     folder = commit(there, 1)
     Fetching(remote, weights_home=lambda: shutil.rmtree(folder)).bring()
-    assert checkpoints.newest_whole(remote.here / "checkpoints") == "step-000001"
+    assert whole_checkpoints.newest_whole(remote.here / "checkpoints") == "step-000001"
 
 
 def test_g22_what_was_said_and_which_is_best_come_with_each_step_and_logs_now_and_then(

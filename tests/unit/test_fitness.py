@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.machines.over_ssh import machine_scripts
-from runtime import bootstrap, fitness
+from runtime import bootstrap, fitness, nvidia_smi
 from runtime.fitness import Needs
 from tests.support.played_driver import A100_40, H100, Driver
 
@@ -117,13 +117,15 @@ def test_a_driver_that_is_not_there_or_in_trouble_is_said_in_its_own_words(machi
 
 
 def test_what_was_planned_of_a_gpu_is_what_is_looked_for_on_it() -> None:
-    gpu = fitness.Gpu("NVIDIA H100 80GB HBM3", "580.95.05", 81559 * 2**20, 9.0, split_up=False, uuid="GPU-0")
+    gpu = nvidia_smi.Gpu(
+        "NVIDIA H100 80GB HBM3", "580.95.05", 81559 * 2**20, 9.0, split_up=False, uuid="GPU-0"
+    )
     fitness.check_weights(gpu, Needs("cuda", "H100:1", model_bytes=60 * 10**9, gpu_bytes=70 * 2**30))
 
 
 def test_each_engine_and_training_process_has_its_memory() -> None:
     fitness.check_memory(12 * 10**9, FOUR)
-    with pytest.raises(fitness.UnfitError) as unfit:
+    with pytest.raises(nvidia_smi.HostError) as unfit:
         fitness.check_memory(12 * 10**9 - 1, FOUR)
     assert str(unfit.value) == "the memory is too small: 12.0 GB are free, 4 processes need 12.0 GB"
     assert fitness.memory_bytes() < 10**15
@@ -133,11 +135,11 @@ SMALL = """
 mount -t tmpfs -o size="$2" none "$1" && exec "$3" -c '
 import sys
 from pathlib import Path
-from runtime import fitness
+from runtime import fitness, nvidia_smi
 needs = fitness.Needs("cuda", "H100:4", train_gpus=int(sys.argv[2]))
 try:
     print(fitness.check_shared_memory(needs, Path(sys.argv[1])))
-except fitness.UnfitError as unfit:
+except nvidia_smi.HostError as unfit:
     print(unfit)
 ' "$1" "$4"
 """
@@ -177,11 +179,11 @@ def test_shared_memory_that_is_full_or_not_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several = replace(FOUR, train_gpus=2)
-    with pytest.raises(fitness.UnfitError, match=r"0\.0 GB of its 0\.0 GB are free"):
+    with pytest.raises(nvidia_smi.HostError, match=r"0\.0 GB of its 0\.0 GB are free"):
         fitness.check_shared_memory(several, tmp_path / "shm")
     full = os.statvfs_result((4096, 4096, 2**22, 5000, 5000, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda folder: full)
-    with pytest.raises(fitness.UnfitError, match=r"0\.0 GB of its 17\.2 GB are free, 2 training processes"):
+    with pytest.raises(nvidia_smi.HostError, match=r"0\.0 GB of its 17\.2 GB are free, 2 training processes"):
         fitness.check_shared_memory(several)
     assert fitness.check_shared_memory(FOUR) == "0.0 GB of /dev/shm free"
 
@@ -189,11 +191,11 @@ def test_shared_memory_that_is_full_or_not_there_is_none(
 def test_kernels_need_a_compiler_and_pythons_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(fitness.UnfitError, match="no C compiler is there"):
+    with pytest.raises(nvidia_smi.HostError, match="no C compiler is there"):
         fitness.check_compiler()
     monkeypatch.setenv("CC", "/opt/cc")
     monkeypatch.setattr(fitness, "HEADERS", tmp_path)
-    with pytest.raises(fitness.UnfitError, match=f"are not in {tmp_path}: python3-dev"):
+    with pytest.raises(nvidia_smi.HostError, match=f"are not in {tmp_path}: python3-dev"):
         fitness.check_compiler()
     (tmp_path / "Python.h").touch()
     fitness.check_compiler()
@@ -216,7 +218,7 @@ def test_a_python_without_headers_is_left_for_one_of_uvs(machine: Machine) -> No
 
 def test_the_disk_must_hold_the_environment_where_it_is_not_built(tmp_path: Path) -> None:
     enormous = Needs("cuda", "H100:4", model_bytes=10**15)
-    with pytest.raises(fitness.UnfitError) as unfit:
+    with pytest.raises(nvidia_smi.HostError) as unfit:
         fitness.check_disk(tmp_path, enormous)
     needed = (10**15 + 2 * 10**9 + bootstrap.NEEDED_BYTES["cuda"]) / 1e9
     assert f"the runtime's environment needs {needed:.1f} GB, 1000000.0 GB of that the model" in str(
@@ -251,7 +253,7 @@ def test_the_disk_must_hold_the_environment_where_it_is_not_built(tmp_path: Path
     ],
 )
 def test_a_type_is_known_by_the_drivers_name_for_it(name: str, rented: str, same: bool) -> None:
-    assert fitness.is_of_type(name, rented) is same
+    assert nvidia_smi.is_of_type(name, rented) is same
 
 
 def test_the_cuda_that_is_pinned_is_one_whose_driver_is_known() -> None:

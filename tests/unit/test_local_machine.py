@@ -20,7 +20,7 @@ from launcher.base.home import Home
 from launcher.ledger.records import RUN_VARIABLE, RecordStore
 from launcher.machines.local import LocalMachine
 from launcher.machines.machine_of_record import NoMachine, from_record
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 

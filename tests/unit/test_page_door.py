@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from launcher.base.home import Home
-from launcher.door.page_keys import COOKIE, LINK_SECONDS, Keys
+from launcher.door.page_keys import COOKIE, LINK_SECONDS, PageKeys
 from launcher.door.relay import Relay
 from launcher.ledger.records import RecordStore
 from launcher.page import page_files
@@ -106,7 +106,7 @@ def test_a_look_ahead_does_not_use_the_link_up(door: Door) -> None:
 
 def test_a_link_is_good_for_minutes() -> None:
     now = 0.0
-    keys = Keys(lambda: now)
+    keys = PageKeys(lambda: now)
     early, late = keys.new_link(), keys.new_link()
     now = LINK_SECONDS - 1
     assert keys.use(early)

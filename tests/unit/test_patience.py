@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from launcher.base import patience
-from launcher.client import session, wire
+from launcher.client import wire
+from launcher.client.connection import Connection
 from launcher.client.failures import EndpointLost, NotConnected
+from launcher.client.steps import TrainingSteps
 from launcher.client.wire import AsyncWire, Endpoint, Patience, Wire
 from launcher.door.relay import Relay
 from launcher.ledger.lease import Lease
@@ -55,7 +57,7 @@ def test_g17_a_client_waits_longer_than_the_door_may_take_to_answer(
     assert client.away_seconds >= door
     # Before rewards the door says which answers arrived; then it asks, and the runtime samples.
     assert client.answer_seconds >= door + door + engine_client._COMPLETION_SECONDS
-    waiting = session.Session(Endpoint("http://127.0.0.1:1", "token"), client)
+    waiting = TrainingSteps(Connection(Endpoint("http://127.0.0.1:1", "token"), client))
     assert waiting._bound(None) > door, "a step may meet a link that is away"
     assert waiting._bound(0.0) == 0.0
 
@@ -134,4 +136,5 @@ async def _asked_from_a_loop(endpoint: Endpoint) -> None:
 
 def test_a_program_takes_the_patience_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, patience.VARIABLE, "240")
-    assert session.Session(Endpoint("http://127.0.0.1:1", "token")).wire.patience.away_seconds == 240.0
+    taken = Connection(Endpoint("http://127.0.0.1:1", "token")).wire.patience
+    assert taken.away_seconds == 240.0

@@ -16,7 +16,7 @@ from launcher.ledger.records import RecordStore, RunRecord
 from launcher.results import report_data, report_page
 from launcher.results.report_data import RunData, Step
 from launcher.screen import charts
-from launcher.screen.charts import Chart, Line, Point, shown, ticks
+from launcher.screen.charts import Chart, ChartLine, Point, shown, ticks
 from tests.support.typed import Typed
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -385,6 +385,6 @@ def test_b18_an_axis_has_round_numbers_and_takes_in_its_ends(low: float, high: f
 
 
 def test_b18_one_point_alone_is_drawn() -> None:
-    picture = charts.page([Chart("one", [Line("a", [Point(3, 0.5, 0.1)], "marks")])], "title")
+    picture = charts.page([Chart("one", [ChartLine("a", [Point(3, 0.5, 0.1)], "marks")])], "title")
     assert "step 3: 0.5 ±0.1" in picture
     ElementTree.fromstring(picture)

@@ -18,7 +18,7 @@ from launcher.base.log import Redactor
 from launcher.ledger.endpoint import keep_token
 from launcher.ledger.records import RecordStore
 from runtime.__main__ import children
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.support.canaries import in_files, spellings
 from tests.support.typed import Typed
 

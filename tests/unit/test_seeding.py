@@ -23,7 +23,7 @@ from launcher.base.log import close_log
 from launcher.ledger.records import RecordStore
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.over_ssh import timer_setback
-from launcher.results import checkpoints, durable, home_copy
+from launcher.results import checkpoints, durable, home_copy, whole_checkpoints
 from launcher.run.request import Request
 from launcher.run.run import Run
 from launcher.run.taking_up import Resumed
@@ -159,7 +159,7 @@ def test_p02_an_upload_whose_connection_breaks_goes_on(new: NewMachine, tmp_path
             cut.append(OwnSshd.cut(os.getpid()))
 
     assert new.machine.seed(new.results, progress) == 2
-    assert any(cut) and checkpoints.newest_whole_step(new.state_dir / "checkpoints") == 2
+    assert any(cut) and whole_checkpoints.newest_whole_step(new.state_dir / "checkpoints") == 2
 
 
 def test_p02_what_was_broken_off_leaves_nothing_to_resume_from(new: NewMachine, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_p02_what_was_broken_off_leaves_nothing_to_resume_from(new: NewMachine, 
         new.machine.seed(new.results, leave)
     assert not (new.state_dir / "checkpoints").exists() and not (new.state_dir / "rewound.json").exists()
     new.machine.seed(new.results)
-    assert checkpoints.newest_whole_step(new.state_dir / "checkpoints") == 3
+    assert whole_checkpoints.newest_whole_step(new.state_dir / "checkpoints") == 3
 
 
 def test_p02_an_adapter_that_a_run_starts_from_is_sent_as_well(new: NewMachine, tmp_path: Path) -> None:

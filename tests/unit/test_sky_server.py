@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import processes
+from launcher.base import running
 from launcher.base.errors import LaunchError, PreflightError
 from launcher.base.processes import ProcessId
 from launcher.machines.skypilot import sky_process
@@ -150,5 +150,5 @@ def _sky_process(sky: SkyProcess) -> ProcessId:
 
 def _listens(home: SkyHome) -> int:
     """The pid of the server's own process."""
-    (found,) = (one.pid for one in home.processes() if processes.listens(one.pid, home.port()))
+    (found,) = (one.pid for one in home.processes() if running.listens(one.pid, home.port()))
     return found

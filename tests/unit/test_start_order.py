@@ -14,7 +14,7 @@ import pytest
 from runtime import gpus, health
 from runtime.__main__ import children
 from runtime.health import EngineHealth
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.supervision import ChildSpec, Supervisor
 from tests.support.waiting import wait_until_async
 

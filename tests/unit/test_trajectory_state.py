@@ -11,7 +11,7 @@ import pytest
 
 from launcher.client import Refused, Rewound, Session, Trajectory, TrajectoryGroup
 from launcher.client.bodies import StepSettings
-from launcher.client.by_trajectories import TrainSettings
+from launcher.client.trajectories.results import TrainSettings
 from tests.support.small_run import SmallRun
 
 ASKED = {"role": "user", "content": "Well?"}

@@ -29,7 +29,7 @@ from launcher.machines.waiting_for_runtime import (
 )
 from runtime.__main__ import children
 from runtime.shared.last_words import last_words
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from launcher.run.pulse import Beat
 from launcher.run.work import Watched, Work
 from launcher.safety import minder
 from launcher.screen.output import Output
-from runtime.shared.schema import RuntimeStatus
+from runtime.shared.statuses import RuntimeStatus
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process

@@ -72,7 +72,7 @@ class _Direct(BaseCallback):
             held = server.session()
         except NotConnected:
             return  # the request itself says what is wrong
-        if points_at(instance, held):
+        if points_at(instance, held.connection):
             _set_up(instance, held.api_key)
 
 

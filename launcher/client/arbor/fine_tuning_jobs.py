@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from launcher.client.bodies import REQUEST_HEADER
-from launcher.client.session import Session
+from launcher.client.connection import Connection
 from launcher.client.wire import new_request_id
 
 _EVENTS = 100
@@ -22,7 +22,7 @@ _EVENTS = 100
 class FineTuningJob:
     """`entries` has each event once, the oldest first."""
 
-    session: Session
+    connection: Connection
     job_id: str
     _events: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -49,5 +49,5 @@ class FineTuningJob:
 
     def _asked(self, method: str, what: str = "") -> dict[str, Any] | None:
         path = f"/v1/fine_tuning/jobs/{quote(self.job_id, safe=':')}{what}"
-        answer = self.session.wire.send(method, path, None, {REQUEST_HEADER: new_request_id()})
+        answer = self.connection.wire.send(method, path, None, {REQUEST_HEADER: new_request_id()})
         return None if answer.is_error else answer.json()

@@ -123,7 +123,7 @@ def shutdown_job(job_identifier: str) -> dict[str, Any]:
     held = server.session()
     if held.run_dir is not None and _Elsewhere(held.run_dir / "grpo.jsonl", job_identifier).is_known():
         raise ValueError(f"job {job_identifier} is another program's: end it in that program, with Ctrl-C")
-    at_the_endpoint = FineTuningJob(held, job_identifier)
+    at_the_endpoint = FineTuningJob(held.connection, job_identifier)
     if at_the_endpoint.is_known():
         return {"type": "training_job", "status": at_the_endpoint.cancel(), "job_id": job_identifier}
     say(f"no job is called {job_identifier}; the model stays served until: launch down {held.run_id}")
@@ -135,7 +135,7 @@ def _followed(job_id: str) -> _Followed:
     if job is not None:
         return _Here(job)
     held = server.session()
-    candidates: list[_Elsewhere | FineTuningJob] = [FineTuningJob(held, job_id)]
+    candidates: list[_Elsewhere | FineTuningJob] = [FineTuningJob(held.connection, job_id)]
     if held.run_dir is not None:
         candidates.insert(0, _Elsewhere(held.run_dir / "grpo.jsonl", job_id))
     for it in candidates:

@@ -26,7 +26,7 @@ from launcher.client.arbor.spellings import (
     rollouts_as_here,
     say_of_multitask,
 )
-from launcher.client.arbor.validations import Validations
+from launcher.client.arbor.validations import ArborValidations
 from launcher.client.dspy.grpo import GRPO
 from launcher.client.dspy.parameters import check_train_kwargs
 from launcher.client.dspy.training import Training
@@ -163,10 +163,10 @@ class ArborGRPO(GRPO):
         job.over.set()
 
     @property
-    def _validations(self) -> Validations:
+    def _validations(self) -> ArborValidations:
         history = self.job.history if self.job is not None else self.history
         run_dir = self.session.run_dir if self.session is not None else None
-        return Validations(history, run_dir)
+        return ArborValidations(history, run_dir)
 
     def _best_checkpoint(self) -> str | None:
         """That of the best validation, or of the last step where nothing was validated; None: of none."""

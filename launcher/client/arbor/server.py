@@ -120,7 +120,7 @@ def check_model(held: Session, name: str) -> None:
     """Raise Refused where this name (a hub name, `openai/arbor:…`) is not the run's model."""
     plain = name.removeprefix("openai/").removeprefix("arbor:")
     path = f"/v1/models/{quote(f'arbor:{plain}', safe='/:@+')}"
-    answer = held.wire.send("GET", path, None, {REQUEST_HEADER: new_request_id()})
+    answer = held.connection.wire.send("GET", path, None, {REQUEST_HEADER: new_request_id()})
     if not answer.is_error:
         return
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Validations:
+class ArborValidations:
     """`history`: what the loop noted, in order. `run_dir`: where checkpoints come home to."""
 
     history: Sequence[dict[str, Any]]

@@ -36,7 +36,7 @@ class TrainResult:
     trained: bool = True
 
 
-class Training:
+class ArtTraining:
     """The steps of one backend."""
 
     def __init__(self, session: Session) -> None:
@@ -49,7 +49,7 @@ class Training:
         Raises TrainingFailed for a keyword that the run cannot follow, and where nothing could be trained for
         too long; what a step itself raises.
         """
-        meant = train_kwargs.ask(self._session, keywords, trainer="art")
+        meant = train_kwargs.ask(self._session.connection, keywords, trainer="art")
         for note in meant.notes:
             say_once(note)
         groups, dropped = members_of(trajectory_groups, look_up(self._session, trajectory_groups))

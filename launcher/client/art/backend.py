@@ -15,7 +15,7 @@ from typing import Any, Self
 from launcher.client import train_kwargs
 from launcher.client.art import supervised
 from launcher.client.art.art_notes import say_once
-from launcher.client.art.art_steps import Training, TrainResult
+from launcher.client.art.art_steps import ArtTraining, TrainResult
 from launcher.client.art.run_routes import ask
 from launcher.client.failures import Refused
 from launcher.client.session import Session, connect
@@ -35,7 +35,7 @@ class SlipwayBackend:
 
     def __init__(self, run: str | None = None, **others: Any) -> None:
         self.session: Session = connect(run)
-        self._training = Training(self.session)
+        self._training = ArtTraining(self.session)
         for name in others:
             say_once(f"{name} has no effect: where a run is, and on what, is said to `launch`")
 
@@ -87,7 +87,7 @@ class SlipwayBackend:
         compared = {"peft_args": config.pop("peft_args")} if "peft_args" in config else {}
         if isinstance(init := config.pop("init_args", None), Mapping) and init.get("max_seq_length"):
             compared["max_seq_length"] = init["max_seq_length"]
-        meant = train_kwargs.ask(self.session, compared, strict=False, trainer="art", said_in=_CONFIG)
+        meant = train_kwargs.ask(self.session.connection, compared, strict=False, trainer="art", said_in=_CONFIG)
         for note in (*meant.notes, *(f"{_CONFIG}: {name} has no effect: {_BEGUN}" for name in config)):
             say_once(note)
         ask(self.session, "/slipway/policy_name", {"name": model.name, "base_model": model.base_model})

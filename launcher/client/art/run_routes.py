@@ -19,7 +19,7 @@ from launcher.client.wire import new_request_id
 def ask(session: Session, path: str, body: Mapping[str, Any]) -> Any:
     """The answer to a POST. Raises Refused."""
     headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
-    answer = session.wire.send("POST", path, to_json(body, serialize_unknown=True), headers)
+    answer = session.connection.wire.send("POST", path, to_json(body, serialize_unknown=True), headers)
     if answer.is_error:
         raise refusal("POST", path, answer)
     return json_of(answer)

@@ -26,7 +26,6 @@ from launcher.client.autorl.answering import Answering
 from launcher.client.autorl.before_after import HELD_OUT_RUBRIC, BeforeAfter, Pair, compared
 from launcher.client.autorl.scenario_writing import Scenarios, scenarios
 from launcher.client.bodies import Validation
-from launcher.client.by_trajectories import TrainResult, TrainSettings
 from launcher.client.failures import TrainingFailed
 from launcher.client.ruler.judge_asking import Tries
 from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC
@@ -35,6 +34,7 @@ from launcher.client.ruler.judges import judge_of
 from launcher.client.ruler.score_group import DEFAULT_JUDGE, ruler_score_group
 from launcher.client.session import Session, connect
 from launcher.client.trajectories.gathering import gather_trajectory_groups
+from launcher.client.trajectories.results import StepResult, TrainSettings
 from launcher.client.trajectories.trajectory_group import TrajectoryGroup
 
 # In the run's folder: the inputs, and what the held-out ones were answered with before.
@@ -50,7 +50,7 @@ class AutoRL:
     """What came of it. `steps` are those that this program took."""
 
     scenarios: Scenarios
-    steps: list[TrainResult]
+    steps: list[StepResult]
     verdict: BeforeAfter
 
 
@@ -103,7 +103,7 @@ async def autorl(
         _keep(run.run_dir, begun)
         state = {}
     score = _Scoring(judge, extra_litellm_params, rubric, tries)
-    taken: list[TrainResult] = []
+    taken: list[StepResult] = []
     for step in range(state.get(STATE, 0), steps):
         chosen = chosen_for(step, begun.scenarios.train, groups_per_step, seed)
         groups = await gather_trajectory_groups(
@@ -145,7 +145,7 @@ class _Scoring:
         return await ruler_score_group(group, self.judge, self.more, self.rubric, tries=self.tries)
 
 
-def _check_not_vain(taken: Sequence[TrainResult]) -> None:
+def _check_not_vain(taken: Sequence[StepResult]) -> None:
     last = taken[-_MOST_VAIN:]
     if len(last) == _MOST_VAIN and all(it.step is None for it in last):
         raise TrainingFailed(

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import dspy
 
-from launcher.client.session import Session
+from launcher.client.connection import Connection
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _PROVIDER, _ARBOR = "openai/", "arbor:"
@@ -24,17 +24,17 @@ WAY_OUT = (
 )
 
 
-def points_at(lm: dspy.LM, session: Session) -> bool:
+def points_at(lm: dspy.LM, connection: Connection) -> bool:
     """Whether a plain LM asks this run: by an address of its own, else by a name that the run has.
 
     Raises ValueError for one that wants Arbor's server here with a model that the run does not have.
     """
     base = _own_address(lm)
     if base:
-        return _is_same(base, session.base_url)
-    if not _by_environment(lm, session.base_url):
+        return _is_same(base, connection.base_url)
+    if not _by_environment(lm, connection.base_url):
         return False
-    why_not = _why_unknown(lm.model.removeprefix(_PROVIDER), session)
+    why_not = _why_unknown(lm.model.removeprefix(_PROVIDER), connection)
     if why_not is not None and lm.model.removeprefix(_PROVIDER).startswith(_ARBOR):
         raise ValueError(f"the program's LM asks for {lm.model!r}: {why_not}")
     return why_not is None
@@ -68,9 +68,9 @@ def _is_same(base: str, address: str) -> bool:
     return same_host and here.port == there.port
 
 
-def _why_unknown(model: str, session: Session) -> str | None:
+def _why_unknown(model: str, connection: Connection) -> str | None:
     """None for a model that the run answers to, else what it says."""
-    response = session.wire.send("GET", f"/v1/models/{quote(model, safe='/:@+')}")
+    response = connection.wire.send("GET", f"/v1/models/{quote(model, safe='/:@+')}")
     if response.status_code != _NO_SUCH_MODEL:
         return None
     try:

@@ -23,11 +23,12 @@ from dspy import lm15
 
 from launcher.client.alarms import repeated_share
 from launcher.client.bodies import PURPOSE_HEADER, REQUEST_HEADER, VERSION_HEADER
+from launcher.client.connection import Connection
 from launcher.client.dspy.naming import version_in
+from launcher.client.dspy.program_rollout import Answered, Call, RolloutOver
 from launcher.client.dspy.sampling_live import for_training
-from launcher.client.dspy.tagging import Answered, Call, RolloutOver, astray, begin_call, current_rollout
+from launcher.client.dspy.tagging import astray, begin_call, current_rollout
 from launcher.client.failures import EndpointLost
-from launcher.client.session import Session
 from launcher.client.tracing.rollout import is_inside
 from launcher.client.wire import AsyncWire, new_request_id
 
@@ -60,10 +61,12 @@ class _Sent:
 class _Dialect:
     """Canonical ↔ chat completions, with vLLM's spellings; what both engines share."""
 
-    def __init__(self, session: Session, extra_body: dict[str, Any] | None = None) -> None:
-        self.session = session
+    def __init__(self, connection: Connection, extra_body: dict[str, Any] | None = None) -> None:
+        self.connection = connection
         self.extra_body = dict(extra_body or {})
-        self._chat = lm15.OpenAIChatLM(api_key="the wire adds it", base_url=session.base_url, compat="vllm")
+        self._chat = lm15.OpenAIChatLM(
+            api_key="the wire adds it", base_url=connection.base_url, compat="vllm"
+        )
         self._lock = threading.Lock()
         self.astray = 0
 
@@ -74,9 +77,9 @@ class _Dialect:
         if of_policy and astray():
             with self._lock:
                 self.astray += 1
-        sampling, purpose = _how(call, self.session)
+        sampling, purpose = _how(call, self.connection)
         instead = None if call is None else call.rollout.model
-        if instead is not None and (instead == BASE_MODEL or request.model == self.session.model):
+        if instead is not None and (instead == BASE_MODEL or request.model == self.connection.model):
             request = replace(request, model=instead)
         body = json.loads(self._chat.build_request(_shaped(request, sampling), stream=False).body)
         if request.config.top_k is not None and not sampling:
@@ -110,11 +113,11 @@ class _Dialect:
         return answer
 
 
-def _how(call: Call | None, session: Session) -> tuple[Mapping[str, Any], dict[str, str]]:
+def _how(call: Call | None, connection: Connection) -> tuple[Mapping[str, Any], dict[str, str]]:
     """How a request is sampled; and the header of what no rollout asks, which is never trained (C48)."""
     if call is not None:
         return call.sampling, {}
-    if is_inside(session):
+    if is_inside(connection):
         return {}, {}  # it is tagged as it is sent
     job = for_training()
     return ({}, {PURPOSE_HEADER: "eval"}) if job is None else (job.asked, {})
@@ -169,13 +172,13 @@ def _lost(call: Call | None, error: EndpointLost) -> lm15.TransportError:
 
 @dataclass
 class PolicyEngine:
-    """The sync engine, over the session's connections. Copies of its LM share it."""
+    """The sync engine, over the run's connections. Copies of its LM share it."""
 
-    session: Session
+    connection: Connection
     extra_body: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._dialect = _Dialect(self.session, self.extra_body)
+        self._dialect = _Dialect(self.connection, self.extra_body)
 
     @property
     def astray(self) -> int:
@@ -190,7 +193,7 @@ class PolicyEngine:
             time.sleep(_PAUSE_SECONDS)
             raise
         try:
-            response = self.session.wire.send("POST", _PATH, sent.body, sent.headers)
+            response = self.connection.wire.send("POST", _PATH, sent.body, sent.headers)
         except EndpointLost as error:
             raise _lost(sent.call, error) from error
         return self._dialect.receive(request, sent, response)
@@ -201,7 +204,7 @@ class PolicyEngine:
 
     def asynchronous(self) -> AsyncPolicyEngine:
         """Its counterpart for `acall`."""
-        return AsyncPolicyEngine(self._dialect, AsyncWire(self.session.endpoint, self.session.patience))
+        return AsyncPolicyEngine(self._dialect, AsyncWire(self.connection.endpoint, self.connection.patience))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PolicyEngine:
         return self  # a copied program talks to the same endpoint through the same pool

@@ -37,12 +37,12 @@ from launcher.client.dspy.parameters import (
 from launcher.client.dspy.programs import Trained, attach, sampling_notes, strict_adapter, with_own_lms
 from launcher.client.dspy.report import Journal, Report, counted
 from launcher.client.dspy.rolling import Sampling, described, most_extra
-from launcher.client.dspy.rollouts import Limits
+from launcher.client.dspy.rollouts import RolloutLimits
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric, positional
 from launcher.client.dspy.starting import Start, begin, made
-from launcher.client.dspy.training import OnAlarm, Plan, Training
-from launcher.client.dspy.training_place import Work
+from launcher.client.dspy.training import CompilePlan, OnAlarm, Training
+from launcher.client.dspy.training_place import OptimizerWork
 from launcher.client.session import Session, connect
 from launcher.client.staleness import check_staleness
 from launcher.client.train_kwargs import Meant, ask
@@ -123,8 +123,8 @@ class GRPO(Teleprompter):
         checkpoint: Keep = "single-best",
         staleness: int = 0,
         dynamic_sampling: bool | int | None = False,
-        rollout_seconds: float = Limits.run_seconds,
-        rollout_calls: int = Limits.run_calls,
+        rollout_seconds: float = RolloutLimits.run_seconds,
+        rollout_calls: int = RolloutLimits.run_calls,
         alarms: Mapping[str, float] | None = None,
         on_alarm: OnAlarm = "note",
         resume: bool | None = None,
@@ -199,7 +199,7 @@ class GRPO(Teleprompter):
         trained = attach(student, session)
         train_kwargs = for_policy("train_kwargs", self.train_kwargs, session)
         check_sampling(train_kwargs, trained.policies)
-        self._meant = ask(session, train_kwargs, self.num_train_steps)
+        self._meant = ask(session.connection, train_kwargs, self.num_train_steps)
         # The newest version, whichever an earlier compile left here.
         trained = with_own_lms(student, trained, session.model)
         training = self._training(student, trained, session, examples, held_out)
@@ -279,8 +279,8 @@ class GRPO(Teleprompter):
             predictor.demos = []
         return [f"exclude_demos: the student's {count} demos were removed permanently"]
 
-    def _work(self, trained: Trained, examples: int) -> Work:
-        return Work(
+    def _work(self, trained: Trained, examples: int) -> OptimizerWork:
+        return OptimizerWork(
             program=Path(sys.argv[0]).name if sys.argv else "",
             metric=getattr(self.metric, "__qualname__", type(self.metric).__qualname__),
             predictors=trained.names,
@@ -298,7 +298,7 @@ class GRPO(Teleprompter):
             rollouts=rollouts,
             temperature=self._temperature,
             seed=self.seed,
-            limits=Limits(self.num_threads, self.rollout_seconds, self.rollout_calls, places),
+            limits=RolloutLimits(self.num_threads, self.rollout_seconds, self.rollout_calls, places),
             rules=Rules(
                 self.failure_score, self.format_failure_score, self.variably_invoked_predictor_grouping_mode
             ),
@@ -306,8 +306,8 @@ class GRPO(Teleprompter):
             leaves_out_cut_off=learning.get("overlong", "mask") == "mask",
         )
 
-    def _plan(self, learning: Mapping[str, Any], places: int | None) -> Plan:
-        return Plan(
+    def _plan(self, learning: Mapping[str, Any], places: int | None) -> CompilePlan:
+        return CompilePlan(
             steps=self.num_train_steps,
             sampling=self._sampling(learning, places),
             steps_for_validation=self.num_steps_for_val,

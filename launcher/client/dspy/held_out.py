@@ -30,7 +30,7 @@ _TOLD = ("standard_error", "parse_rate", "cut_off_rate")
 
 
 @dataclass(frozen=True)
-class Found:
+class ValidationResult:
     """One validation, before it is compared. `train_score`: of the trainset, where that was asked for."""
 
     evaluation: Evaluation
@@ -55,14 +55,14 @@ class HeldOut:
         """Whether the policy after `step` steps is still to be scored."""
         return bool(self.examples) and place.validated(step) is None
 
-    def score(self, model: str | None = None) -> Found:
+    def score(self, model: str | None = None) -> ValidationResult:
         """Of the newest version, or the one of this name. Raises TrainingFailed where nothing has a score."""
         began = time.monotonic()
         evaluation = self._scored(model)
         train_score = self.evaluate(self.train, model).score if self.train else None
-        return Found(evaluation, train_score, time.monotonic() - began)
+        return ValidationResult(evaluation, train_score, time.monotonic() - began)
 
-    def note(self, place: Place, step: int, found: Found) -> dict[str, Any]:
+    def note(self, place: Place, step: int, found: ValidationResult) -> dict[str, Any]:
         """What was found of the policy after `step` steps: its entry of the history."""
         evaluation = found.evaluation
         figures = evaluation.to_dict()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.client.dspy.starting import Start, begin
-from launcher.client.dspy.training_place import Place, Work, digest_of
+from launcher.client.dspy.training_place import OptimizerWork, Place, digest_of
 from launcher.client.session import Session
 
 # The jobs say themselves where they begin: how many steps there are is theirs to know.
@@ -24,7 +24,7 @@ def begin_job(kind: str, train_kwargs: Mapping[str, Any], session: Session) -> P
     """The place of this program's next job: at its beginning, or where an earlier life of it was left."""
     program = Path(sys.argv[0]).name if sys.argv else ""
     what = f"{kind} {digest_of([dict(train_kwargs)])}"
-    work = Work(program, what, (), examples=0, seed=0, examples_per_step=0, rollouts=0)
+    work = OptimizerWork(program, what, (), examples=0, seed=0, examples_per_step=0, rollouts=0)
     return begin(Start(work, (), _ANY_NUMBER, None), session, _Silent())
 
 

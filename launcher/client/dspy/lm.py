@@ -19,7 +19,7 @@ from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
 from launcher.client.dspy import dspy_names, earlier, standing_in
 from launcher.client.dspy.engine import BASE_MODEL, PolicyEngine
 from launcher.client.dspy.naming import name_of, version_in
-from launcher.client.dspy.sampling_live import Sampling, calling
+from launcher.client.dspy.sampling_live import LiveSampling, calling
 from launcher.client.dspy.tagging import current_rollout
 from launcher.client.session import Session, connect
 
@@ -56,12 +56,12 @@ class PolicyLM(dspy.LM):
     ) -> None:
         self.session = session or connect()
         self.compiled = self.stands_in = False
-        self.sampling: Sampling | None = None  # of the job that trains it, while DSPy's own GRPO does
+        self.sampling: LiveSampling | None = None  # of the job that trains it, while DSPy's own GRPO does
         self.cache_asked = cache  # DSPy's GRPO turns it off, and back on only if nothing goes wrong
         is_newest = model is None
         if model is None:
             model = name_of(self.session, self.session.version) if cache else self.session.model
-        engine = PolicyEngine(self.session, dict(extra_body or {}))
+        engine = PolicyEngine(self.session.connection, dict(extra_body or {}))
         if kwargs.get("top_k") in _EVERY_TOKEN:
             del kwargs["top_k"]
         super().__init__(

@@ -1,8 +1,8 @@
 """Which other models failed in a run: a part of the program that asks one, or a judge in the metric, by name.
 
-Neighbours: `rollouts.py` puts the watch among DSPy's callbacks, `tagging.py` keeps what it finds. What such a
-model fails at says nothing about the policy, also where the program or the metric swallows the exception.
-A predictor is judged by how it ends: an adapter may try again within it. Knows nothing of rewards.
+Neighbours: `rollouts.py` puts the watch among DSPy's callbacks, `program_rollout.py` keeps what it finds.
+What such a model fails at says nothing about the policy, also where the program or the metric swallows the
+exception. A predictor is judged by how it ends: an adapter may try again within it. Knows nothing of rewards.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 from launcher.client.dspy.addressed import WAY_OUT, is_astray
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.standing_in import is_stand_in
-from launcher.client.dspy.tagging import Rollout, current_rollout, outside_rollouts
+from launcher.client.dspy.tagging import current_rollout, outside_rollouts
 
 _JUDGED = "slipway_judged"
 
@@ -28,7 +29,7 @@ class OutsideWatch(BaseCallback):
     """One for all threads: what is under way is kept under the id of the call."""
 
     def __init__(self) -> None:
-        self._under_way: dict[str, tuple[Rollout, Any]] = {}
+        self._under_way: dict[str, tuple[ProgramRollout, Any]] = {}
 
     def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         if isinstance(instance, dspy.Predict):
@@ -71,7 +72,7 @@ OUTSIDE = OutsideWatch()
 
 
 @contextmanager
-def judging(rollout: Rollout) -> Iterator[None]:
+def judging(rollout: ProgramRollout) -> Iterator[None]:
     """The metric is at work on this run: what it asks is no part of it, what it is failed by is noted."""
     rollout.judging = True
     settings: dict[str, Any] = {_JUDGED: rollout, "callbacks": [*(dspy.settings.callbacks or []), OUTSIDE]}
@@ -81,7 +82,7 @@ def judging(rollout: Rollout) -> Iterator[None]:
         yield
 
 
-def _is_outside(lm: Any, rollout: Rollout) -> bool:
+def _is_outside(lm: Any, rollout: ProgramRollout) -> bool:
     if isinstance(lm, PolicyLM):
         return lm.model == BASE_MODEL and not rollout.of_base
     return lm is not None

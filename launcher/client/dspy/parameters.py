@@ -47,7 +47,7 @@ _WHY = {
 }
 
 
-class Asked(Protocol):
+class OptimizerParameters(Protocol):
     """An optimizer, by those of its parameters that are more than one of a kind."""
 
     adapter: Any
@@ -62,7 +62,7 @@ class Asked(Protocol):
     variably_invoked_predictor_fill_strategy: None
 
 
-def check_values(asked: Asked) -> None:
+def check_values(asked: OptimizerParameters) -> None:
     """Raise ValueError for the first parameter that cannot be meant."""
     for name, least in _COUNTS.items():
         _check_count(name, getattr(asked, name), least)
@@ -97,7 +97,7 @@ def _check_count(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}{_WHY.get(name, '')}")
 
 
-def _check_foreign(asked: Asked) -> None:
+def _check_foreign(asked: OptimizerParameters) -> None:
     """Parameters of dspy.GRPO and ArborGRPO that mean something else here, or nothing."""
     if not asked.multitask:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Which of the policy's answers did not parse, also where the program swallows the exception.
 
-Neighbours: `rollouts.py` puts the watch among DSPy's callbacks for each run; `tagging.py` keeps what it
-finds; `grouping.py` gives such an answer the format failure, for the tokens that were sampled.
-An answer is judged once, by the outermost adapter that read it. Knows nothing of rewards or of HTTP.
+Neighbours: `rollouts.py` puts the watch among DSPy's callbacks for each run; `program_rollout.py` keeps what
+it finds; `grouping.py` gives such an answer the format failure, for the tokens that were sampled. An answer
+is judged once, by the outermost adapter that read it. Knows nothing of rewards or of HTTP.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, LMError
 
-from launcher.client.dspy.tagging import Call, Exchange, begin_exchange, last_exchange
+from launcher.client.dspy.program_rollout import Call
+from launcher.client.dspy.tagging import Exchange, begin_exchange, last_exchange
 
 
 class ParseWatch(BaseCallback):

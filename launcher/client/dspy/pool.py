@@ -18,7 +18,7 @@ from typing import TypeVar
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.rollouts import Finished
 from launcher.client.dspy.tickets import Ticket
-from launcher.client.dspy.workers import Beside, Job, Workers
+from launcher.client.dspy.workers import Beside, Workers, WorkerTask
 
 _Awaited = TypeVar("_Awaited")
 
@@ -152,7 +152,7 @@ class Pool:
             job.ended = partial(self._one_ended, ticket, left, job)
         self.workers.add(ticket.jobs)
 
-    def _one_ended(self, ticket: Ticket, left: set[Job[Finished]], job: Job[Finished]) -> None:
+    def _one_ended(self, ticket: Ticket, left: set[WorkerTask[Finished]], job: WorkerTask[Finished]) -> None:
         """Told by the workers while nothing else changes. A flat ticket makes room for another example."""
         left.discard(job)
         if left or ticket.key not in self._open:

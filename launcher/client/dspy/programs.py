@@ -16,8 +16,8 @@ import dspy
 from launcher.client.dspy.addressed import WAY_OUT, is_astray, points_at
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.predictors import frozen_predictors, header_safe
 from launcher.client.dspy.standing_in import is_stand_in
-from launcher.client.dspy.tagging import frozen_predictors, header_safe
 from launcher.client.session import Session
 
 
@@ -86,7 +86,8 @@ def _astray(program: dspy.Module, session: Session) -> list[str]:
     """A line for each model that its program means to ask elsewhere, and that would be asked here."""
     parts = [part for _, part in program.named_sub_modules()]
     lms = [dspy.settings.lm, *(value for part in parts for value in vars(part).values())]
-    strays = {lm.model for lm in lms if is_astray(lm, session.base_url) and not points_at(lm, session)}
+    run = session.connection
+    strays = {lm.model for lm in lms if is_astray(lm, run.base_url) and not points_at(lm, run)}
     return [f"{model!r} is not trained, and would fail: {WAY_OUT}" for model in sorted(strays)]
 
 
@@ -150,7 +151,7 @@ def _default(configured: Any, session: Session) -> tuple[PolicyLM | None, str | 
         return configured, f"as the first PolicyLM of this program does ({_settings(configured)})"
     if configured is None or is_stand_in(configured):
         return PolicyLM(session), "with default settings (program.set_lm(PolicyLM(max_tokens=…)) sets others)"
-    if _is_plain(configured) and points_at(configured, session):
+    if _is_plain(configured) and points_at(configured, session.connection):
         return PolicyLM.like(configured, session), None
     return None, None
 
@@ -163,7 +164,7 @@ def _settings(lm: PolicyLM) -> str:
 
 def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
     """The policy that stands for this LM, or None when it is another model; and what to say about it."""
-    if _is_plain(lm) and points_at(lm, session):
+    if _is_plain(lm) and points_at(lm, session.connection):
         if lm.model.rpartition("/")[2].rpartition(":")[2] == BASE_MODEL:
             return None, _OF_BASE
         return PolicyLM.like(lm, session), ": its LM points at this run, so it is trained"
@@ -183,7 +184,7 @@ def asks_policy(lm: Any, session: Session) -> bool:
     """Whether the LM is this run's policy, or a plain one that asks it."""
     if isinstance(lm, PolicyLM):
         return lm.session.endpoint.root == session.endpoint.root and not _is_base(lm)
-    return _is_plain(lm) and points_at(lm, session)
+    return _is_plain(lm) and points_at(lm, session.connection)
 
 
 def _is_base(lm: Any) -> bool:

@@ -29,7 +29,7 @@ from launcher.client.dspy import earlier, naming
 from launcher.client.dspy.job_places import begin_job
 from launcher.client.dspy.reinforce_groups import FreshGroups
 from launcher.client.dspy.said_kwargs import meant
-from launcher.client.dspy.sampling_live import Sampling
+from launcher.client.dspy.sampling_live import LiveSampling
 from launcher.client.dspy.starting import made
 from launcher.client.dspy.training_place import Place
 from launcher.client.failures import Refused, Rewound, TrainingFailed
@@ -80,7 +80,7 @@ class SlipwayReinforceJob(ReinforceJob):
             _say(said)
         self.place: Place = begin_job("dspy reinforce", self.train_kwargs, self.session)
         self._taken_before = math.inf if self.place.superseded else self.place.step
-        sampling = Sampling({"temperature": temperature})
+        sampling = LiveSampling({"temperature": temperature})
         # An exception within DSPy's loop drops the job, and nothing else says that it is over.
         self._let_go = weakref.finalize(self, _let_go, self.lm, sampling)
         self.lm.sampling = sampling
@@ -271,7 +271,7 @@ def _name(lm: Any, name: str) -> None:
         lm.model = _prefix(lm) + name
 
 
-def _let_go(lm: Any, sampling: Sampling) -> None:
+def _let_go(lm: Any, sampling: LiveSampling) -> None:
     """The LM's answers are evaluations again, and its cache is as it was made."""
     sampling.over = True
     if lm.sampling is sampling:

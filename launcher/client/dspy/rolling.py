@@ -25,24 +25,25 @@ from launcher.client.dspy.grouping import Grouped, Rules, build_groups
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.pool import Bounds, Pool, Taken
+from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.report import Journal, Report, counted
 from launcher.client.dspy.rollouts import (
     MOST_AT_ONCE,
     MOST_WITH_PLACES,
     Finished,
-    Limits,
-    Run,
+    ProgramRun,
+    RolloutLimits,
     Runner,
     quiet_dspy,
 )
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served import Served
-from launcher.client.dspy.tagging import Predictors, Rollout
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.vain import Vain
 from launcher.client.dspy.validation import check_answered
-from launcher.client.dspy.workers import Beside, Job, Workers
+from launcher.client.dspy.workers import Beside, Workers, WorkerTask
 
 _Result = TypeVar("_Result")
 # Of a step's own rollouts, where nobody says how many more there may be.
@@ -59,7 +60,7 @@ class Sampling:
     rollouts: int
     temperature: float
     seed: int
-    limits: Limits
+    limits: RolloutLimits
     rules: Rules
     most_extra: int = 0
     leaves_out_cut_off: bool = True
@@ -269,10 +270,10 @@ class Rolling:
         example = others[-1] if others else self.sampler.at(step)[index]
         sampling = {"temperature": self.sampling.temperature}
         runs = [
-            Run(
+            ProgramRun(
                 self.trainset[example],
                 index,
-                Rollout(
+                ProgramRollout(
                     f"{self._token}-s{step}-e{index}-k{member}",
                     self.predictors,
                     sampling=sampling,
@@ -285,7 +286,7 @@ class Rolling:
         prefix = f"{self._token}/s{step}"
         return Ticket(key, runs, jobs, partial(self._judged, runs, jobs, prefix), self._trained)
 
-    def _judged(self, runs: Sequence[Run], jobs: Sequence[Job[Finished]], prefix: str) -> Ended:
+    def _judged(self, runs: Sequence[ProgramRun], jobs: Sequence[WorkerTask[Finished]], prefix: str) -> Ended:
         finished = [self.runner.finished(run, job) for run, job in zip(runs, jobs, strict=True)]
         grouped = build_groups(finished, self.sampling.rules, prefix)
         flat = flat_examples(finished, grouped.groups, self.sampling.leaves_out_cut_off)

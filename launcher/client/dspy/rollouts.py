@@ -27,9 +27,10 @@ from dspy.utils.exceptions import AdapterParseError, LMError, LMInvalidRequestEr
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outside import OUTSIDE, judging
 from launcher.client.dspy.parsing import WATCH
-from launcher.client.dspy.scoring import Metric, Score, Unscored
-from launcher.client.dspy.tagging import Rollout, RolloutOver, in_rollout
-from launcher.client.dspy.workers import Job, Late, Workers
+from launcher.client.dspy.program_rollout import ProgramRollout, RolloutOver
+from launcher.client.dspy.scoring import Metric, MetricScore, Unscored
+from launcher.client.dspy.tagging import in_rollout
+from launcher.client.dspy.workers import Late, Workers, WorkerTask
 from launcher.client.last_words import own_lines
 
 Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "outside", "overdue"]
@@ -47,21 +48,21 @@ _FIRST = -1
 
 
 @dataclass(frozen=True)
-class Run:
+class ProgramRun:
     """One run to make: the example, its place in the batch, and the rollout it is."""
 
     example: dspy.Example
     index: int
-    rollout: Rollout
+    rollout: ProgramRollout
 
 
 @dataclass(frozen=True)
 class Finished:
     """One run made. `score` stands for outcome "scored" alone; `reason` for all others."""
 
-    run: Run
+    run: ProgramRun
     outcome: Outcome
-    score: Score | None = None
+    score: MetricScore | None = None
     reason: str | None = None
     prediction: Any = None
     # Of one that crashed: the endpoint would not take what it asked, a prompt that has grown too long say.
@@ -91,7 +92,7 @@ def all_failed(finished: Sequence[Finished]) -> bool:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RolloutLimits:
     """How many runs at once; how long one may take before the others go on without it; how much it asks.
 
     `threads` None: all there are, up to the engines' `places` and `MOST_WITH_PLACES`, or `MOST_AT_ONCE` where
@@ -119,7 +120,7 @@ class Runner:
     program: dspy.Module
     metric: Metric
     adapter: dspy.Adapter
-    limits: Limits
+    limits: RolloutLimits
     lm: PolicyLM | None = None
     # One for which the endpoint stayed away.
     _gone: Finished | None = None
@@ -128,12 +129,12 @@ class Runner:
         """For runs alone: so many at a time."""
         return Workers(at_once, self.limits.run_seconds, self._is_hopeless)
 
-    def job(self, run: Run, order: tuple[int, ...]) -> Job[Finished]:
+    def job(self, run: ProgramRun, order: tuple[int, ...]) -> WorkerTask[Finished]:
         run.rollout.most_calls = self.limits.run_calls
         settings: dict[str, Any] = {"adapter": self.adapter} | ({} if self.lm is None else {"lm": self.lm})
-        return Job(partial(_run, self.program, run, self.metric, settings), order, run.rollout.end)
+        return WorkerTask(partial(_run, self.program, run, self.metric, settings), order, run.rollout.end)
 
-    def finished(self, run: Run, job: Job[Finished]) -> Finished:
+    def finished(self, run: ProgramRun, job: WorkerTask[Finished]) -> Finished:
         """The run as its job has it, which has ended."""
         result = job.result or "not begun"
         return result if isinstance(result, Finished) else _unfinished(run, result, self._gone, self.limits)
@@ -145,7 +146,9 @@ class Runner:
         return is_gone
 
 
-def run_all(runner: Runner, runs: Sequence[Run], workers: Workers[Finished] | None = None) -> list[Finished]:
+def run_all(
+    runner: Runner, runs: Sequence[ProgramRun], workers: Workers[Finished] | None = None
+) -> list[Finished]:
     """All runs, in their order. Raises TrainingFailed when the metric never scores.
 
     `workers`: those of a pool, where these come first; else it has its own. When this returns, or raises,
@@ -163,7 +166,7 @@ def run_all(runner: Runner, runs: Sequence[Run], workers: Workers[Finished] | No
     return [runner.finished(run, job) for run, job in zip(runs, jobs, strict=True)]
 
 
-def _unfinished(run: Run, late: Late, gone: Finished | None, limits: Limits) -> Finished:
+def _unfinished(run: ProgramRun, late: Late, gone: Finished | None, limits: RolloutLimits) -> Finished:
     if late == "not begun" and gone is not None:
         return Finished(run, "lost", reason=gone.reason)
     if late == "not begun":
@@ -174,7 +177,7 @@ def _unfinished(run: Run, late: Late, gone: Finished | None, limits: Limits) -> 
     return Finished(run, "overdue", reason=f"{part} within {limits.run_seconds:g} s")
 
 
-def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, Any]) -> Finished:
+def _run(program: dspy.Module, run: ProgramRun, metric: Metric, settings: Mapping[str, Any]) -> Finished:
     """One run and its score, in the order of what can go wrong.
 
     The example is a copy: a program or a metric that writes into it changes no other run's.
@@ -202,7 +205,7 @@ def _run(program: dspy.Module, run: Run, metric: Metric, settings: Mapping[str, 
     return _judged(run, metric, example, prediction)
 
 
-def _judged(run: Run, metric: Metric, example: dspy.Example, prediction: Any) -> Finished:
+def _judged(run: ProgramRun, metric: Metric, example: dspy.Example, prediction: Any) -> Finished:
     """The score of a run that came to a result; what a failed judge said is none."""
     score, reason = None, None
     with judging(run.rollout):

@@ -33,7 +33,7 @@ def meant(
     Raises what `ask` raises: TrainingFailed where the run would have to be another one.
     """
     asked = {name: value for name, value in train_kwargs.items() if name not in _NOT_ASKED}
-    found = ask(session, asked, steps, strict=False)
+    found = ask(session.connection, asked, steps, strict=False)
     for note in found.notes:
         say(note)
     return found

@@ -18,7 +18,7 @@ from typing import Any
 
 
 @dataclass
-class Sampling:
+class LiveSampling:
     """One job's: copies of its LM made meanwhile share it, as BestOfN makes some within a rollout.
 
     `asked` takes the place of what the LM says: what is trained was sampled from the policy as it is (C9).
@@ -28,17 +28,17 @@ class Sampling:
     over: bool = False
 
 
-_calling: ContextVar[Sampling | None] = ContextVar("slipway_sampling", default=None)
+_calling: ContextVar[LiveSampling | None] = ContextVar("slipway_sampling", default=None)
 
 
-def for_training() -> Sampling | None:
+def for_training() -> LiveSampling | None:
     """The job that what is asked here and now is sampled for, or None."""
     sampling = _calling.get()
     return None if sampling is None or sampling.over else sampling
 
 
 @contextmanager
-def calling(sampling: Sampling | None) -> Iterator[None]:
+def calling(sampling: LiveSampling | None) -> Iterator[None]:
     """An LM is asked that belongs to this job, or to none."""
     token = _calling.set(sampling)
     try:

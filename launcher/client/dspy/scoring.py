@@ -27,7 +27,7 @@ _LARGEST = 3.4e38
 
 
 @dataclass(frozen=True)
-class Score:
+class MetricScore:
     """`value` for the whole program; `predictors` where the metric judges some of them by themselves."""
 
     value: float
@@ -55,7 +55,7 @@ class Metric:
         self._failures_in_a_row = 0
         self._lock = threading.Lock()
 
-    def score(self, example: dspy.Example, prediction: Any) -> Score:
+    def score(self, example: dspy.Example, prediction: Any) -> MetricScore:
         """Raises Unscored with the reason, and TrainingFailed when it has failed too often in a row."""
         arguments = (example, prediction, None, None, None)[: self._arity]
         try:
@@ -117,13 +117,13 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
-def _read(answer: Any) -> Score:
+def _read(answer: Any) -> MetricScore:
     if isinstance(answer, dspy.Prediction):
         if "score" not in answer:
             raise Unscored("the metric returned a Prediction without a score")
         predictors = answer.get("predictor_scores") or {}
-        return Score(_number(answer["score"]), {name: _number(it) for name, it in predictors.items()})
-    return Score(_number(answer))
+        return MetricScore(_number(answer["score"]), {name: _number(it) for name, it in predictors.items()})
+    return MetricScore(_number(answer))
 
 
 def _number(value: Any) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import dspy
 
 from launcher.client.bodies import RuntimeStatus
-from launcher.client.dspy.training_place import PROGRAM_VARIABLE, Place, Work, digest_of
+from launcher.client.dspy.training_place import PROGRAM_VARIABLE, OptimizerWork, Place, digest_of
 from launcher.client.failures import TrainingFailed
 from launcher.client.session import Session
 
@@ -45,7 +45,7 @@ class Says(Protocol):
 class Start:
     """What is to be done, how many steps of it, and whether what was left is taken up (see `GRPO`)."""
 
-    work: Work
+    work: OptimizerWork
     held_out: Sequence[dspy.Example]
     steps: int
     resume: bool | None

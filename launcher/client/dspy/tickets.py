@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.outstanding import Key
-from launcher.client.dspy.rollouts import Finished, Run
-from launcher.client.dspy.workers import Job
+from launcher.client.dspy.rollouts import Finished, ProgramRun
+from launcher.client.dspy.workers import WorkerTask
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Ticket:
     """
 
     key: Key
-    runs: Sequence[Run]
-    jobs: Sequence[Job[Finished]]
+    runs: Sequence[ProgramRun]
+    jobs: Sequence[WorkerTask[Finished]]
     judge: Callable[[], Ended]
     # Whose answers count for its age.
     predictors: frozenset[str]

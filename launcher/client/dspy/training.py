@@ -24,12 +24,12 @@ from launcher.client.dspy.examples import checked
 from launcher.client.dspy.held_out import HeldOut, Keep
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.observing import observe
+from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.report import Journal, Report, StepLine, listed
 from launcher.client.dspy.rolling import Rolled, Rolling, Sampling
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served import Served
-from launcher.client.dspy.tagging import Predictors
 from launcher.client.dspy.training_place import Place
 from launcher.client.dspy.vain import Vain, unparsed
 from launcher.client.dspy.validating import Validations
@@ -46,7 +46,7 @@ OnAlarm = Literal["note", "stop"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompilePlan:
     """What one `compile` was asked to do."""
 
     steps: int
@@ -71,7 +71,7 @@ class Training:
     adapter: dspy.Adapter
     session: Session
     sampler: EpochSampler
-    plan: Plan
+    plan: CompilePlan
     place: Place
     journal: Journal
     # What each step does otherwise than the run.

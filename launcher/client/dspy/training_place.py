@@ -37,7 +37,7 @@ Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Work:
+class OptimizerWork:
     """What tells one optimizer's work from another's: who does it, on what, and how it samples."""
 
     program: str
@@ -97,7 +97,7 @@ class Place:
     the examples so far were not those of the steps so far. `validating`: the validation under way, if any.
     """
 
-    work: Work
+    work: OptimizerWork
     compile: int = 0
     earlier: tuple[str, ...] = ()
     names: tuple[str | None, ...] = ()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from launcher.client.dspy.held_out import Found, HeldOut
+from launcher.client.dspy.held_out import HeldOut, ValidationResult
 from launcher.client.dspy.naming import named
 from launcher.client.dspy.report import Journal
 from launcher.client.dspy.served import Served
@@ -21,7 +21,7 @@ from launcher.client.dspy.training_place import Place, Validating
 from launcher.client.dspy.workers import Beside
 from launcher.client.failures import ClientError
 
-Start = Callable[[Callable[[], Found]], Beside[Found]]
+Start = Callable[[Callable[[], ValidationResult]], Beside[ValidationResult]]
 """Has a function called beside the rollouts."""
 
 
@@ -37,7 +37,7 @@ class Validations:
     journal: Journal
     start: Start
     noted: Callable[[dict[str, Any], int], None]
-    _under_way: Beside[Found] | None = field(default=None)
+    _under_way: Beside[ValidationResult] | None = field(default=None)
 
     def is_due(self, step: int) -> bool:
         """Whether it is time for one after so many steps."""
@@ -112,5 +112,5 @@ class Validations:
         model = named(self.held_out.session, what.version, what.weights)
         self._under_way = self.start(partial(self.held_out.score, model))
 
-    def _note(self, place: Place, step: int, found: Found) -> None:
+    def _note(self, place: Place, step: int, found: ValidationResult) -> None:
         self.noted(self.held_out.note(place, step, found), step)

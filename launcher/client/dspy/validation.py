@@ -22,10 +22,19 @@ from launcher.base.harmless import line as harmless
 from launcher.client import standard_error
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.examples import checked
+from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.programs import attach, strict_adapter
-from launcher.client.dspy.rollouts import RUN_BY_HAND, Finished, Limits, Run, Runner, all_failed, run_all
+from launcher.client.dspy.rollouts import (
+    RUN_BY_HAND,
+    Finished,
+    ProgramRun,
+    RolloutLimits,
+    Runner,
+    all_failed,
+    run_all,
+)
 from launcher.client.dspy.scoring import Metric
-from launcher.client.dspy.tagging import Predictors, Rollout
 from launcher.client.dspy.workers import Workers
 from launcher.client.failures import EndpointLost, TrainingFailed
 from launcher.client.session import Session, connect
@@ -93,8 +102,8 @@ def evaluate(
     adapter: dspy.Adapter | None = None,
     num_threads: int | None = None,
     failure_score: float = 0.0,
-    rollout_seconds: float = Limits.run_seconds,
-    rollout_calls: int = Limits.run_calls,
+    rollout_seconds: float = RolloutLimits.run_seconds,
+    rollout_calls: int = RolloutLimits.run_calls,
     model: Literal["base"] | None = None,
 ) -> Evaluation:
     """The program's score at temperature 0 on `examples`, with the version its LM names, or the newest.
@@ -112,7 +121,7 @@ def evaluate(
         raise ValueError("there are no examples to evaluate on")
     if not isinstance(metric, Metric):
         metric = Metric(metric, _METRIC_PATIENCE)
-    limits = Limits(num_threads, rollout_seconds, rollout_calls)
+    limits = RolloutLimits(num_threads, rollout_seconds, rollout_calls)
     trained = attach(program, session or connect(), may_be_base=True)
     runner = Runner(program, metric, strict_adapter(adapter), limits, trained.lm)
     found = scored(runner, examples, Predictors(program), failure_score, model=model, of_base=trained.of_base)
@@ -138,10 +147,12 @@ def scored(
     """
     batch = uuid.uuid4().hex[:12]
 
-    def rollout(index: int) -> Rollout:
-        return Rollout(f"eval-{batch}-{index}", predictors, "eval", GREEDY, of_base=of_base, model=model)
+    def rollout(index: int) -> ProgramRollout:
+        return ProgramRollout(
+            f"eval-{batch}-{index}", predictors, "eval", GREEDY, of_base=of_base, model=model
+        )
 
-    runs = [Run(example, index, rollout(index)) for index, example in enumerate(examples)]
+    runs = [ProgramRun(example, index, rollout(index)) for index, example in enumerate(examples)]
     finished = run_all(runner, runs, workers)
     check_answered(finished, "evaluation")
     if fatal and len(finished) >= _FATAL_RUNS and _failed_unanswered(finished):

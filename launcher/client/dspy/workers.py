@@ -31,7 +31,7 @@ _Returned = TypeVar("_Returned")
 
 
 @dataclass(eq=False)
-class Job(Generic[Result]):
+class WorkerTask(Generic[Result]):
     """One thing to do. `order`: the lowest comes first. `result` counts once `has_ended`.
 
     `left_behind` is told that nobody waits for it any more, `ended` that it has its result; both while
@@ -65,14 +65,14 @@ class Workers(Generic[Result]):
         self._hopeless = hopeless
         self._context = contextvars.copy_context()
         self._count = itertools.count()
-        self._waiting: list[tuple[tuple[int, ...], int, Job[Result]]] = []
-        self._under_way: set[Job[Result]] = set()
+        self._waiting: list[tuple[tuple[int, ...], int, WorkerTask[Result]]] = []
+        self._under_way: set[WorkerTask[Result]] = set()
         self._at_work = 0
         self._ended = self._left_behind = self._hopeless_in_a_row = 0
         self._stopped = False
         self._error: BaseException | None = None
 
-    def add(self, jobs: Sequence[Job[Result]]) -> None:
+    def add(self, jobs: Sequence[WorkerTask[Result]]) -> None:
         """Do these as well."""
         with self.changed:
             if not self._under_way and not self._waiting:
@@ -95,7 +95,7 @@ class Workers(Generic[Result]):
             if not is_done():
                 raise RuntimeError("the jobs were stopped, and are waited for")
 
-    def all_of(self, jobs: Sequence[Job[Result]]) -> list[Result | Late]:
+    def all_of(self, jobs: Sequence[WorkerTask[Result]]) -> list[Result | Late]:
         """The results of these, in their order, once there are all. Raises what a job raises."""
         left = set(jobs)
         for job in jobs:
@@ -104,7 +104,7 @@ class Workers(Generic[Result]):
         self.until(lambda: not left)
         return [cast("Result | Late", job.result) for job in jobs]
 
-    def let_go(self, jobs: Collection[Job[Result]]) -> None:
+    def let_go(self, jobs: Collection[WorkerTask[Result]]) -> None:
         """Nobody waits for these any more: they get no result, and those under way give up their place."""
         with self.changed:
             dropped = set(jobs)
@@ -145,7 +145,7 @@ class Workers(Generic[Result]):
         except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
             self.fail(error)
 
-    def _take(self) -> Job[Result] | None:
+    def _take(self) -> WorkerTask[Result] | None:
         with self.changed:
             if self._stopped or not self._waiting:
                 self._at_work -= 1
@@ -155,7 +155,7 @@ class Workers(Generic[Result]):
             job.began = time.monotonic()
             return job
 
-    def _finish(self, job: Job[Result], result: Result) -> bool:
+    def _finish(self, job: WorkerTask[Result], result: Result) -> bool:
         """Whether this thread still has a place: another has it when the job had been left behind."""
         with self.changed:
             if job not in self._under_way:
@@ -188,7 +188,7 @@ class Workers(Generic[Result]):
                 self._give_up()
             self._start_threads()
 
-    def _put_aside(self, job: Job[Result]) -> None:
+    def _put_aside(self, job: WorkerTask[Result]) -> None:
         self._under_way.remove(job)
         self._at_work -= 1
         job.left_behind()
@@ -199,7 +199,7 @@ class Workers(Generic[Result]):
         for _, _, job in waiting:
             self._settle(job, "not begun")
 
-    def _settle(self, job: Job[Result], result: Result | Late) -> None:
+    def _settle(self, job: WorkerTask[Result], result: Result | Late) -> None:
         job.result, job.has_ended = result, True
         job.ended()
 

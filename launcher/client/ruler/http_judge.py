@@ -14,7 +14,7 @@ import httpx
 
 from launcher.client.ruler.judge_failures import AnswerUnusable, JudgeUnusable, NotNow
 from launcher.client.ruler.judge_kinds import (
-    Answered,
+    JudgeReply,
     Messages,
     answered,
     identity_of,
@@ -51,7 +51,7 @@ class HttpJudge:
             return None
         return identity_of(self.base_url, self.model, self.more)
 
-    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
+    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge. Where the form itself is refused it is asked without, from then on."""
         response = await self._post(self._body(messages, form), seconds)
         if response.status_code in (400, 422) and self._takes_form and "response_format" in response.text:
@@ -88,7 +88,7 @@ def chat_body(model: str, messages: Messages, form: Mapping[str, Any] | None) ->
     return asked if form is None else asked | {"response_format": form}
 
 
-def read(response: httpx.Response, name: str, api_key: str = "") -> Answered:
+def read(response: httpx.Response, name: str, api_key: str = "") -> JudgeReply:
     """What came, or what its status means."""
     if response.is_error:
         said = response.text.replace(api_key, "…") if api_key else response.text

@@ -36,7 +36,7 @@ _LONGEST_ANSWER = 1_000_000
 
 
 @dataclass(frozen=True)
-class Answered:
+class JudgeReply:
     """One answer, and what it took."""
 
     text: str
@@ -56,7 +56,7 @@ class Judge(Protocol):
         """Whose answers may be kept under this text; None for a name that means other weights tomorrow."""
         ...
 
-    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
+    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """Answer in this form, as OpenAI's `response_format` has it."""
         ...
 
@@ -78,7 +78,7 @@ def refused(name: str, status: int, said: str, seconds: float | None = None) -> 
     return Declined(f"HTTP {status}: {said}")
 
 
-def answered(body: Any, cost: float | None) -> Answered:
+def answered(body: Any, cost: float | None) -> JudgeReply:
     """What a chat completion says, from its JSON or an SDK's object."""
     usage = part(body, "usage")
     used = Usage(1, _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"), cost)
@@ -89,7 +89,7 @@ def answered(body: Any, cost: float | None) -> Answered:
         raise AnswerUnusable("it refused" if part(message, "refusal") else "it is empty", used)
     if len(text) > _LONGEST_ANSWER:
         raise AnswerUnusable("it is too long", used)
-    return Answered(text, used)
+    return JudgeReply(text, used)
 
 
 def _count(usage: Any, name: str) -> int:

@@ -33,13 +33,13 @@ def judge_of(said: Any, more: Mapping[str, Any] | None = None) -> Judge:
     more = dict(more or {})
     match said:
         case str() if _OF_THE_RUN.fullmatch(said):
-            return RunJudge(connect(), said, more)
+            return RunJudge(connect().connection, said, more)
         case str() if said:
             return LiteLLMJudge(said, more)
         case Session():
-            return RunJudge(said, more=more)
+            return RunJudge(said.connection, more=more)
         case (Session() as session, str(model)):
-            return RunJudge(session, model, more)
+            return RunJudge(session.connection, model, more)
         case (str(base_url), str(api_key), str(model)):
             return HttpJudge(base_url, api_key, model, more)
         case (client, str(model)) if hasattr(client, "chat"):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.client.bodies import PURPOSE_HEADER
+from launcher.client.connection import Connection
 from launcher.client.ruler.http_judge import chat_body, read
-from launcher.client.ruler.judge_kinds import Answered, Messages, identity_of, is_fixed
-from launcher.client.session import Session
+from launcher.client.ruler.judge_kinds import JudgeReply, Messages, identity_of, is_fixed
 from launcher.client.wire import AsyncWire
 
 
@@ -22,12 +22,12 @@ from launcher.client.wire import AsyncWire
 class RunJudge:
     """Raises EndpointLost as well, where the run is gone."""
 
-    session: Session
+    connection: Connection
     model: str = "base"
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._wire = AsyncWire(self.session.endpoint, self.session.patience)
+        self._wire = AsyncWire(self.connection.endpoint, self.connection.patience)
 
     @property
     def name(self) -> str:
@@ -37,11 +37,11 @@ class RunJudge:
     def identity(self) -> str | None:
         if not is_fixed(self.model):
             return None
-        return identity_of(self.session.run_id, self.model, self.more)
+        return identity_of(self.connection.run_id, self.model, self.more)
 
-    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
+    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge."""
         content = json.dumps(chat_body(self.model, messages, form) | dict(self.more)).encode()
         headers = {"content-type": "application/json", PURPOSE_HEADER: "eval"}
         response = await self._wire.send("POST", "/v1/chat/completions", content, headers)
-        return read(response, self.name, self.session.api_key)
+        return read(response, self.name, self.connection.api_key)

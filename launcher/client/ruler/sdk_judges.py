@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.client.ruler.judge_failures import AnswerUnusable, JudgeUnusable, NotNow
 from launcher.client.ruler.judge_kinds import (
-    Answered,
+    JudgeReply,
     Messages,
     answered,
     identity_of,
@@ -50,7 +50,7 @@ class LiteLLMJudge:
             return None
         return identity_of(place or "", self.model, self.more)
 
-    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
+    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge. Where the form itself is refused it is asked without, from then on."""
         arguments = {"timeout": seconds, "num_retries": 0, "max_retries": 0, "caching": False, **self.more}
         if tags := tags_for(self._place()):
@@ -116,7 +116,7 @@ class ClientJudge:
             return None
         return identity_of(place, self.model, self.more)
 
-    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> Answered:
+    async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge. Where the form itself is refused it is asked without, from then on."""
         create = self.client.chat.completions.create
         arguments = {"timeout": seconds, **self.more}

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from launcher.client.tracing.http_hook import PORTS, Request, Url
+from launcher.client.tracing.http_hook import PORTS, HttpRequest, Url
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 # `/v1/responses` is none that is served: its refusal is the rollout's too.
@@ -23,7 +23,7 @@ class Aim:
     rollout: str | None
 
 
-def aim_at(root: str, request: Request) -> Aim | None:
+def aim_at(root: str, request: HttpRequest) -> Aim | None:
     """None for what asks somebody else, or asks the run for something else."""
     here = urlsplit(root)
     if request.method != "POST" or not _is_host(request.url, here.scheme, here.hostname or "", here.port):

@@ -34,7 +34,7 @@ class Url(Protocol):
     def path(self) -> str: ...
 
 
-class Request(Protocol):
+class HttpRequest(Protocol):
     """What their requests have in common."""
 
     method: str
@@ -61,7 +61,7 @@ class _Put:
             setattr(self._method.owner, self._method.name, self._theirs)
 
     @contextmanager
-    def _once(self, request: Request) -> Iterator[None]:
+    def _once(self, request: HttpRequest) -> Iterator[None]:
         """What one library sends by another is one request."""
         url = request.url
         sent = request.method, url.scheme, url.host, url.port or PORTS.get(url.scheme), url.path

@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
+from urllib.parse import quote
 
 from launcher.base.harmless import text as harmless
 from launcher.client.bodies import (
@@ -31,9 +32,9 @@ from launcher.client.bodies import (
     ROLLOUT_HEADER,
     Member,
 )
-from launcher.client.session import Session
+from launcher.client.connection import Connection
 from launcher.client.tracing.aimed import aim_at
-from launcher.client.tracing.http_hook import HttpHook, Request
+from launcher.client.tracing.http_hook import HttpHook, HttpRequest
 
 # "refuse": a request whose answer could not be trained is refused, and not answered and counted.
 _UNTRAINABLE_HEADER = "x-slipway-untrainable"
@@ -54,6 +55,19 @@ _SILENT = (
 )
 
 
+class TracedRun:
+    """A run that this process asks; `astray`: its requests that were in no rollout while one was open."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.astray = 0
+
+    @property
+    def root(self) -> str:
+        """The run's address."""
+        return self.connection.endpoint.root
+
+
 class Rollout:
     """Made by `Session.rollout`. It may be entered again, to go on, and in several threads at once.
 
@@ -64,7 +78,7 @@ class Rollout:
 
     def __init__(
         self,
-        session: Session,
+        run: TracedRun,
         rollout_id: str,
         predictor: str | None = None,
         purpose: Purpose = "train",
@@ -73,7 +87,7 @@ class Rollout:
         """Raises ValueError for a name that no request can carry."""
         if not _NAME.fullmatch(rollout_id):
             raise ValueError(f"a rollout's name has 1 to 128 ASCII characters and no '/': {rollout_id!r}")
-        self.session = session
+        self.run = run
         self.id = rollout_id
         self.predictor = predictor
         self.purpose: Purpose = purpose
@@ -90,12 +104,12 @@ class Rollout:
     @property
     def base_url(self) -> str:
         """The address that tags what is sent through it with this rollout's name alone, for any client."""
-        return self.session.rollout_url(self.id)
+        return self.run.connection.rollout_url(self.id)
 
     @property
     def samples(self) -> list[str]:
         """The names of its answers, as `slipway.sample` in each says them: the run is asked."""
-        return [it["sample"] for it in self.session.samples_of(self.id)]
+        return [it["sample"] for it in samples_of(self.run.connection, self.id)]
 
     @property
     def is_open(self) -> bool:
@@ -130,7 +144,7 @@ class Rollout:
         _hook.hold()
         with self._lock:
             self._blocks += 1
-        _open.add(self.session)
+        _open.add(self.run)
         _innermost.set(_Block(self, _innermost.get()))
         return self
 
@@ -138,14 +152,14 @@ class Rollout:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         _leave(self)
-        _open.remove(self.session)
+        _open.remove(self.run)
         with self._lock:
             self._blocks -= 1
         # In words alone: an exception would keep alive all that its frames hold.
         self.failed = None if error is None else f"{type(error).__name__}: {error}"
         _hook.let_go()
         if error is None and not self.requests:
-            _say_once(self.session, _SILENT)
+            _say_once(self.run, _SILENT)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -180,10 +194,14 @@ def _blocks() -> Iterator[Rollout]:
         block = block.around
 
 
-def is_inside(session: Session) -> bool:
+def is_inside(connection: Connection) -> bool:
     """Whether what is asked of this run here is tagged: also for `PolicyLM`, which else asks to evaluate."""
-    root = session.endpoint.root
-    return any(it.is_open and it.session.endpoint.root == root for it in _blocks())
+    return any(it.is_open and it.run.root == connection.endpoint.root for it in _blocks())
+
+
+def samples_of(connection: Connection, rollout: str) -> list[dict[str, Any]]:
+    """See `Session.samples_of`."""
+    return connection.get_json(f"/slipway/rollouts/{quote(rollout, safe='')}/samples")
 
 
 def _leave(rollout: Rollout) -> None:
@@ -201,49 +219,49 @@ def _leave(rollout: Rollout) -> None:
     _innermost.set(left)
 
 
-class _OpenSessions:
+class _OpenRuns:
     """The runs of which a block is open in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sessions: dict[int, Session] = {}
+        self._runs: dict[int, TracedRun] = {}
         self._blocks: Counter[int] = Counter()
 
-    def add(self, session: Session) -> None:
+    def add(self, run: TracedRun) -> None:
         with self._lock:
-            self._sessions[id(session)] = session
-            self._blocks[id(session)] += 1
+            self._runs[id(run)] = run
+            self._blocks[id(run)] += 1
 
-    def remove(self, session: Session) -> None:
+    def remove(self, run: TracedRun) -> None:
         with self._lock:
-            self._blocks[id(session)] -= 1
-            if not self._blocks[id(session)]:
-                del self._blocks[id(session)], self._sessions[id(session)]
+            self._blocks[id(run)] -= 1
+            if not self._blocks[id(run)]:
+                del self._blocks[id(run)], self._runs[id(run)]
 
-    def note_astray(self, request: Request) -> None:
-        """Count a request that is in no block on each session that it asks."""
+    def note_astray(self, request: HttpRequest) -> None:
+        """Count a request that is in no block on each run that it asks."""
         with self._lock:
-            asked = [it for it in self._sessions.values() if _is_untagged(request, it)]
-            for session in asked:
-                session.astray += 1
-        for session in asked:
-            _say_once(session, _ASTRAY)
+            asked = [it for it in self._runs.values() if _is_untagged(request, it)]
+            for run in asked:
+                run.astray += 1
+        for run in asked:
+            _say_once(run, _ASTRAY)
 
 
-_open = _OpenSessions()
+_open = _OpenRuns()
 _said: set[tuple[str, str]] = set()
 
 
-def _say_once(session: Session, text: str) -> None:
+def _say_once(run: TracedRun, text: str) -> None:
     """Once for a run in this process."""
-    if (session.endpoint.root, text) not in _said:
-        _said.add((session.endpoint.root, text))
+    if (run.root, text) not in _said:
+        _said.add((run.root, text))
         sys.stderr.write(f"slipway: {harmless(text)}\n")
         sys.stderr.flush()
 
 
 @contextmanager
-def _tagged(request: Request) -> Iterator[None]:
+def _tagged(request: HttpRequest) -> Iterator[None]:
     """The request with its rollout's headers while it is sent, and without them again.
 
     What a redirect makes of it carries nothing of ours then, unless it is for the run as well.
@@ -259,9 +277,9 @@ def _tagged(request: Request) -> Iterator[None]:
             request.headers.pop(name, None)
 
 
-def _headers_for(request: Request) -> dict[str, str]:
+def _headers_for(request: HttpRequest) -> dict[str, str]:
     for rollout in _blocks():
-        aim = aim_at(rollout.session.endpoint.root, request)
+        aim = aim_at(rollout.run.root, request)
         if aim is None:
             continue
         named = aim.rollout or request.headers.get(ROLLOUT_HEADER)
@@ -275,9 +293,9 @@ def _headers_for(request: Request) -> dict[str, str]:
     return {}
 
 
-def _is_untagged(request: Request, session: Session) -> bool:
+def _is_untagged(request: HttpRequest, run: TracedRun) -> bool:
     """Whether it asks this run, and nobody said for whom or that it is an evaluation."""
-    aim = aim_at(session.endpoint.root, request)
+    aim = aim_at(run.root, request)
     if aim is None or aim.rollout is not None:
         return False
     return ROLLOUT_HEADER not in request.headers and PURPOSE_HEADER not in request.headers

@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from launcher.base.harmless import text as harmless
+from launcher.client.bodies import RuntimeStatus
 from launcher.client.failures import Rewound
-from launcher.client.session import Session
 from launcher.client.staleness import check_staleness, check_whole
 from launcher.client.trajectories.ahead_place import Place
 from launcher.client.trajectories.begun_group import BegunGroup
@@ -31,6 +31,16 @@ from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close
 Pending = Awaitable[TrajectoryGroup] | TrajectoryGroup
 # Of a step's own groups, where nobody says how many rollouts more there may be.
 _MOST_EXTRA = 3
+
+
+class VersionedRun(Protocol):
+    """What is asked of the run; a Session is one."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def rewinds(self) -> int: ...
+    def status(self) -> RuntimeStatus: ...
 
 
 class StepGroups(list[TrajectoryGroup]):
@@ -54,7 +64,7 @@ class StepGroups(list[TrajectoryGroup]):
 
 
 async def gather_ahead(
-    run: Session,
+    run: VersionedRun,
     groups: Iterable[Pending | Callable[[], Pending]],
     *,
     per_step: int,
@@ -122,7 +132,7 @@ class _Ahead:
 
     def __init__(
         self,
-        run: Session,
+        run: VersionedRun,
         bounds: _Bounds,
         groups: Iterable[Pending | Callable[[], Pending]],
         place: Place,

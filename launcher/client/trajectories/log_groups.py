@@ -4,7 +4,7 @@
     trajectories/val-000007.jsonl   a line for each group: its JSON, as `TrajectoryGroup(**line)` takes it
 
 Both come home with the run. Of the lines with one split and step the last is right: a program that begins
-again logs them again. Neighbours: `by_trajectories.py` has this as a session's method;
+again logs them again. Neighbours: `session.py` has this as a method;
 `runtime/gateway/validations.py` keeps the scores, which `launch report` draws. Knows nothing of what is
 trained.
 """
@@ -27,10 +27,10 @@ from pydantic_core import to_json
 from launcher.base.harmless import text as harmless
 from launcher.client import standard_error
 from launcher.client.bodies import Validation
-from launcher.client.by_trajectories import Logged
+from launcher.client.connection import Connection
 from launcher.client.failures import Refused
-from launcher.client.session import Session
 from launcher.client.trajectories.members import choices_of, number_of, part, raised_by, version_of
+from launcher.client.trajectories.results import Logged
 from launcher.client.trajectories.trajectory_group import Raised
 
 HISTORY = "history.jsonl"
@@ -42,7 +42,12 @@ _NAME = re.compile(r"[\w.-]{1,32}")
 
 
 def log(
-    session: Session, trajectories: Any, split: str, metrics: Mapping[str, float], step: int | None
+    connection: Connection,
+    folder: Path | None,
+    trajectories: Any,
+    split: str,
+    metrics: Mapping[str, float],
+    step: int | None,
 ) -> Logged:
     """See `Session.log`."""
     if not _NAME.fullmatch(split):
@@ -51,18 +56,22 @@ def log(
     if step is None:
         step = _newest_version(groups)
     if step is None:
-        step = session.version
+        step = connection.version
     line = {"step": step, "split": split, "time": round(time.time(), 3), **_figures(groups, metrics)}
     if split != TRAIN:
-        _tell(session, split, line, metrics)
-    folder = session.run_dir
+        _tell(connection, split, line, metrics)
     if folder is not None:
         try:
-            texts = _texts(groups, session.api_key)
+            texts = _texts(groups, connection.api_key)
             _keep(folder, f"{split}-{step:06d}.jsonl", texts, line)
         except OSError as error:  # a full disk, which must not end a training
             _say(f"not kept in {folder}: {error}")
     return Logged(line, folder)
+
+
+def keep_score(connection: Connection, validation: Validation) -> None:
+    """See `Session.validated`."""
+    connection.ask("POST", "/slipway/validations", validation.model_dump_json().encode())
 
 
 def _groups(given: Any) -> Iterator[Any]:
@@ -122,7 +131,7 @@ def _newest_version(groups: list[Any]) -> int | None:
     return max((it for it in versions if it is not None), default=None)
 
 
-def _tell(session: Session, split: str, line: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+def _tell(connection: Connection, split: str, line: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
     """The scores, to the run: those of `val` by their own names, of any other split behind the split's."""
     step = line["step"]
     told = {} if line["reward"] is None else {"score" if split == HELD_OUT else split: line["reward"]}
@@ -134,7 +143,7 @@ def _tell(session: Session, split: str, line: Mapping[str, Any], metrics: Mappin
             continue
         own = {} if place or line["reward"] is None else _spread(line)
         try:
-            session.validated(Validation(step=step, name=name, score=score, version=step, **own))
+            keep_score(connection, Validation(step=step, name=name, score=score, version=step, **own))
         except Refused as error:
             _say(f"the run does not keep {name} of step {step}: {error.why}")
 

@@ -20,11 +20,11 @@ from pydantic_core import to_json
 from launcher.base.harmless import text as harmless
 from launcher.client.answers import check_size
 from launcher.client.bodies import Group, StepCounts, StepSettings, StepStatus
-from launcher.client.by_trajectories import TrainResult
 from launcher.client.failures import Refused, Rewound, StepFailed
-from launcher.client.session import Session
-from launcher.client.trajectories import program_state
+from launcher.client.program_state import ProgramState
+from launcher.client.steps import TrainingSteps
 from launcher.client.trajectories.members import group_of, part
+from launcher.client.trajectories.results import StepResult
 
 # The step that these answers were made for was sent by the program before it was killed.
 TAKEN = "step taken already"
@@ -34,44 +34,44 @@ _MOST_TRIES = 4
 
 
 def train(
-    session: Session,
+    steps: TrainingSteps,
+    program: ProgramState,
     groups: Iterable[Any],
     state: Mapping[str, Any] | None,
     timeout_seconds: float | None,
     settings: Mapping[str, Any],
-) -> TrainResult:
+) -> StepResult:
     """See `Session.train`."""
     asked = _settings(settings)
     made, left_out = _groups(groups)
-    kept, before, earlier = program_state.next_of(session, state or {})
+    kept, before, earlier = program.next_of(state or {})
     check_size(kept)
     key = _key(made, kept, asked, before)
     try:
         status = None
         if earlier is not None:
-            status = session.wait(earlier, timeout_seconds)
+            status = steps.wait(earlier, timeout_seconds)
         elif made:
-            status = _step(session, key, made, kept, asked, timeout_seconds)
+            status = _step(steps, key, made, kept, asked, timeout_seconds)
     except Rewound:
-        session.unsaved_state = session.known_place = None  # of lost rollouts: the program goes back too
-        session.rewinds += 1
+        program.rewind()
         raise
     except Refused as error:
         if error.code != _NOTHING:
             raise
-        session.unsaved_state = kept
+        program.unsaved = kept
         return _said(_result(StepCounts.model_validate(error.error.get("counts") or {}), left_out))
     if status is None:
-        session.unsaved_state = kept  # the next step keeps it
-        return _said(TrainResult(dropped=dict(left_out)))
-    program_state.saved(session, status.id, kept)
+        program.unsaved = kept  # the next step keeps it
+        return _said(StepResult(dropped=dict(left_out)))
+    program.saved(status.id, kept)
     if earlier is not None and not status.key.startswith(key):
         return _said(_result(StepCounts(dropped={TAKEN: _answers(made)}), left_out, status))
     return _said(_result(status.counts, left_out, status))
 
 
 def _step(
-    session: Session,
+    steps: TrainingSteps,
     key: str,
     groups: list[Group],
     state: dict[str, Any],
@@ -81,9 +81,9 @@ def _step(
     status = None
     for attempt in range(_MOST_TRIES):
         name = f"{key}-{attempt}"
-        status = session.step(groups, name, client_state=state or None, wait=False, settings=settings)
+        status = steps.step(groups, name, client_state=state or None, wait=False, settings=settings)
         if status.state != "failed":  # as an earlier try that is known by this key
-            return session.wait(status.id, timeout_seconds)
+            return steps.wait(status.id, timeout_seconds)
     why = status.error if status else None
     raise StepFailed(
         f"These groups failed {_MOST_TRIES} times", None, why, "gather others; see `launch logs`"
@@ -138,8 +138,8 @@ def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
     return made, left_out
 
 
-def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | None = None) -> TrainResult:
-    return TrainResult(
+def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | None = None) -> StepResult:
+    return StepResult(
         step=status.id if status else None,
         version=status.version if status else None,
         trained=counts.trained,
@@ -152,7 +152,7 @@ def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | Non
     )
 
 
-def _said(result: TrainResult) -> TrainResult:
+def _said(result: StepResult) -> StepResult:
     """A line for each step, so that nobody trains on nothing without knowing."""
     step = "no step" if result.step is None else f"step {result.step}"
     parts = [f"{result.trained} answers trained"]

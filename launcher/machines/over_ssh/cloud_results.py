@@ -21,7 +21,7 @@ from launcher.machines.over_ssh.remote_folder import RemoteFolder
 from launcher.machines.over_ssh.timer_setback import setting_timer_back
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher.results import checkpoints, durable, home_copy
+from launcher.results import durable, home_copy, whole_checkpoints
 from launcher.values.machine import Progress, PullReport, Stopped
 from launcher.values.standing import Standing
 
@@ -83,7 +83,7 @@ class CloudResults:
 
     def committed(self) -> int | None:
         """The newest whole step, as it was seen last."""
-        return checkpoints.newest_whole_step(self._here / "checkpoints")
+        return whole_checkpoints.newest_whole_step(self._here / "checkpoints")
 
     def secure(self, into: Path, stopped: Stopped) -> Standing:
         """See machine.py. The runtime is asked for its step through the link; a new one is copied beside the

@@ -24,7 +24,7 @@ from launcher.machines.over_ssh import outgoing, rsync
 from launcher.machines.over_ssh.copy_rate import CopyRate
 from launcher.machines.over_ssh.remote_folder import RemoteFolder
 from launcher.machines.over_ssh.rsync import Copy, Moved
-from launcher.results import checkpoints, journals
+from launcher.results import checkpoints, journals, whole_checkpoints
 from launcher.results.durable import JOURNALS
 from launcher.values.machine import Progress, Stopped, never, silent
 
@@ -96,7 +96,9 @@ class Fetching:
             self._remove_unwanted(folder, files)
         folder = self.remote.here / "checkpoints"
         names = checkpoints.names(folder)
-        return len(names) < newest or any(checkpoints.is_whole(folder / name) for name in names[:newest])
+        return len(names) < newest or any(
+            whole_checkpoints.is_whole(folder / name) for name in names[:newest]
+        )
 
     # -------------------------------------------------------------- what there is
 

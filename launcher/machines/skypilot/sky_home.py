@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
-from launcher.base import processes
+from launcher.base import processes, running
 from launcher.base.errors import PreflightError
 from launcher.base.own_python import own_module
 from launcher.base.processes import ProcessId
@@ -178,7 +178,7 @@ class SkyHome:
         except (urllib.error.URLError, OSError, ValueError):
             return False
         current = isinstance(said, dict) and said.get("version") == said.get("version_on_disk")
-        return current and any(processes.listens(process.pid, self.port()) for process in self.processes())
+        return current and any(running.listens(process.pid, self.port()) for process in self.processes())
 
     def serve(self, bound_seconds: float = SERVER_SECONDS, spared: Set[ProcessId] = _NOBODY) -> None:
         """Have the API server answer: the one that runs, or a new one; at the port it had, if that is free:
@@ -225,7 +225,7 @@ class SkyHome:
     def processes(self) -> set[ProcessId]:
         """Everything that was started in this home. SkyPilot renames its processes, which blots out their
         environment, so the folder they work in counts as well."""
-        return processes.carrying(_MARK, str(self.folder)) | processes.working_in(self.folder)
+        return running.carrying(_MARK, str(self.folder)) | running.working_in(self.folder)
 
     def end_server(self, spared: Set[ProcessId] = _NOBODY, grace_seconds: float = _END_SECONDS) -> None:
         """End the API server, its executors and whatever else works here but `spared`."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from runtime.gateway.completions.admission import Asked
-from runtime.gateway.completions.continuing import Turn
+from runtime.gateway.completions.continuing import ChatTurn
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.samples import content, parsed_fields
@@ -100,7 +100,7 @@ def samples(
     asked: Asked,
     choices: dict[int, Choice],
     engine: EngineFacts = UNKNOWN,
-    turn: Turn | None = None,
+    turn: ChatTurn | None = None,
     of_base: bool = False,
 ) -> tuple[list[list[int]], list[Sample]]:
     """Prompts (each once) and samples of a finished answer, in the order of the choices.

@@ -55,7 +55,7 @@ _STOPS = ("stop", "stop_token_ids")
 
 
 @dataclass(frozen=True)
-class Turn:
+class ChatTurn:
     """A chat request among others. `fields`: what the engine is told besides, so that it goes on."""
 
     question: Beginning
@@ -66,9 +66,9 @@ class Turn:
         """The name by which a later request finds this answer."""
         return conversations.answered(self.question, text, calls)
 
-    def plainly(self, why: str) -> Turn:
+    def plainly(self, why: str) -> ChatTurn:
         """The same, asked as any other request."""
-        return Turn(self.question, replace(self.conversation, continues=None, apart=why, shown=None))
+        return ChatTurn(self.question, replace(self.conversation, continues=None, apart=why, shown=None))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Continuing:
         self._enabled = enabled
         self._exact = ExactPrompts()
 
-    async def turn(self, asked: Asked, body: dict[str, Any], client: EngineClient) -> Turn | None:
+    async def turn(self, asked: Asked, body: dict[str, Any], client: EngineClient) -> ChatTurn | None:
         """What `asked` goes on from; `body`: what the engine would be asked. None: it is no chat."""
         if asked.kind != "chat":
             return None
@@ -97,7 +97,7 @@ class Continuing:
             tools = conversations.digest_of(asked.body.get("tools") or [])
         except NoNameError:
             return None
-        turn = Turn(begun[-1], Conversation(begun[-1].name, begun[-1].bare, tools))
+        turn = ChatTurn(begun[-1], Conversation(begun[-1].name, begun[-1].bare, tools))
         found = self._found(messages, begun)
         if isinstance(found, str):
             return turn.plainly(found)
@@ -117,8 +117,8 @@ class Continuing:
         return None
 
     async def _after(
-        self, found: _Found, turn: Turn, asked: Asked, body: dict[str, Any], client: EngineClient
-    ) -> Turn:
+        self, found: _Found, turn: ChatTurn, asked: Asked, body: dict[str, Any], client: EngineClient
+    ) -> ChatTurn:
         try:
             exchange, sample = await asyncio.to_thread(self._store.load, found.ref)
             if why_not := self._why_not(asked, turn, exchange, sample):
@@ -144,9 +144,9 @@ class Continuing:
             "kv_transfer_params": {"prompt_token_ids": prompt},
             LAST_TURN: len(earlier.prompt) + len(earlier.completion),
         }
-        return Turn(turn.question, conversation, fields)
+        return ChatTurn(turn.question, conversation, fields)
 
-    def _why_not(self, asked: Asked, turn: Turn, exchange: Exchange, sample: Sample) -> str | None:
+    def _why_not(self, asked: Asked, turn: ChatTurn, exchange: Exchange, sample: Sample) -> str | None:
         """Why a request is not asked for by an earlier answer's ids, by what both ask for."""
         if not (self._enabled and asked.goes_on):
             return SWITCHED_OFF

@@ -18,7 +18,7 @@ import msgspec
 from runtime.gateway.completions import admission
 from runtime.gateway.completions.admission import Asked, Kind
 from runtime.gateway.completions.answers import Choice, Streamed, Whole, question, samples
-from runtime.gateway.completions.continuing import Continuing, Turn
+from runtime.gateway.completions.continuing import ChatTurn, Continuing
 from runtime.gateway.completions.flights import GRACE_SECONDS, Flight, Flights, Headers
 from runtime.gateway.completions.origin import origin_of
 from runtime.gateway.completions.untrainable import Untrainable
@@ -33,7 +33,8 @@ from runtime.gateway.samples.samples import SampleStore, Stored
 from runtime.gateway.versions.versions import BASE, Served, Versions
 from runtime.shared import failpoints
 from runtime.shared.headers import IGNORED_HEADER, UNTRAINABLE_HEADER
-from runtime.shared.schema import VERSION_HEADER, RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.schema import VERSION_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ class Completions:
         asked: Asked,
         served: Served,
         body: dict[str, Any],
-        turn: Turn | None,
+        turn: ChatTurn | None,
         flight: Flight,
     ) -> None:
         """One attempt. Raises EngineGoneError when another may be made."""
@@ -200,7 +201,7 @@ class Completions:
         response: aiohttp.ClientResponse,
         asked: Asked,
         served: Served,
-        turn: Turn | None,
+        turn: ChatTurn | None,
         flight: Flight,
         engine: Engine,
     ) -> None:
@@ -235,7 +236,7 @@ class Completions:
         self,
         asked: Asked,
         served: Served,
-        turn: Turn | None,
+        turn: ChatTurn | None,
         choices: dict[int, Choice],
         flight: Flight,
         answer: msgspec.Raw,

@@ -16,10 +16,11 @@ from typing import Protocol
 
 from runtime.gateway.fine_tuning.conversations import ConversationError, read
 from runtime.gateway.fine_tuning.file_store import RESULTS, FileStore
-from runtime.gateway.fine_tuning.jobs import Checkpoint, Job, JobStore
+from runtime.gateway.fine_tuning.jobs import EpochCheckpoint, Job, JobStore
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.http.step_errors import NothingToTrainError, QueueFullError, StepError
-from runtime.shared.schema import CheckpointInfo, StepRequest, StepSettings, StepStatus, SupervisedExample
+from runtime.shared.schema import StepRequest, StepSettings, SupervisedExample
+from runtime.shared.statuses import CheckpointInfo, StepStatus
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class JobRunner:
         """The policy after an epoch stays answerable by its name."""
         await self._steps.pin(f"step-{version:06d}")
         job.checkpoints.append(
-            Checkpoint(
+            EpochCheckpoint(
                 id=f"ftckpt-{job.id.removeprefix('ftjob-')}-{version}",
                 created_at=int(time.time()),
                 model=self._named(version),

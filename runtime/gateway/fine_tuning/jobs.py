@@ -39,7 +39,7 @@ class Hyperparameters(BaseModel):
     learning_rate_multiplier: float = Field(default=1.0, gt=0)
 
 
-class Checkpoint(BaseModel):
+class EpochCheckpoint(BaseModel):
     """The policy after an epoch."""
 
     id: str
@@ -68,7 +68,7 @@ class Job(BaseModel):
     finished_at: int | None = None
     fine_tuned_model: str | None = None
     result_files: list[str] = []
-    checkpoints: list[Checkpoint] = []
+    checkpoints: list[EpochCheckpoint] = []
     losses: list[tuple[int, float]] = []
     error: str | None = None
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.shared.schema import StepCounts
+from runtime.shared.statuses import StepCounts
 
 
 class StepError(Exception):

@@ -28,7 +28,7 @@ Load = Callable[[SampleRef], tuple[Exchange, Sample]]
 
 
 @dataclass(frozen=True)
-class Turn:
+class SampledTurn:
     """A sample with its ids; `end` is where the next turn's prompt must take up."""
 
     ref: SampleRef
@@ -44,7 +44,7 @@ class Turn:
     def end(self) -> int:
         return len(self.prompt) + len(self.completion)
 
-    def extends(self, before: Turn) -> bool:
+    def extends(self, before: SampledTurn) -> bool:
         """Whether this prompt is the other's prompt and completion, exactly, and then perhaps more.
 
         A turn that was cut off stands alone, before and after: what the trainer does with it, it must be able
@@ -57,7 +57,7 @@ class Turn:
             and self._has_all_of(before)
         )
 
-    def why_apart(self, before: Turn) -> str:
+    def why_apart(self, before: SampledTurn) -> str:
         """Why this, which does not extend the other, does not."""
         if self._has_all_of(before):
             return CUT_OFF if self.cut_off or before.cut_off else OTHER_TEMPERATURE
@@ -65,22 +65,22 @@ class Turn:
             return self.apart
         return REWRITTEN if self.prompt[: len(before.prompt)] == before.prompt else ANOTHER
 
-    def _has_all_of(self, before: Turn) -> bool:
+    def _has_all_of(self, before: SampledTurn) -> bool:
         """Whether this prompt begins with the other's prompt and completion."""
         return (
             self.prompt[: len(before.prompt)] == before.prompt
             and self.prompt[len(before.prompt) : before.end] == before.completion
         )
 
-    def beside(self, other: Turn) -> bool:
+    def beside(self, other: SampledTurn) -> bool:
         """Whether both answer the same question, so that neither could have gone on from the other."""
         return self.ref.request == other.ref.request or self.prompt == other.prompt
 
 
-def load_turn(ref: SampleRef, load: Load) -> Turn:
+def load_turn(ref: SampleRef, load: Load) -> SampledTurn:
     """Read a sample's ids."""
     exchange, sample = load(ref)
-    return Turn(
+    return SampledTurn(
         ref,
         exchange.prompts[sample.prompt],
         sample.completion_ids,
@@ -100,7 +100,7 @@ def join(refs: Sequence[SampleRef], load: Load) -> tuple[list[list[SampleRef]], 
     sealed: Counter[str] = Counter()
     if len(refs) < 2:
         return [[ref] for ref in refs], sealed
-    sequences: list[list[Turn]] = []
+    sequences: list[list[SampledTurn]] = []
     for turn in (load_turn(ref, load) for ref in refs):
         open_ends = [sequence for sequence in sequences if turn.extends(sequence[-1])]
         if open_ends:
@@ -113,12 +113,12 @@ def join(refs: Sequence[SampleRef], load: Load) -> tuple[list[list[SampleRef]], 
     return [[turn.ref for turn in sequence] for sequence in sequences], sealed
 
 
-def _nearest(turn: Turn, earlier: Sequence[Turn]) -> Turn:
+def _nearest(turn: SampledTurn, earlier: Sequence[SampledTurn]) -> SampledTurn:
     """The latest earlier turn of those whose ids this prompt has the most of."""
     return max(reversed(earlier), key=lambda before: _shared(turn.prompt, before))
 
 
-def _shared(prompt: list[int], before: Turn) -> int:
+def _shared(prompt: list[int], before: SampledTurn) -> int:
     """How many ids a prompt and an earlier turn both begin with, as far as it tells turns apart."""
     if prompt[: len(before.prompt)] != before.prompt:
         return 0

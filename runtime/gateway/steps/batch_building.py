@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.gateway.samples.turns import Turn, load_turn
+from runtime.gateway.samples.turns import SampledTurn, load_turn
 from runtime.gateway.steps.selection import Selection, Source
 from runtime.shared.batch import Batch
-from runtime.shared.schema import StepCounts
+from runtime.shared.statuses import StepCounts
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def build(selection: Selection, store: Source, meta: dict[str, Any]) -> Batch:
     )
 
 
-def _row(turns: list[Turn]) -> _Row:
+def _row(turns: list[SampledTurn]) -> _Row:
     """A sequence's turns, laid down in the ids of its last."""
     last = turns[-1]
     tokens = np.asarray(last.prompt + last.completion, np.int32)
@@ -85,7 +85,7 @@ def _meta(selection: Selection, rows: list[_Row], counts: StepCounts) -> dict[st
     }
 
 
-def _segment(turn: Turn) -> dict[str, Any]:
+def _segment(turn: SampledTurn) -> dict[str, Any]:
     """Where a turn's sampled tokens lie in its sequence, and which policy version sampled them (C38)."""
     return {
         "id": turn.ref.id,

@@ -21,7 +21,8 @@ from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import tools
 from runtime.gateway.steps.rendering import TOO_LONG, Message, NotRenderedError, Tools, render
-from runtime.shared.schema import StepCounts, SupervisedExample
+from runtime.shared.schema import SupervisedExample
+from runtime.shared.statuses import StepCounts
 
 T = TypeVar("T")
 

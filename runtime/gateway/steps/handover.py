@@ -18,13 +18,13 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.batch_building import build
 from runtime.gateway.steps.claims import Claims
 from runtime.gateway.steps.examples import Learn, NotLearnedError
-from runtime.gateway.steps.rollout_log import Said
+from runtime.gateway.steps.rollout_log import TranscriptWriter
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.gateway.steps.supervised_batch import lay_down
 from runtime.shared import failpoints
 from runtime.shared.batch import SCHEMA, Batch, empty_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
-from runtime.shared.schema import StepCounts
+from runtime.shared.statuses import StepCounts
 
 _LOOK_SECONDS = 0.02
 
@@ -43,7 +43,7 @@ class Handover:
         samples: SampleStore,
         checkpoints: CheckpointStore,
         trainer_failure: Callable[[], str | None],
-        said: Said | None,
+        said: TranscriptWriter | None,
         learn: Learn | None = None,
     ) -> None:
         self._folder = folder

@@ -29,14 +29,15 @@ from runtime.gateway.steps.examples import Learn, counted
 from runtime.gateway.steps.handover import Handover, NotTrainedError
 from runtime.gateway.steps.known_steps import KnownSteps
 from runtime.gateway.steps.rewind import Rewind
-from runtime.gateway.steps.rollout_log import Said
+from runtime.gateway.steps.rollout_log import TranscriptWriter
 from runtime.gateway.steps.selection import is_known
 from runtime.gateway.steps.step_records import Step, StepFolder, check_size, digest_of, said_in
 from runtime.shared import failpoints
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.metrics import line_of
-from runtime.shared.schema import CheckpointInfo, Group, StepCounts, StepRequest, StepStatus
+from runtime.shared.schema import Group, StepRequest
 from runtime.shared.start_adapter import KEY, START, StartError
+from runtime.shared.statuses import CheckpointInfo, StepCounts, StepStatus
 from runtime.shared.step_settings import SettingsError, settle
 from runtime.shared.train_config import TrainConfig
 
@@ -65,7 +66,7 @@ class StepQueue:
         train: TrainConfig | None = None,
         resolve: Resolve | None = None,
         learn: Learn | None = None,
-        said: Said | None = None,
+        said: TranscriptWriter | None = None,
     ) -> None:
         self.checkpoints = checkpoints
         self._samples = samples

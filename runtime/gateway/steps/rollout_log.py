@@ -66,7 +66,7 @@ def tokenizer_of(model_path: str) -> Decode | None:
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
 
 
-class Said:
+class TranscriptWriter:
     """The files of one run. `find_decode` is asked until it gives one: the model may still be downloaded."""
 
     def __init__(

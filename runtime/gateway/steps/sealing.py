@@ -6,7 +6,7 @@ have the reasons. Pure.
 
 from __future__ import annotations
 
-from runtime.shared.schema import StepCounts
+from runtime.shared.statuses import StepCounts
 
 # Reason → what to do. Of the others there is nothing to do, or the reason says it.
 _ADVICE = {

@@ -19,7 +19,8 @@ from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.samples.turns import join
 from runtime.shared import redaction
-from runtime.shared.schema import Group, Member, StepCounts
+from runtime.shared.schema import Group, Member
+from runtime.shared.statuses import StepCounts
 
 # A reason becomes a key in counts, metrics and terminals.
 _REASON_CHARACTERS = 80

@@ -27,16 +27,8 @@ from safetensors import SafetensorError
 from runtime.gateway.http.step_errors import ClientStateTooLargeError
 from runtime.shared import files
 from runtime.shared.batch import META, Batch, step_folder, write_batch
-from runtime.shared.schema import (
-    CLIENT_STATE_MAX_BYTES,
-    Group,
-    StepCounts,
-    StepRequest,
-    StepSettings,
-    StepState,
-    StepStatus,
-    SupervisedExample,
-)
+from runtime.shared.schema import CLIENT_STATE_MAX_BYTES, Group, StepRequest, StepSettings, SupervisedExample
+from runtime.shared.statuses import StepCounts, StepState, StepStatus
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from runtime.gateway.engines.version_proof import NotProvenError, Prover
 from runtime.shared import admission as on_disk
 from runtime.shared import failpoints, files
 from runtime.shared.checkpoint import Checkpoint
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from runtime.gateway.versions.recall import Recall
 from runtime.gateway.versions.versions import Versions
 from runtime.shared import failpoints, files
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
-from runtime.shared.child_status import Machine
+from runtime.shared.child_status import SupervisorStatus
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Publisher:
     def __init__(
         self,
         engines: list[EngineClient],
-        machine: Machine,
+        machine: SupervisorStatus,
         prover: Prover,
         versions: Versions,
         checkpoints: CheckpointStore,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.shared.memory import assumptions
-from runtime.shared.memory.line import Line, count
+from runtime.shared.memory.line import MemoryLine, count
 from runtime.shared.model_shape import ModelShape
 from runtime.shared.peft_form import engine_rank
 
@@ -35,28 +35,30 @@ def defaults(gpu: str, gpu_bytes: int) -> tuple[int, int]:
     raise AssertionError("the last row of the table is for every GPU")
 
 
-def lines(shape: ModelShape, serving: Serving) -> list[Line]:
+def lines(shape: ModelShape, serving: Serving) -> list[MemoryLine]:
     """Each byte of one engine but the cache, with its reason."""
     return [_weights(shape, serving), _slots(shape, serving), _passes(shape, serving), *_overheads()]
 
 
-def _weights(shape: ModelShape, serving: Serving) -> Line:
+def _weights(shape: ModelShape, serving: Serving) -> MemoryLine:
     plain = shape.weights * serving.number_bytes
     if shape.stored_bits is None:
-        return Line("weights", plain, f"{count(shape.weights)} parameters, whole on each GPU")
+        return MemoryLine("weights", plain, f"{count(shape.weights)} parameters, whole on each GPU")
     stored = round(shape.expert_weights * (shape.stored_bits / 8 - serving.number_bytes))
-    return Line("weights", plain + stored, f"the experts as they are stored, {shape.stored_bits} bits each")
+    return MemoryLine(
+        "weights", plain + stored, f"the experts as they are stored, {shape.stored_bits} bits each"
+    )
 
 
-def _slots(shape: ModelShape, serving: Serving) -> Line:
+def _slots(shape: ModelShape, serving: Serving) -> MemoryLine:
     rank = engine_rank(serving.rank)
     one = shape.adapter_weights(rank, serving.names) * serving.number_bytes
-    return Line(
+    return MemoryLine(
         "LoRA slots", serving.slots * one, f"{serving.slots} adapters of rank {rank}, to swap between"
     )
 
 
-def _passes(shape: ModelShape, serving: Serving) -> Line:
+def _passes(shape: ModelShape, serving: Serving) -> MemoryLine:
     """The widest moment of a pass over a batch of tokens, and of sampling."""
     experts = shape.experts
     wide = shape.intermediate if experts is None else experts.per_token * (experts.width + shape.hidden)
@@ -64,13 +66,15 @@ def _passes(shape: ModelShape, serving: Serving) -> Line:
     sampling = serving.places * shape.vocabulary * assumptions.SAMPLING_BYTES_PER_WORD
     size = max(activations, sampling)
     why = f"a pass over {serving.batch:,} tokens, or sampling for {serving.places:,} places: the larger"
-    return Line("a pass", size, why)
+    return MemoryLine("a pass", size, why)
 
 
-def _overheads() -> list[Line]:
+def _overheads() -> list[MemoryLine]:
     return [
-        Line("CUDA", assumptions.CONTEXT_BYTES, "context and libraries (assumed)"),
-        Line("graphs", assumptions.GRAPHS_BYTES, "captured CUDA graphs, beside vLLM's fraction (assumed)"),
+        MemoryLine("CUDA", assumptions.CONTEXT_BYTES, "context and libraries (assumed)"),
+        MemoryLine(
+            "graphs", assumptions.GRAPHS_BYTES, "captured CUDA graphs, beside vLLM's fraction (assumed)"
+        ),
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Line:
+class MemoryLine:
     """`size` in bytes, on one GPU."""
 
     name: str
@@ -18,7 +18,7 @@ class Line:
     why: str
 
 
-def total(lines: Iterable[Line]) -> int:
+def total(lines: Iterable[MemoryLine]) -> int:
     """Bytes of all."""
     return sum(line.size for line in lines)
 

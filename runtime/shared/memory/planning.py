@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from runtime.shared import fixed_rows, gpu_memory
 from runtime.shared.memory import assumptions, engine, trainer
-from runtime.shared.memory.line import Line, total
+from runtime.shared.memory.line import MemoryLine, total
 from runtime.shared.model_shape import ModelShape
 
 LONGEST = (32768, 16384, 8192, 4096, 2048)
@@ -78,8 +78,8 @@ class MemoryPlan:
     gpu: str
     shared: bool
     listed_bytes: int
-    trainer: tuple[Line, ...]
-    engine: tuple[Line, ...]
+    trainer: tuple[MemoryLine, ...]
+    engine: tuple[MemoryLine, ...]
     activation_checkpointing: bool
     pack_tokens: int
     max_model_len: int
@@ -227,13 +227,13 @@ def _fraction(machine: Machine, chosen: Wishes, listed: int, left: int) -> float
     return max(1, min(math.floor(share * _CENT), round(assumptions.ENGINE_FRACTION * _CENT))) / _CENT
 
 
-def _cache(size: int, one: int, longest: int) -> Line:
+def _cache(size: int, one: int, longest: int) -> MemoryLine:
     """Where there is less room than for one longest sequence, what that needs: it is no engine without."""
     tokens = longest * max(size, one) // one
     each = round(one / longest / 1000)
     least = ": the least" if size < one else ""
     why = f"keys and values of {tokens:,} tokens, {each:,} KB each, for {longest:,} or less{least}"
-    return Line("cache", max(size, one), why)
+    return MemoryLine("cache", max(size, one), why)
 
 
 def _short(

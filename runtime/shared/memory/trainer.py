@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from runtime.shared.memory import assumptions
 from runtime.shared.memory.activations import Kept
-from runtime.shared.memory.line import Line, count
+from runtime.shared.memory.line import MemoryLine, count
 from runtime.shared.model_shape import ModelShape
 
 _FP32 = 4
@@ -34,31 +34,33 @@ class Training:
     reference: bool = False
 
 
-def lines(shape: ModelShape, training: Training) -> list[Line]:
+def lines(shape: ModelShape, training: Training) -> list[MemoryLine]:
     """Each byte of one training GPU, with its reason."""
     return [_base(shape, training), *_adapter(shape, training), *_row(shape, training), _overhead(training)]
 
 
-def _base(shape: ModelShape, training: Training) -> Line:
+def _base(shape: ModelShape, training: Training) -> MemoryLine:
     size = shape.weights * training.number_bytes
     why = f"{count(shape.weights)} parameters of {training.number_bytes} bytes, frozen, whole on each GPU"
-    return Line("weights", size, why)
+    return MemoryLine("weights", size, why)
 
 
-def _adapter(shape: ModelShape, training: Training) -> list[Line]:
+def _adapter(shape: ModelShape, training: Training) -> list[MemoryLine]:
     numbers = shape.adapter_weights(training.rank, training.names)
     working = numbers * training.number_bytes if training.number_bytes < _FP32 or training.scaled else 0
     all_of_them = training.names == shape.lora_names and shape.experts is None
     where = "every linear layer of a block" if all_of_them else ", ".join(training.names)
     named = f"{count(numbers)} numbers, rank {training.rank} on {where}"
     return [
-        Line("adapter", numbers * _FP32 + working, f"{named}: fp32 masters, and what is multiplied with"),
-        Line("gradients", numbers * _FP32 + working, "of the masters, and of what is multiplied with"),
-        Line("AdamW", numbers * 2 * _FP32, "two moments of each master, in fp32"),
+        MemoryLine(
+            "adapter", numbers * _FP32 + working, f"{named}: fp32 masters, and what is multiplied with"
+        ),
+        MemoryLine("gradients", numbers * _FP32 + working, "of the masters, and of what is multiplied with"),
+        MemoryLine("AdamW", numbers * 2 * _FP32, "two moments of each master, in fp32"),
     ]
 
 
-def _row(shape: ModelShape, training: Training) -> list[Line]:
+def _row(shape: ModelShape, training: Training) -> list[MemoryLine]:
     kept = Kept(shape, training.rank, training.names, training.number_bytes)
     size = kept.row(training.row, checkpointing=training.checkpointing)
     each = round(size / training.row / 1000)
@@ -68,9 +70,9 @@ def _row(shape: ModelShape, training: Training) -> list[Line]:
     lost = round((size + room) * assumptions.FRAGMENTATION)
     share = f"{assumptions.FRAGMENTATION:.0%} of the two above"
     return [
-        Line("kept", size, f"for the backward pass: {why}"),
-        Line("working room", room, reason),
-        Line("fragmentation", lost, f"{share}, lost between blocks (assumed)"),
+        MemoryLine("kept", size, f"for the backward pass: {why}"),
+        MemoryLine("working room", room, reason),
+        MemoryLine("fragmentation", lost, f"{share}, lost between blocks (assumed)"),
     ]
 
 
@@ -89,7 +91,7 @@ def _room(shape: ModelShape, training: Training, kept: Kept) -> tuple[int, str]:
     return layer, f"one layer{again or ' in its backward pass'}; logits fit in it{reference}"
 
 
-def _overhead(training: Training) -> Line:
+def _overhead(training: Training) -> MemoryLine:
     size = assumptions.CONTEXT_BYTES + (assumptions.NCCL_BYTES if training.gpus > 1 else 0)
     beside = " and NCCL's buffers" if training.gpus > 1 else ""
-    return Line("CUDA", size, f"context, libraries{beside} (assumed)")
+    return MemoryLine("CUDA", size, f"context, libraries{beside} (assumed)")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.shared.model_names import ModelNames
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_kwargs import lora_config
 from runtime.shared.train_kwargs.reading import Act, Reading, UnfitError, number, set_option, switch, whole
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.machines.cloud import CloudMachine
 from launcher.machines.over_ssh.link import run_on
 from launcher.machines.over_ssh.machine_scripts import CODE
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.support.environment import REPOSITORY
 from tests.support.telling import told
 

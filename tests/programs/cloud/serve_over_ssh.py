@@ -20,7 +20,7 @@ from launcher.machines.over_ssh.remote_folder import RemoteFolder
 from launcher.machines.over_ssh.remote_job import RemoteJob
 from launcher.machines.waiting_for_runtime import RuntimeStart, reason_of_end
 from runtime.fitness import Needs
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.cloud import bare
 from tests.support.canaries import CommandLines
 from tests.support.environment import REPOSITORY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from launcher.base import processes
+from launcher.base import running
 
 if __name__ == "__main__":
-    print(len(processes.carrying(*sys.argv[1:])))
+    print(len(running.carrying(*sys.argv[1:])))

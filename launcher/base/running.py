@@ -1,0 +1,92 @@
+"""What the system says of running processes: their environment, folder, program, name and ports.
+
+Neighbours: `processes.py` names and ends them; `guardian.py`, `leftovers.py`, `sky_home.py` and `ports.py`
+ask. Only this user's processes can be read. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from launcher.base import place
+from launcher.base.processes import ProcessId, all_running
+
+_Answer = TypeVar("_Answer")
+
+
+def carrying(variable: str, value: str) -> set[ProcessId]:
+    """The living processes that were started with `variable=value` in their environment.
+
+    Without this one and those above it: who asks is not what is left over. Only this user's processes can
+    be read; those of others cannot be ours.
+    """
+    return {process for process, environ in environments() if environ.get(variable) == value}
+
+
+def here(process: ProcessId) -> bool:
+    """Whether it is of our own PID namespace: to one of a container a path may mean another file."""
+    return place.pid_namespace(process.pid) == place.pid_namespace("self")
+
+
+def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
+    """The living processes, each with the environment it was started with; as in `carrying`, without this one
+    and those above it, and without those of other users."""
+    running = all_running()
+    parents = {process.pid: parent for process, parent in running.items()}
+    own: int | None = os.getpid()
+    while own is not None:
+        own = parents.pop(own, None)
+    for process in running:
+        if process.pid in parents and (environ := _asked(process, psutil.Process.environ)) is not None:
+            yield process, environ
+
+
+def working_in(folder: Path) -> set[ProcessId]:
+    """The living processes, but this one, whose working folder this is."""
+    others = (process for process in all_running() if process.pid != os.getpid())
+    return {process for process in others if _asked(process, psutil.Process.cwd) == str(folder)}
+
+
+def runs_from(folder: Path) -> bool:
+    """Whether a process runs a program of this folder."""
+    inside = str(folder) + os.sep
+    commands = (_asked(process, psutil.Process.cmdline) for process in all_running())
+    return any(command and command[0].startswith(inside) for command in commands)
+
+
+def name_of(process: ProcessId) -> str:
+    """What the system calls it."""
+    return _asked(process, psutil.Process.name) or "(gone)"
+
+
+def _asked(process: ProcessId, question: Callable[[psutil.Process], _Answer]) -> _Answer | None:
+    """None of one that has ended, and of other users' where only they may ask."""
+    try:
+        return question(psutil.Process(process.pid))
+    except (psutil.Error, OSError):
+        return None
+
+
+def stopped(process: ProcessId) -> bool:
+    """Whether it is stopped (Ctrl-Z) at this moment, and so gets nowhere."""
+    return _asked(process, psutil.Process.status) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process of this user's listens on a TCP port. It is asked for its own connections: to ask for
+    everybody's takes root on a Mac."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except (psutil.Error, OSError):
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port for one in connections)
+
+
+def listener(port: int) -> ProcessId | None:
+    """This user's process that listens on a TCP port; None where nobody of theirs does."""
+    return next((process for process in all_running() if listens(process.pid, port)), None)

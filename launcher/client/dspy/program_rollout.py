@@ -1,0 +1,185 @@
+"""One run of a DSPy program on one example: its tags, its calls of the policy, and what came of each.
+
+Neighbours: `tagging.py` says which is in force, `engine.py` notes each answer, `rollouts.py` opens one around
+each run. Knows nothing of HTTP, metrics or training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from launcher.client.bodies import CALL_HEADER, PREDICTOR_HEADER, PURPOSE_HEADER, ROLLOUT_HEADER
+from launcher.client.dspy.predictors import Predictors
+
+
+class RolloutOver(BaseException):
+    """Raised where a program asks on in a run that is over. No Exception: programs swallow those."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What is kept of one answer of the policy."""
+
+    version: int | None
+    empty: bool = False
+    # It ended at its length limit and not by itself.
+    cut_off: bool = False
+    # None where the endpoint does not say.
+    tokens: int | None = None
+    repeated: float = 0.0
+
+
+@dataclass
+class ProgramRollout:
+    """Tags and tally of one run of a program. Shared by the threads of that run.
+
+    Once it has ended nothing is added: what answers late belongs to no step (its batch went on without it).
+    """
+
+    id: str
+    predictors: Predictors
+    purpose: Literal["train", "eval"] = "train"
+    # Takes the place of what the program or its LM asks for: training and evaluation sample alike everywhere.
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: str | None = None
+    # The model before training is evaluated in the policy's place.
+    of_base: bool = False
+    # Asked in the place of the newest version, as what is scored beside training is one; the base, of any.
+    model: str | None = None
+    # Requests after which a program is taken to ask for ever.
+    most_calls: int | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    answers: dict[tuple[str, int], Answered] = field(default_factory=dict)
+    unparsed: set[tuple[str, int]] = field(default_factory=set)
+    lost: list[str] = field(default_factory=list)
+    # Other models that failed in it, by name, each as often as it did; and why the first of them.
+    outside: Counter[str] = field(default_factory=Counter)
+    outside_reason: str | None = None
+    # The endpoint stayed away for as long as patience lasted.
+    gone: bool = False
+    # What an adapter's parse() raised last: a program that lets it through has an answer that did not parse.
+    parse_error: BaseException | None = None
+    # The program has ended and the metric is at work.
+    judging: bool = False
+    _ended: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def next_call(self, predictor: str) -> Call:
+        """Count a request. Raises RolloutOver when the rollout has ended, or has made all it may."""
+        with self._lock:
+            if self._ended:
+                raise RolloutOver("this rollout is over: its batch continued without it")
+            if self.asked_too_often:
+                raise RolloutOver(f"it called the policy more than {self.most_calls} times")
+            call = Call(self, predictor, self.calls[predictor])
+            self.calls[predictor] += 1
+        return call
+
+    def end(self) -> None:
+        """From here on the program asks in vain, and what answers late is not noted."""
+        with self._lock:
+            self._ended = True
+
+    def note_answer(self, call: Call, answered: Answered) -> None:
+        with self._lock:
+            if not self._ended:
+                self.answers[call.key] = answered
+
+    def note_lost(self, reason: str, gone: bool = False) -> None:
+        """Remember that an answer never came: the program may swallow the exception."""
+        with self._lock:
+            if not self._ended:
+                self.lost.append(reason)
+                self.gone = self.gone or gone
+
+    def note_outside(self, model: str, reason: str) -> None:
+        """Remember that another model failed, or a judge: the program or the metric may swallow it."""
+        with self._lock:
+            if not self._ended:
+                self.outside[model] += 1
+                self.outside_reason = self.outside_reason or f"{model} failed: {reason}"
+
+    def note_unparsed(self, call: Call) -> None:
+        with self._lock:
+            if not self._ended:
+                self.unparsed.add(call.key)
+
+    @property
+    def asked_too_often(self) -> bool:
+        """Whether it has made all the requests that it may."""
+        return self.most_calls is not None and self.calls.total() >= self.most_calls
+
+    @property
+    def versions(self) -> set[int]:
+        """The policy versions that answered."""
+        return {it.version for _, it in self._answered() if it.version is not None}
+
+    def versions_of(self, predictors: Collection[str]) -> set[int]:
+        """The policy versions that answered these predictors."""
+        return set(self.answered_by(predictors))
+
+    def answered_by(self, predictors: Collection[str]) -> Counter[int]:
+        """How many answers these predictors had of each policy version."""
+        found = (it.version for (predictor, _), it in self._answered() if predictor in predictors)
+        return Counter(version for version in found if version is not None)
+
+    @property
+    def cut_off(self) -> set[tuple[str, int]]:
+        """The calls whose answer ended at its length limit."""
+        return {key for key, it in self._answered() if it.cut_off}
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each answer."""
+        return [it.tokens for _, it in self._answered() if it.tokens is not None]
+
+    @property
+    def repeated(self) -> list[float]:
+        """How much of each answer repeats itself."""
+        return [it.repeated for _, it in self._answered()]
+
+    def _answered(self) -> list[tuple[tuple[str, int], Answered]]:
+        with self._lock:
+            return list(self.answers.items())
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of a rollout; `index` counts this predictor's requests from 0."""
+
+    rollout: ProgramRollout
+    predictor: str
+    index: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.predictor, self.index
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {
+            ROLLOUT_HEADER: self.rollout.id,
+            PREDICTOR_HEADER: self.predictor,
+            CALL_HEADER: str(self.index),
+        }
+        if self.rollout.purpose == "eval":
+            headers[PURPOSE_HEADER] = "eval"
+        return headers
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What the rollout asks of the sampler; with a seed of this call's own (C44)."""
+        sampling = dict(self.rollout.sampling)
+        if self.rollout.seed is not None:
+            sampling["seed"] = _number(f"{self.rollout.seed}/{self.predictor}/{self.index}")
+        return sampling
+
+
+def _number(text: str) -> int:
+    """31 bits that depend on the text alone."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1

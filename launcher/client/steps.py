@@ -1,0 +1,131 @@
+"""Training steps: one is sent once under its key, and waited for until its version is served.
+
+Neighbours: `connection.py` carries them, `session.py` and `trajectories/train_groups.py` make them,
+`left_out.py` is told of each that ends. Knows nothing of how the groups in them were made.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from launcher.client.answers import check_size
+from launcher.client.bodies import (
+    Group,
+    RestoreRequest,
+    RuntimeStatus,
+    StepRequest,
+    StepSettings,
+    StepStatus,
+    SupervisedExample,
+)
+from launcher.client.connection import Connection
+from launcher.client.failures import EndpointLost, StepFailed
+from launcher.client.left_out import LeftOut
+
+_LONG_POLL_SECONDS = 30
+# A step's own time; the endpoint may be away meanwhile, once for all of its patience.
+_STEP_SECONDS = 3600.0
+_SETTLED = ("published", "failed")
+
+
+class TrainingSteps:
+    """Of one run. `Session` has its methods, and says there what they raise."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._left_out = LeftOut()
+
+    def step(
+        self,
+        groups: Iterable[Group] = (),
+        key: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+        *,
+        examples: Iterable[SupervisedExample] = (),
+        settings: StepSettings | None = None,
+    ) -> StepStatus:
+        """See `Session.step`."""
+        if client_state is not None:
+            check_size(client_state)
+        request = StepRequest(
+            key=key or uuid.uuid4().hex,
+            groups=[Group.model_validate(it, from_attributes=True) for it in groups],
+            examples=list(examples),
+            settings=settings,
+            client_state=client_state,
+        )
+        status = self.connection.post("/slipway/steps", request, StepStatus)
+        return self.wait(status.id, timeout_seconds) if wait else status
+
+    def restore(
+        self,
+        name: str,
+        key: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+    ) -> StepStatus:
+        """See `Session.restore`."""
+        if client_state is not None:
+            check_size(client_state)
+        request = RestoreRequest(key=key or uuid.uuid4().hex, client_state=client_state)
+        status = self.connection.post(f"/slipway/checkpoints/{name}/restore", request, StepStatus)
+        return self.wait(status.id, timeout_seconds) if wait else status
+
+    def wait(self, step: int, timeout_seconds: float | None = None, committed: bool = False) -> StepStatus:
+        """See `Session.wait`."""
+        timeout_seconds = self._bound(timeout_seconds)
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            until = "&until=committed" if committed else ""
+            path = f"/slipway/steps/{step}?wait={_LONG_POLL_SECONDS}{until}"
+            status = self.connection.get(path, StepStatus)
+            if status.state == "failed":
+                raise self._failed(status)
+            if status.state in _SETTLED or (committed and status.state == "committed"):
+                self._left_out.tell(status.id, status.counts)
+                return status
+            if time.monotonic() > deadline:
+                raise StepFailed(
+                    f"Step {step} was not published within {timeout_seconds:.0f} s (it is {status.state})",
+                    step,
+                )
+            _check_alive(self.connection.status())
+
+    def settle(self, timeout_seconds: float | None = None) -> RuntimeStatus:
+        """See `Session.settle`."""
+        timeout_seconds = self._bound(timeout_seconds)
+        deadline = time.monotonic() + timeout_seconds
+        while (status := self.connection.status()).steps_queued:
+            if time.monotonic() > deadline:
+                raise StepFailed(
+                    f"{status.steps_queued} steps are still queued after {timeout_seconds:.0f} s", None
+                )
+            _check_alive(status)
+            time.sleep(0.2)
+        return status
+
+    def _bound(self, timeout_seconds: float | None) -> float:
+        if timeout_seconds is None:
+            return _STEP_SECONDS + self.connection.patience.away_seconds
+        return timeout_seconds
+
+    def _failed(self, status: StepStatus) -> StepFailed:
+        hint = "the policy before it is still served; see the trainer's log"
+        if status.version is not None:
+            hint = (
+                f"step-{status.version:06d} is kept and counts as trained; the version before it is served "
+                f"until one after it is proven. `launch --resume {self.connection.run_id}` goes on after the "
+                "newest step"
+            )
+        return StepFailed(f"Step {status.id} failed", status.id, why=status.error, hint=hint)
+
+
+def _check_alive(status: RuntimeStatus) -> None:
+    if status.phase == "failed":
+        raise EndpointLost("The runtime has failed", why=status.detail, hint="`launch logs` shows its logs")

@@ -1,0 +1,72 @@
+"""What training and logging trajectories come to, awaited or not; and the settings of a step.
+
+Neighbours: `train_groups.py` and `log_groups.py` make these, `session.py` hands them to the program. Knows
+nothing of how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypedDict
+
+from launcher.client.bodies import Loss, Normaliser, Overlong, Schedule
+
+
+class TrainSettings(TypedDict, total=False):
+    """What a step does otherwise than the run, by the names of StepSettings."""
+
+    learning_rate: float
+    schedule: Schedule
+    warmup_steps: int
+    schedule_steps: int
+    schedule_step: int
+    weight_decay: float
+    max_grad_norm: float
+    loss: Loss
+    normaliser: Normaliser
+    scale_rewards: bool
+    clip_low: float
+    clip_high: float
+    kl_beta: float
+    overlong: Overlong
+    overlong_tokens: int
+    overlong_buffer: int
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A result that may be awaited too: `run.train(...)` and `await run.train(...)` are both right."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from ()
+        return self
+
+
+@dataclass(frozen=True)
+class StepResult(_Done):
+    """What became of everything in the groups: `trained`, and the rest in `dropped` by its reason.
+
+    The two together are the choices of all trajectories, the trajectories that have none, and the
+    exceptions. `step` and `version` are None where nothing could be trained: then no step was taken.
+    """
+
+    step: int | None = None
+    version: int | None = None
+    trained: int = 0
+    # Answers that continue the sequence of the one before, and how often a sequence had to begin anew.
+    joined: int = 0
+    sealed: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    groups: int = 0
+    groups_without_variance: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Logged(_Done):
+    """What was logged: the line of `history.jsonl`, and the folder with it, where the run has one."""
+
+    line: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None

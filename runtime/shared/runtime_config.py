@@ -1,0 +1,67 @@
+"""The runtime's configuration: what the launcher writes and the runtime's processes read.
+
+Neighbours: `train_config.py` has what is under `train.`, `schema.py` the HTTP bodies. Pydantic only, so both
+halves can import it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from runtime.shared.schema import Body
+from runtime.shared.train_config import TrainConfig
+
+
+class EngineConfig(Body):
+    """One vLLM server per inference GPU group (one, on the CPU)."""
+
+    max_model_len: int | None = Field(default=None, ge=64)
+    # The most tokens of a chat answer whose request names no limit of its own.
+    answer_tokens: int = Field(default=4096, ge=1)
+    max_loras: int = Field(default=4, ge=3)
+    # How many sequences an engine samples at a time; None: 64 on a CPU, vLLM's own default on a GPU.
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
+    # Of keys and values; None: 1 on a CPU, on a GPU what vLLM finds left of its fraction.
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+
+
+class RuntimeConfig(Body):
+    """Everything the runtime is told, saved as `runtime.json` beside the run it configures.
+
+    `model_path` is a local folder in Hugging Face form, or a hub name the runtime downloads. `model_name` is
+    what adapters call it, the same on every machine; None: what `model_path` says without its place.
+    `state_dir` holds samples, steps, checkpoints, logs; `socket_dir` (0700, short path) the sockets.
+    """
+
+    run_id: str
+    model_path: str
+    model_name: str | None = None
+    served_name: str = "policy"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    engines: int = Field(default=1, ge=1)
+    train_processes: int = Field(default=1, ge=1)
+    state_dir: str
+    socket_dir: str
+    # A sample older than this many committed steps is dropped and counted, not trained (C39).
+    max_staleness: int = Field(default=2, ge=0)
+    lease_seconds: float = Field(default=60.0, gt=0)
+    deadline_seconds: float | None = Field(default=None, gt=0)
+    # How long engines and trainer may take to become ready, which a model that must come first decides.
+    start_seconds: float = Field(default=1800.0, gt=0)
+    wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
+    wandb_project: str = "slipway"
+    wandb_name: str | None = None  # there; None is the run's id
+    # How many completions of a step go to Weights & Biases as well, where the run does; 0: no texts go there.
+    wandb_completions: int = Field(default=0, ge=0, le=64)
+    # How many completions of a step come home as text, with their rewards; 0 keeps none.
+    completions_per_step: int = Field(default=64, ge=0, le=4096)
+    # Whether each choice of an answer has `slipway: {sample, version}`, by which it can be rewarded.
+    name_samples: bool = True
+    # Whether a turn goes on from the ids of the turn before, where its client sends the same text again.
+    continue_turns: bool = True
+    train: TrainConfig = TrainConfig()
+    engine: EngineConfig = EngineConfig()

@@ -1,0 +1,101 @@
+"""What the runtime answers about itself: its state, its children's, a step's, a checkpoint's.
+
+Neighbours: `schema.py` has what it is sent. Pydantic only, so both halves can import it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from runtime.shared.schema import Answer
+
+StepState = Literal["queued", "training", "committed", "published", "failed"]
+
+
+class StepCounts(Answer):
+    """What became of everything a step named: trained + the sum of `dropped` = samples + missing.
+
+    `dropped` maps a reason to a number of samples (or of members, where no sample was found).
+    """
+
+    groups: int = 0
+    members: int = 0
+    samples: int = 0
+    trained: int = 0
+    sampled_tokens: int = 0
+    # Of a supervised step, whose `samples` are the answers that its examples have: tokens of those it learns.
+    learned_tokens: int = 0
+    # Given as text that no answer matched: trained on the engine's ids of that text, not on what was sampled.
+    retokenised: int = 0
+    # Samples that go on from an earlier turn id for id, and are trained in one sequence with it.
+    turns_joined: int = 0
+    # How often a rollout's next sample did not go on from the last, and began a sequence of its own; why.
+    sealed: int = 0
+    sealed_by: dict[str, int] = {}
+    groups_without_variance: int = 0
+    # Answers that nobody is known to have received: no samples, so not among `samples` either.
+    unreceived: int = 0
+    dropped: dict[str, int] = {}
+
+
+class StepStatus(Answer):
+    """`GET /slipway/steps/{id}?wait=30`: answers once published or failed, or when the wait ends."""
+
+    id: int
+    key: str
+    state: StepState
+    version: int | None = None
+    counts: StepCounts = StepCounts()
+    metrics: dict[str, float] = {}
+    publication: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class CheckpointInfo(Answer):
+    """One committed checkpoint."""
+
+    name: str
+    step: int
+    version: int
+    created: float
+    bytes: int
+    # sha256 of the adapter's weights file: `policy@v12+` and its beginning name these weights alone.
+    weights: str = ""
+    pinned: bool = False
+    let_go: list[str] = []  # in the answer to a pin: those pinned no longer, as so many have been since
+    client_state: dict[str, Any] | None = None
+    metrics: dict[str, float] = {}
+
+
+class ChildState(Answer):
+    """One child of the supervisor."""
+
+    name: str
+    state: Literal["starting", "ready", "restarting", "failed", "stopped"]
+    pid: int | None = None
+    restarts: int = 0
+    detail: str | None = None
+
+
+class RuntimeStatus(Answer):
+    """`GET /slipway/status`."""
+
+    run_id: str
+    phase: Literal["starting", "ready", "degraded", "failed", "stopping"]
+    model: str
+    served_name: str
+    version: int
+    step: int
+    steps_queued: int = 0
+    children: list[ChildState] = []
+    lease_left_seconds: float | None = None
+    client_state: dict[str, Any] | None = None
+    last_metrics: dict[str, float] = {}
+    settings: dict[str, Any] = {}  # what the run's own `train.` keys say, of those that a step may change
+    max_staleness: int | None = None  # a sample that is more steps old is not trained
+    places: int | None = None  # how many sequences all engines sample at a time
+    samples: int = 0
+    prefix_cache_hits: float | None = None  # of the tokens of all prompts so far, the share that was cached
+    admission: dict[str, Any] | None = None  # as admission.json: whether engine and trainer agree
+    detail: str | None = None
+    warnings: list[str] = []
