@@ -202,9 +202,13 @@ def test_b07_a_run_is_one_policy_with_one_name_and_one_base_model(
 def test_b07_a_name_that_an_older_runtime_has_kept_is_known(
     own: Callable[..., GatewayRun], tmp_path: Path
 ) -> None:
-    """With what it wrote beside it, which nothing reads any more."""
+    """With what it wrote for the clients of wires that are retired, which nothing reads any more."""
     history = tmp_path / "run" / "art" / "history"
     history.mkdir(parents=True)
     (history / "3f2a9c11d0.jsonl").write_text('{"step": 1, "val/reward": 0.5}\n')
     (history.parent / "models.json").write_text('{"policy": "agent-001"}')
+    rounds = tmp_path / "run" / "arbor" / "brave-otter-3f2a9c11" / "rounds"
+    rounds.mkdir(parents=True)
+    (rounds / "000001.jsonl").write_text('{"batch": 1, "digest": "d"}\n')
+    (rounds.parent / "job.json").write_text('{"id": "grpo:policy:brave-otter-3f2a9c11:20261121"}')
     assert own().gateway.chat(model="agent-001").status_code == 200
