@@ -1,6 +1,6 @@
 """What a machine or a model wrote, as a terminal may be given it: all of it is seen, and nothing of it acts.
 
-Kept is the text of every language, with its newlines and tabs; in a log (`Log`) also colours: whole SGR
+Kept is the text of every language, with its newlines and tabs; in a log (`LogStream`) also colours: whole SGR
 sequences (`ESC [ 31 m`), but those that conceal. Out of single texts such colours are left. Everything else
 that could act is shown as Python writes it (`\\x1b]52;`, `\\x9b`, `\\u202e`): the other control characters,
 C0 and C1, so that no cursor moves and no title, clipboard or mode is set; what turns the direction of text
@@ -43,7 +43,7 @@ def in_json(given: str) -> str:
     return _ACTING.sub(lambda found: f"\\u{ord(found[0]):04x}", given)
 
 
-class Log:
+class LogStream:
     """A log that comes in pieces, with its colours."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.results import report_data
 from launcher.results.journals import lines
-from launcher.results.report_data import Step
+from launcher.results.report_data import ReportedStep
 
 _METRICS, _PUBLICATIONS = "metrics.jsonl", "publications.jsonl"
 # Of a step's metrics, those the page draws, by the names that its rows have.
@@ -61,7 +61,7 @@ def of_run(results: Path, machine: Path | None) -> dict[str, Any]:
     }
 
 
-def _row(step: Step, line: Mapping[str, Any]) -> dict[str, Any]:
+def _row(step: ReportedStep, line: Mapping[str, Any]) -> dict[str, Any]:
     measured, counts = _mapping(line.get("metrics")), _mapping(line.get("counts"))
     row = asdict(step)
     row |= {name: number(measured.get(key)) for name, key in _MEASURED.items()}

@@ -22,7 +22,7 @@ _LAG = re.compile(r"lag(\d{1,6})/trained_tokens")
 
 
 @dataclass(frozen=True)
-class Step:
+class ReportedStep:
     """One step that was trained; None for what was not measured. `predictors`: each one's mean reward."""
 
     step: int
@@ -68,7 +68,7 @@ class RunData:
     id: str
     model: str
     state: str
-    steps: list[Step]
+    steps: list[ReportedStep]
     validations: list[Validation]
     trained: list[CompileScores]
 
@@ -108,15 +108,15 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _steps(metrics: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, Any]]) -> list[Step]:
+def _steps(metrics: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, Any]]) -> list[ReportedStep]:
     rates = _of_versions(journal)
-    steps: dict[int, Step] = {}
+    steps: dict[int, ReportedStep] = {}
     for line in metrics:
         number, measured = line.get("step"), line.get("metrics")
         if not isinstance(number, int) or not isinstance(measured, dict):
             continue
         rated = rates.get(number, {})
-        step = Step(
+        step = ReportedStep(
             number,
             _number(measured.get("reward")),
             {
@@ -130,7 +130,7 @@ def _steps(metrics: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, 
             _number(rated.get("cut_off_rate")),
             _stopped(measured),
         )
-        if step != Step(number):  # a checkpoint that is served again has measured nothing
+        if step != ReportedStep(number):  # a checkpoint that is served again has measured nothing
             steps[number] = step
     return [steps[number] for number in sorted(steps)]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from statistics import fmean
 
-from launcher.results.report_data import CompileScores, RunData, Step, Validation
+from launcher.results.report_data import CompileScores, ReportedStep, RunData, Validation
 from launcher.screen.charts import Bars, Chart, ChartLine, Point, page
 
 _STYLE = (
@@ -54,7 +54,7 @@ def charts(runs: Sequence[RunData]) -> Iterator[Chart | Bars]:
         yield from _of_run(run, name)
 
 
-def smoothed(steps: Sequence[Step]) -> tuple[int, list[Point]]:
+def smoothed(steps: Sequence[ReportedStep]) -> tuple[int, list[Point]]:
     """The reward's moving mean, each over as many steps before as behind; and over how many steps that is."""
     known = [(it.step, it.reward) for it in steps if it.reward is not None]
     around = min(_MOST_SMOOTHED, len(known) // _SMOOTHED_PART) // 2

@@ -105,7 +105,7 @@ class Output:
     @contextlib.contextmanager
     def log(self) -> Iterator[Callable[[str], None]]:
         """A log, to stdout; yields what takes its pieces."""
-        shown = harmless.Log()
+        shown = harmless.LogStream()
 
         def write(text: str) -> None:
             with contextlib.suppress(OSError):

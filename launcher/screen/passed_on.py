@@ -44,7 +44,7 @@ class _Way:
         self.reading, self.writing = os.pipe()
         self._target = target
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._log = harmless.Log()
+        self._log = harmless.LogStream()
 
     def hand_on(self) -> bool:
         """The next piece; False at its end."""

@@ -65,32 +65,32 @@ def test_p09_each_that_acts_is_seen_and_the_text_of_every_language_is_as_it_was(
     for given, seen in ACTS.items():
         assert harmless.text(f"<{given}>").startswith(f"<{seen}"), given
         _is_harmless(harmless.text(given) + harmless.line(given), seen=False)
-        _is_harmless(harmless.Log().hear(f"{given} "), seen=False)
+        _is_harmless(harmless.LogStream().hear(f"{given} "), seen=False)
     kept = "naïve « thé »\u00a0 日本語 العربية עברית 👩‍🔬\tand\na line\n"
-    assert harmless.text(kept) == kept == harmless.Log().hear(kept)
+    assert harmless.text(kept) == kept == harmless.LogStream().hear(kept)
     assert harmless.line("a\nb\tc") == r"a\nb\tc"
     assert harmless.text("50%\r100%\r\nend\r\r\n") == "50%\n100%\nend\n"
 
 
 def test_p09_a_log_keeps_its_colours_and_they_go_no_further() -> None:
     for colour in (RED, "\x1b[m", "\x1b[1;38;5;8m", "\x1b[38;2;8;8;8m", "\x1b[4:3m", PLAIN):
-        assert harmless.Log().hear(f"{colour}text") == f"{colour}text"
+        assert harmless.LogStream().hear(f"{colour}text") == f"{colour}text"
         assert harmless.text(f"{colour}text") == harmless.line(f"{colour}text") == "text"
     for concealing in ("\x1b[8m", "\x1b[1;8m", "\x1b[38;5;1;8m"):
-        assert harmless.Log().hear(f"{concealing}text") == repr(concealing)[1:-1] + "text"
-    log = harmless.Log()
+        assert harmless.LogStream().hear(f"{concealing}text") == repr(concealing)[1:-1] + "text"
+    log = harmless.LogStream()
     assert log.hear(f"{RED}text") + log.end() == f"{RED}text{PLAIN}"
-    log = harmless.Log()
+    log = harmless.LogStream()
     assert log.hear(f"{RED}text{PLAIN}") + log.end() == f"{RED}text{PLAIN}"
 
 
 def test_p09_a_log_in_pieces_is_as_in_one() -> None:
     given = f"{HOSTILE}\r\n{RED}red\x1b[0;1mbold{PLAIN}\rover\r\n\x1b[3"
-    whole = harmless.Log()
+    whole = harmless.LogStream()
     expected = whole.hear(given) + whole.end()
     _is_harmless(expected)
     for size in (1, 2, 3, 7):
-        log = harmless.Log()
+        log = harmless.LogStream()
         made = [log.hear(given[at : at + size]) for at in range(0, len(given), size)]
         assert "".join(made) + log.end() == expected, size
 

@@ -14,7 +14,7 @@ import pytest
 from launcher.base.home import Home
 from launcher.ledger.records import RecordStore, RunRecord
 from launcher.results import report_data, report_page
-from launcher.results.report_data import RunData, Step
+from launcher.results.report_data import ReportedStep, RunData
 from launcher.screen import charts
 from launcher.screen.charts import Chart, ChartLine, Point, shown, ticks
 from tests.support.typed import Typed
@@ -358,7 +358,7 @@ def test_b18_only_what_can_be_drawn_is_promised(
 
 
 def test_b18_the_smooth_line_is_the_mean_around_each_step() -> None:
-    steps = [Step(it, float(it % 2)) for it in range(1, 41)]
+    steps = [ReportedStep(it, float(it % 2)) for it in range(1, 41)]
     count, points = report_page.smoothed(steps)
     assert count == 9
     assert [it.x for it in points] == list(range(1, 41))
@@ -366,7 +366,7 @@ def test_b18_the_smooth_line_is_the_mean_around_each_step() -> None:
         reach = min(4, at, 39 - at)
         part = [it.reward or 0.0 for it in steps[at - reach : at + reach + 1]]
         assert point.y == pytest.approx(sum(part) / len(part))
-    straight = [Step(it, 0.5 * it) for it in range(1, 41)]
+    straight = [ReportedStep(it, 0.5 * it) for it in range(1, 41)]
     assert [it.y for it in report_page.smoothed(straight)[1]] == pytest.approx(
         [0.5 * it for it in range(1, 41)]
     )

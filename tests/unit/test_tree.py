@@ -74,7 +74,7 @@ MANY_NAMES_FOR_NOW = {"runtime/tiny/boards.py"}  # a maker of tiny models
 TWICE_FOR_NOW = {
     "launcher": {
         "Place",  # of a training and of what is gathered ahead: one cursor takes the place of both
-        "Line", "Log", "Pair", "Step",  # of the comparison with TRL
+        "Line", "Pair",  # of the comparison with TRL
     },
     "runtime": {
         "Batch", "Job", "Kept",  # of gateway/arbor

@@ -49,7 +49,7 @@ class RemoteLog:
         self._again = again
         self._shown_bytes = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._log = harmless.Log()
+        self._log = harmless.LogStream()
 
     def show(self, lost_seconds: float = LOST_SECONDS) -> None:
         """To its end, or until the machine is gone. Raises JobFailed when it cannot be read to there."""
