@@ -27,7 +27,7 @@ OfContent = Callable[[str], list[SampleRef]]
 Taken = Callable[[str], bool]
 
 
-class Conversation(Body):
+class LookupConversation(Body):
     """What was said. `answers`: the places of the messages that are looked up."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -43,7 +43,7 @@ class Conversation(Body):
 class Lookup(Body):
     """The question. `named`: samples that other answers of the same step are; none of these is found."""
 
-    conversations: Annotated[list[Conversation], Field(max_length=MOST_CONVERSATIONS)]
+    conversations: Annotated[list[LookupConversation], Field(max_length=MOST_CONVERSATIONS)]
     named: list[SampleId] = []
 
 
@@ -74,7 +74,7 @@ class _Words:
     around: str
 
 
-def _words(said: Conversation) -> Iterator[_Words]:
+def _words(said: LookupConversation) -> Iterator[_Words]:
     # A client that sends an answer back leaves out what no request has.
     messages = [_without_nothing(one) for one in said.messages]
     for place in said.answers:
