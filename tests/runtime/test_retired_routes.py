@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from launcher.door.relay import Relay
 from runtime.gateway.gateway import build_app, build_parts
 from runtime.gateway.http.retired import RETIRED
-from runtime.shared.schema import RuntimeConfig
+from runtime.shared.runtime_config import RuntimeConfig
 from tests.runtime.gateway_process import TOKEN
 from tests.runtime.gateway_run import gateway_runs
 
