@@ -1,6 +1,6 @@
 """The GPUs of this machine, as nvidia-smi lists them.
 
-Neighbours: `fitness.py` and `launcher/machines/own_gpus.py` ask. Standard library only. Knows nothing of what
+Neighbours: `fitness.py` and `launcher/backends/own_gpus.py` ask. Standard library only. Knows nothing of what
 a run needs.
 """
 

@@ -29,7 +29,7 @@ COMMAND = ["launch", "--", "python", "examples/quickstart.py"]
 ROWS, COLUMNS = 60, 108
 LEFT_OUT = "..."
 
-# The line that is drawn again and again (`launcher/screen/terminal.py`): pinned, or until it is cleared.
+# The line that is drawn again and again (`launcher/console/terminal.py`): pinned, or until it is cleared.
 _PINNED = re.compile(r"\x1b7.*?\x1b8(?:\x1b\[1A)?", re.DOTALL)
 _CLEARED = re.compile(r".*\r\x1b\[2K")
 _STYLE = re.compile(r"\x1b\[[\d;]*m")

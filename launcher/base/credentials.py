@@ -1,6 +1,6 @@
 """Secrets: read from `.env`, hidden from everything that is written, and given only to who needs them.
 
-Neighbours: `setting_sources.py` merges what is read here, `machines/local.py` starts the runtime with
+Neighbours: `setting_sources.py` merges what is read here, `backends/local.py` starts the runtime with
 `runtime_environ`, `main.py` hides what the environment holds before it shows an error.
 The runtime's supervisor hands each child its own part (`runtime/__main__.py`).
 """

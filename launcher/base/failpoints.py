@@ -4,7 +4,7 @@
 
 The text's form is `runtime/shared/failpoints.py`'s; `NAMES` are all there are. Inert, and nothing is
 imported, where the variable is not set. Neighbours: `run.py`, `relay.py`, `home_copy.py`, `durable.py` and
-`machines/` pass them.
+`backends/` pass them.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ that could act is shown as Python writes it (`\\x1b]52;`, `\\x9b`, `\\u202e`): t
 C0 and C1, so that no cursor moves and no title, clipboard or mode is set; what turns the direction of text
 round; the halves of characters that no terminal can be given. A carriage return is a new line, for it could
 write over what stands there.
-Neighbours: `screen/output.py` and all that prints ask here; a user's own program, and `launch ssh`, write for
-themselves.
+Neighbours: `console/output.py` and all that prints ask here; a user's own program, and `launch ssh`, write
+for themselves.
 """
 
 from __future__ import annotations

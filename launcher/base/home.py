@@ -1,6 +1,6 @@
 """Where things live on this computer: runs, caches, the user's configuration.
 
-Neighbours: `ledger/records.py` keeps its records under `runs`, `setting_sources.py` reads `user_config`.
+Neighbours: `records/records.py` keeps its records under `runs`, `setting_sources.py` reads `user_config`.
 `LAUNCH_HOME` overrides the XDG folders. Knows nothing of what the files say.
 """
 

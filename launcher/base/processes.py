@@ -1,6 +1,6 @@
 """Processes by pid *and* start time: naming exactly what was started, finding its tree, ending it.
 
-Neighbours: `records.py` stores these names; `guardian.py`, `minder.py` and `machines/local.py` end trees,
+Neighbours: `records.py` stores these names; `guardian.py`, `minder.py` and `backends/local.py` end trees,
 `running.py` says more of each. Nobody else in the launcher lists processes.
 A pid alone is reused by the system; a pid with its start time is not. Linux keeps start times in ticks
 since boot, so a name holds its boot's id as well. Knows nothing of runs or of what processes do.

@@ -1,6 +1,6 @@
 """This computer kept from falling asleep for a short while, where the system has a way; never needed.
 
-Neighbours: `machines/cloud.py` asks for it while a machine depends on this computer alone.
+Neighbours: `backends/cloud.py` asks for it while a machine depends on this computer alone.
 """
 
 from __future__ import annotations

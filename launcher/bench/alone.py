@@ -21,8 +21,8 @@ from launcher.bench.remarks import no_record_because, remarks, staleness
 from launcher.bench.runs import looked_after, most_seconds, new_folder
 from launcher.bench.shape import STEPS, Shape
 from launcher.bench.side_run import SideRun
+from launcher.console.output import Output, columns
 from launcher.models import model_folder
-from launcher.screen.output import Output, columns
 
 _HELP_RUNS = 5
 _LETTERS = 26

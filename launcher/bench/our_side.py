@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.asking import runtime_config
 from launcher.base.errors import JobFailed
 from launcher.base.home import Home
 from launcher.base.own_python import own_module
 from launcher.bench import child
 from launcher.bench.side_run import Log, SideRun, Step, lines_of, side_run
+from launcher.config import runtime_config
 
 NAME = "ours"
 _PROGRAM = Path(__file__).parent / "programs" / "ours_program.py"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 
-from launcher.asking import preflight
 from launcher.base import disk
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.screen.output import Output
+from launcher.config import preflight
+from launcher.console.output import Output
 from runtime import bootstrap
 
 # A run's checkpoints, samples and logs are some 30 MB.

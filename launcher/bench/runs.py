@@ -17,7 +17,7 @@ from launcher.base.home import Home
 from launcher.bench import this_computer
 from launcher.bench.shape import Shape
 from launcher.bench.side_run import SideRun
-from launcher.screen.output import Output
+from launcher.console.output import Output
 
 # A run that takes so long gets nowhere: its start, then each of its steps.
 _MOST_START_SECONDS, _MOST_STEP_SECONDS = 1800.0, 60.0

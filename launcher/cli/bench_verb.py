@@ -13,7 +13,7 @@ from launcher.base.errors import EXIT_OK, UsageError
 from launcher.base.home import Home
 from launcher.bench import alone
 from launcher.bench.shape import Shape
-from launcher.screen.output import Output
+from launcher.console.output import Output
 
 
 def bench(output: Output, against: str | None, steps: int, seeds: int, staleness: int | None) -> int:

@@ -15,7 +15,7 @@ from launcher.base.errors import UsageError
 from launcher.cli import bench_command, help_text, misuse, options, results_commands, run_commands
 from launcher.cli.invocation import OF_A_RUN, Invocation
 from launcher.cli.options import Debug, Json
-from launcher.screen.output import Output
+from launcher.console.output import Output
 
 _HELP = """Train a small open model with your own program and metric, on rented GPUs or on this computer.
 

@@ -1,7 +1,7 @@
 """`launch doctor`: is this computer ready for a run, here and on rented machines, each question with its fix.
 Changes nothing.
 
-Neighbours: `preflight.py`, `ports.py` and `environments.py` know the answers, `safety/leftovers.py` what is
+Neighbours: `preflight.py`, `ports.py` and `environments.py` know the answers, `teardown/leftovers.py` what is
 left of runs. All questions are asked at once and each has a bound, so a dead network or disk costs seconds,
 not the answer.
 """
@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.asking import ports, preflight, remote_tools
+from launcher.backends import environments
 from launcher.base import credentials, disk
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
-from launcher.machines import environments
-from launcher.screen.output import Output, columns
-from launcher.values.settings import OWN_GPUS
+from launcher.config import ports, preflight, remote_tools
+from launcher.console.output import Output, columns
+from launcher.types.settings import OWN_GPUS
 
 CHECK_SECONDS = 2.0
 # For one run on the embedded model; larger models need more.
@@ -188,7 +188,7 @@ def _memory() -> Check:
 
 def _gpus() -> Check:
     """Only `--gpus local` needs them; whether a model fits on them, only its plan says."""
-    from launcher.machines import own_gpus
+    from launcher.backends import own_gpus
     from runtime.fitness import Needs
     from runtime.nvidia_smi import HostError
 
@@ -220,7 +220,7 @@ def _disk(home: Home) -> Check:
 
 
 def _port(home: Home) -> Check:
-    from launcher.ledger.endpoint import DEFAULT_PORT
+    from launcher.records.endpoint import DEFAULT_PORT
 
     trouble = ports.port_trouble(DEFAULT_PORT)
     if trouble is None:
@@ -272,7 +272,7 @@ def _model() -> Check:
 
 def _settings(home: Home, env_file: Path | None) -> Check:
     """launch.toml, the user's configuration, LAUNCH_* and .env can be read and name known keys."""
-    from launcher.asking import setting_sources
+    from launcher.config import setting_sources
 
     settings = setting_sources.load({}, (), env_file, home=home)
     if settings.warnings:
@@ -293,7 +293,7 @@ def _accounts(env_file: Path | None) -> Check:
 
 
 def _left_over(home: Home) -> Check:
-    from launcher.safety import leftovers
+    from launcher.teardown import leftovers
 
     said: list[str] = []
     finds = leftovers.look(home, None, False, leftovers.IDLE_SECONDS, note=said.append)
@@ -326,7 +326,7 @@ def _installed_skypilot() -> str | None:
 
 
 def _with_credentials() -> list[str]:
-    from launcher.values import clouds
+    from launcher.types import clouds
 
     home = Path.home()
     return [cloud for cloud in sorted(clouds.KNOWN) if clouds.has_account(cloud, home, os.environ)]
@@ -334,8 +334,8 @@ def _with_credentials() -> list[str]:
 
 def _clouds() -> Check:
     """With whom there are credentials, by their places, and whose prices are here; nobody is asked."""
-    from launcher.machines.skypilot import prices
-    from launcher.values import clouds
+    from launcher.backends.skypilot import prices
+    from launcher.types import clouds
 
     known = _with_credentials()
     if not known:

@@ -1,6 +1,6 @@
 """The verbs that end what was started: down and gc.
 
-Neighbours: `commands.py` calls these, `safety/take_down.py` ends a run, `leftovers.py` and
+Neighbours: `commands.py` calls these, `teardown/take_down.py` ends a run, `leftovers.py` and
 `rented_leftovers.py` beside it find what is left of others, `output.py` prints.
 Imports no HTTP library and no pydantic.
 """
@@ -26,14 +26,14 @@ from launcher.base.errors import (
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.base.units import parse_duration
-from launcher.ledger import teardown_lock
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.safety import leftovers, take_down
-from launcher.screen import consent
-from launcher.screen.output import Output, columns
+from launcher.console import consent
+from launcher.console.output import Output, columns
+from launcher.records import teardown_lock
+from launcher.records.records import RecordStore, RunRecord
+from launcher.teardown import leftovers, take_down
 
 if TYPE_CHECKING:
-    from launcher.machines.skypilot.forgotten_machines import Look
+    from launcher.backends.skypilot.forgotten_machines import Look
 
 # The run's own `launch` has so long to begin its end once it was told to: its program may be saving.
 _ORDERLY_SECONDS = 180.0
@@ -184,7 +184,7 @@ def _at_providers(
     output: Output, home: Home, infra: Sequence[str]
 ) -> tuple[list[leftovers.Find], Look | None]:
     """Machines at providers, and who answered: nobody is asked where nothing was ever rented."""
-    from launcher.safety import rented_leftovers
+    from launcher.teardown import rented_leftovers
 
     asked = [*rented_leftovers.clouds(home), *infra]
     if not asked:

@@ -22,12 +22,12 @@ from launcher.base.errors import EXIT_OK, LaunchError, PreflightError, UsageErro
 from launcher.base.home import Home
 from launcher.base.log import REDACTOR
 from launcher.base.own_python import own_module
-from launcher.ledger.records import RecordStore
+from launcher.console.output import Output
 from launcher.models import model_folder
+from launcher.records.records import RecordStore
 from launcher.results import run_weights
 from launcher.results.run_weights import RunWeights
-from launcher.screen.output import Output
-from launcher.values.settings import TINY_MODEL
+from launcher.types.settings import TINY_MODEL
 from runtime.shared.peft_form import engine_rank
 
 _CONFIG = "adapter_config.json"

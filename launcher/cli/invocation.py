@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.screen.output import Output
+from launcher.console.output import Output
 
 # The parameters of `launch` that are settings of a run; --max is named for what it is, max being Python's.
 OF_A_RUN = (

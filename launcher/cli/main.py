@@ -70,10 +70,10 @@ def _first_words(own: list[str]) -> None:
 
 
 def _dispatch(own: list[str], command: list[str] | None) -> int:
-    from launcher.asking import shadowing
     from launcher.cli.commands import invoke
     from launcher.cli.invocation import Invocation
-    from launcher.screen.output import Output
+    from launcher.config import shadowing
+    from launcher.console.output import Output
 
     output = Output(as_json="--json" in own, plain="--plain" in own)
     try:

@@ -1,8 +1,8 @@
 """`launch open`: a run's page in the browser; from its endpoint while it lives, else from the files at home.
 
-Neighbours: `commands.py` calls, `door/page_door.py` lets the browser in, `page/page_folder.py` makes the
-folder. The link that lets a browser in is in no command line: others of this computer could read it there.
-The browser is given a file of this user's instead, which goes on to it.
+Neighbours: `commands.py` calls, `proxy/page_door.py` lets the browser in, `dashboard/page_folder.py` makes
+the folder. The link that lets a browser in is in no command line: others of this computer could read it
+there. The browser is given a file of this user's instead, which goes on to it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from launcher.base import atomic
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
 from launcher.base.units import format_duration
-from launcher.ledger.endpoint import RESULTS, LocalEndpoint, is_open
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.page import page_folder
-from launcher.page.run_page import RunPage
-from launcher.screen.output import Output
+from launcher.console.output import Output
+from launcher.dashboard import page_folder
+from launcher.dashboard.run_page import RunPage
+from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open
+from launcher.records.records import RecordStore, RunRecord
 
 _ANSWER_SECONDS = 10.0
 _GOES_ON = "open.html"

@@ -17,7 +17,7 @@ _WHAT, _MONEY, _LIFETIME, _OUTPUT = "What to run", "Money", "Lifetime", "Output"
 def run_names(incomplete: str) -> list[str]:
     """The names and ids of the recorded runs, for the shell's completion."""
     from launcher.base.home import Home
-    from launcher.ledger.records import RecordStore
+    from launcher.records.records import RecordStore
 
     words = [word for record in RecordStore(Home.find()).list() for word in (record.name, record.id) if word]
     return [word for word in words if word.startswith(incomplete)]

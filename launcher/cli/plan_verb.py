@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.asking import agreement, checking, fitting, memory_table, pricing, setting_sources
 from launcher.base.errors import EXIT_OK, UsageError
-from launcher.screen.output import Output
-from launcher.values.offers import NoPricesError
-from launcher.values.plan import Plan
-from launcher.values.settings import Settings
+from launcher.config import agreement, checking, fitting, memory_table, pricing, setting_sources
+from launcher.console.output import Output
+from launcher.types.offers import NoPricesError
+from launcher.types.plan import Plan
+from launcher.types.settings import Settings
 
 
 def show(
@@ -70,7 +70,7 @@ def _text(plan: Plan) -> str:
 
 
 def _refresh(output: Output, settings: Settings) -> None:
-    from launcher.machines.skypilot import prices
+    from launcher.backends.skypilot import prices
 
     if not settings.rented:
         raise UsageError(

@@ -1,6 +1,6 @@
 """The verbs that go to a rented machine: ssh, exec, push, and its logs as they grow.
 
-Neighbours: `commands.py` calls these, `verbs.py` for logs; `machines/cloud.py` knows the way there.
+Neighbours: `commands.py` calls these, `verbs.py` for logs; `backends/cloud.py` knows the way there.
 Knows nothing of SkyPilot: a run's record says all there is to say.
 """
 
@@ -12,16 +12,16 @@ import sys
 import time
 from pathlib import PurePosixPath
 
-from launcher.asking import remote_tools, shadowing
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.over_ssh import machine_scripts, ssh_config
+from launcher.backends.over_ssh.link import run_on
+from launcher.backends.over_ssh.remote_log import RemoteLog, Standing
 from launcher.base.errors import EXIT_OK, JobFailed, LaunchError, UsageError
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.over_ssh import machine_scripts, ssh_config
-from launcher.machines.over_ssh.link import run_on
-from launcher.machines.over_ssh.remote_log import RemoteLog, Standing
-from launcher.screen import passed_on
-from launcher.screen.output import Output
+from launcher.config import remote_tools, shadowing
+from launcher.console import passed_on
+from launcher.console.output import Output
+from launcher.records.records import RecordStore, RunRecord
 
 _ASK_SECONDS = 20.0
 # In these the machine goes, and a connection to it with it.

@@ -13,11 +13,11 @@ from typing import Any
 from launcher.base import atomic
 from launcher.base.errors import EXIT_OK, PreflightError, UsageError
 from launcher.base.home import Home
-from launcher.ledger.endpoint import RESULTS
-from launcher.ledger.records import RecordStore, RunRecord
+from launcher.console.output import Output
+from launcher.records.endpoint import RESULTS
+from launcher.records.records import RecordStore, RunRecord
 from launcher.results import report_data, report_page
 from launcher.results.report_data import RunData
-from launcher.screen.output import Output
 
 _FORMS = {".html": report_page.html, ".svg": report_page.svg}
 

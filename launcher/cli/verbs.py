@@ -1,6 +1,6 @@
 """What the verbs say of runs that were started before, and bring home: status, logs, pull, env, config.
 
-Neighbours: `commands.py` calls these, `ending_verbs.py` has those that end a run, `ledger/records.py` knows
+Neighbours: `commands.py` calls these, `ending_verbs.py` has those that end a run, `records/records.py` knows
 the runs, `output.py` prints.
 Imports no HTTP library and no pydantic where the answer is on this disk.
 """
@@ -22,13 +22,13 @@ from launcher.base.home import Home
 from launcher.base.log import before
 from launcher.base.suggestions import suggestion
 from launcher.base.units import format_duration, format_money
-from launcher.ledger import lives
-from launcher.ledger.endpoint import RESULTS, LocalEndpoint, is_open, token_file
-from launcher.ledger.records import STATES, RecordStore, RunRecord
+from launcher.console.output import Output, columns
+from launcher.records import lives
+from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open, token_file
+from launcher.records.records import STATES, RecordStore, RunRecord
 from launcher.results import compile_records, durable
-from launcher.safety import program_log, take_down
-from launcher.screen.output import Output, columns
-from launcher.values.settings import SETTINGS
+from launcher.teardown import program_log, take_down
+from launcher.types.settings import SETTINGS
 
 _STATUS_SECONDS = 5.0
 _FOLLOW_EVERY_SECONDS = 0.25
@@ -120,7 +120,7 @@ def env(output: Output, name: str, wait: bool = False) -> int:
 
 def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_file: Path | None) -> int:
     """Every setting, its value and its source."""
-    from launcher.asking.setting_sources import load
+    from launcher.config.setting_sources import load
 
     settings = load(flags, sets, env_file)
     for warning in settings.warnings:

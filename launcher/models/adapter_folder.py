@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from launcher.base.errors import PreflightError
 from launcher.models import model_folder
-from launcher.values.adapter import Adapter
-from launcher.values.settings import TINY_MODEL
+from launcher.types.adapter import Adapter
+from launcher.types.settings import TINY_MODEL
 from runtime.shared import model_shape
 from runtime.shared.peft_form import (
     CONFIG,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.models import hub, known_models, model_folder
-from launcher.values.settings import TINY_MODEL
+from launcher.types.settings import TINY_MODEL
 
 
 @dataclass(frozen=True)

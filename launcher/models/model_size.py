@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.models import hub, model_folder
-from launcher.values.settings import TINY_MODEL
+from launcher.types.settings import TINY_MODEL
 
 # "Qwen2.5-7B-Instruct" has 7.6 billion parameters: names round down, by a tenth at most.
 _ROUNDED = 1.1

@@ -16,8 +16,8 @@ from pathlib import Path
 from launcher.base import clock
 from launcher.base.errors import LaunchError
 from launcher.base.log import LOGGER
-from launcher.values.machine import Machine, Progress, PullReport, silent
-from launcher.values.standing import Standing
+from launcher.types.machine import Machine, Progress, PullReport, silent
+from launcher.types.standing import Standing
 
 # A look is a few small files; a step takes longer than this.
 _LOOK_EVERY_SECONDS = 0.05

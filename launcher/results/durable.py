@@ -7,7 +7,7 @@
 Two words. *Committed*: on the machine's disk. *Durable*: here. `bring` makes the newest committed step and
 the pinned ones durable, `seed` begins a new machine with them: a rewind. Of a rented one `to_seed` says what
 goes there.
-Neighbours: `whole_checkpoints.py` copies one; `home_copy.py` and `machines/local.py` call;
+Neighbours: `whole_checkpoints.py` copies one; `home_copy.py` and `backends/local.py` call;
 `background_copy.py` does it while the run lives. Knows nothing of processes or of the network.
 """
 
@@ -27,7 +27,7 @@ from launcher.base.failpoints import passing
 from launcher.results import checked_files, checkpoints, whole_checkpoints
 from launcher.results.checked_files import NotWholeError
 from launcher.results.checkpoints import Best
-from launcher.values.standing import Standing
+from launcher.types.standing import Standing
 from runtime.shared.start_adapter import FILES, START
 
 FOLDER = "durable"

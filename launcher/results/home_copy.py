@@ -6,7 +6,7 @@
     metrics.jsonl  publications.jsonl  logs/
     rollouts/  wandb/      what was said in each step, and wandb's offline runs (`rollout_texts.py`)
 
-Neighbours: `machines/local.py` calls `pull` at the end and `secure` while the run lives. What is there
+Neighbours: `backends/local.py` calls `pull` at the end and `secure` while the run lives. What is there
 already is replaced only by what is whole, so both may be repeated, killed, or run while the trainer commits.
 """
 
@@ -26,8 +26,8 @@ from launcher.base.errors import NotPulled
 from launcher.base.failpoints import passing
 from launcher.results import checked_files, checkpoints, durable, journals, rollout_texts, whole_checkpoints
 from launcher.results.checked_files import NotWholeError
-from launcher.values.machine import PullReport
-from launcher.values.standing import Standing
+from launcher.types.machine import PullReport
+from launcher.types.standing import Standing
 
 _ADAPTER = "adapter/"
 # Another pull of the same run is waited for so long.

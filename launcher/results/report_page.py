@@ -1,6 +1,6 @@
 """A report of one run or several as one file: which charts there are, a table, and all their numbers.
 
-Neighbours: `report_data.py` has read the numbers, `screen/charts.py` draws. A page asks for nothing from
+Neighbours: `report_data.py` has read the numbers, `console/charts.py` draws. A page asks for nothing from
 elsewhere and runs nothing. Knows nothing of where runs are.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from statistics import fmean
 
+from launcher.console.charts import Bars, Chart, ChartLine, Point, page
 from launcher.results.report_data import CompileScores, ReportedStep, RunData, Validation
-from launcher.screen.charts import Bars, Chart, ChartLine, Point, page
 
 _STYLE = (
     "body{font:14px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:780px;margin:24px auto;"

@@ -1,6 +1,6 @@
 """Which adapter of a run is meant by `RUN`, `RUN@7` or `RUN@best`: a folder on this computer, in PEFT form.
 
-Neighbours: `asking/setting_sources.py` begins a new run with it (`--from`), `cli/export_verb.py` hands it on.
+Neighbours: `config/setting_sources.py` begins a new run with it (`--from`), `cli/export_verb.py` hands it on.
 A run has its adapters in several places: the machine's own folder while that is on this computer, what is
 durable at home, and the two that come home by name. Reads no tensors.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.errors import UsageError
-from launcher.ledger.endpoint import RESULTS
-from launcher.ledger.records import RecordStore, RunRecord
+from launcher.records.endpoint import RESULTS
+from launcher.records.records import RecordStore, RunRecord
 from launcher.results import checked_files, checkpoints, durable, whole_checkpoints
 from runtime.shared.manifest import MANIFEST
 

@@ -2,7 +2,7 @@
 
 On a terminal only, where somebody may be: Enter runs it again, `q` ends the run, and so does --idle without a
 key. The run is watched as ever meanwhile: lease, deadline, budget and signals end it as they would.
-Neighbours: `run.py` asks, `work.py` watches, `screen/keys.py` reads the keyboard.
+Neighbours: `run.py` asks, `work.py` watches, `console/keys.py` reads the keyboard.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from launcher.base import clock
 from launcher.base.errors import JobFailed
 from launcher.base.units import format_duration, format_money
-from launcher.ledger.lease import Limits
+from launcher.console import consent
+from launcher.console.keys import Keys
+from launcher.console.output import Output
+from launcher.records.lease import Limits
 from launcher.run.pulse import Pulse
 from launcher.run.request import Request
 from launcher.run.work import Work
-from launcher.screen import consent
-from launcher.screen.keys import Keys
-from launcher.screen.output import Output
 
 _AGAIN, _END = ("\n", "\r"), ("q", "Q", "")
 _LOOK_SECONDS = 0.25

@@ -1,7 +1,7 @@
 """The end of a run: results home, everything down, proof, record; each step whatever became of the others.
 
 Neighbours: `run.py` begins it when the run's life is over, however that ended; `rented_run.py` keeps a
-machine whose results are not home, `machines/machine_of_record.py` ends it, `summary.py` says how it was.
+machine whose results are not home, `backends/machine_of_record.py` ends it, `summary.py` says how it was.
 Whatever a step raises is that step's own failure: it is said, and in the record as one of its `troubles`.
 What cannot be proven or written here is left to the guardian, which is let go only when both are done.
 Knows nothing of how a run lives.
@@ -15,25 +15,25 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from launcher.backends import machine_of_record
 from launcher.base import clock
 from launcher.base.errors import LaunchError, NotPulled, TeardownUnverified, described, failure_of
 from launcher.base.failpoints import passing
 from launcher.base.log import LOGGER
-from launcher.ledger import lives, teardown_lock
-from launcher.ledger.endpoint import RESULTS, drop_token
-from launcher.ledger.records import RecordStore
-from launcher.ledger.teardown_lock import Turn
-from launcher.machines import machine_of_record
+from launcher.console.output import Output
+from launcher.records import lives, teardown_lock
+from launcher.records.endpoint import RESULTS, drop_token
+from launcher.records.records import RecordStore
+from launcher.records.teardown_lock import Turn
 from launcher.results import durable
 from launcher.run import rented_run
 from launcher.run.phase_times import Timings
 from launcher.run.run_parts import EndingRun, Parts
 from launcher.run.signals import Interrupted, Signals
 from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of, why_of
-from launcher.safety import giving_up, take_down
-from launcher.screen.output import Output
-from launcher.values.machine import Machine, Progress, Proof, PullReport, Stopped, silent
-from launcher.values.standing import Standing
+from launcher.teardown import giving_up, take_down
+from launcher.types.machine import Machine, Progress, Proof, PullReport, Stopped, silent
+from launcher.types.standing import Standing
 
 T = TypeVar("T")
 

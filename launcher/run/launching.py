@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.asking import agreement, checking, fitting, pricing
-from launcher.asking.reading import Asked, read
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore, RunRecord
+from launcher.config import agreement, checking, fitting, pricing
+from launcher.config.reading import Asked, read
+from launcher.console.output import Output
+from launcher.records.records import RecordStore, RunRecord
 from launcher.run import machine_from_plan, rented_run, taking_up
 from launcher.run.request import Request
 from launcher.run.run import Run
 from launcher.run.taking_up import Resumed
-from launcher.screen.output import Output
-from launcher.values.machine import Machine
+from launcher.types.machine import Machine
 
 
 def launch_run(

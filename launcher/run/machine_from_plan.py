@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.base.home import Home
-from launcher.ledger.lease import Limits
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.values.machine import Machine, Progress, silent
-from launcher.values.plan import Plan
-from launcher.values.settings import TINY_MODEL
+from launcher.records.lease import Limits
+from launcher.records.records import RecordStore, RunRecord
+from launcher.types.machine import Machine, Progress, silent
+from launcher.types.plan import Plan
+from launcher.types.settings import TINY_MODEL
 from runtime.fitness import Needs
 
 # For tests only: which build of the runtime a rented machine gets. A machine without GPUs is never taken for
@@ -36,8 +36,8 @@ def machine_for(
     if plan.rented is None:
         needs = None if plan.own is None else plan.own.needs("cuda")
         return local_machine(record, store, home, secrets, needs)
-    from launcher.machines.cloud import CloudMachine
-    from launcher.safety import rented_leftovers
+    from launcher.backends.cloud import CloudMachine
+    from launcher.teardown import rented_leftovers
 
     rented_leftovers.remember(home, plan.rented.infra)
     variant = os.environ.get(VARIANT_VARIABLE, "cuda")
@@ -70,7 +70,7 @@ def _own_folder(model: str) -> Path | None:
 def machine_of(record: RunRecord, store: RecordStore, home: Home) -> Machine:
     """The machine of an earlier life of a run: what it still has is what a resume goes on from."""
     if record.machine.get("kind") == "cloud":
-        from launcher.machines.cloud import CloudMachine
+        from launcher.backends.cloud import CloudMachine
 
         return CloudMachine.described(record.machine)
     return local_machine(record, store, home)
@@ -84,7 +84,7 @@ def local_machine(
     needs: Needs | None = None,
 ) -> Machine:
     """The machine of a run on this computer, on its own GPUs where it `needs` them."""
-    from launcher.machines.local import LocalMachine
+    from launcher.backends.local import LocalMachine
 
     return LocalMachine(
         record.id,

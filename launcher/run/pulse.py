@@ -17,7 +17,7 @@ import httpx
 from launcher.base import clock
 from launcher.base.errors import JobFailed
 from launcher.base.log import LOGGER
-from launcher.ledger.lease import Lease
+from launcher.records.lease import Lease
 from runtime.shared.statuses import RuntimeStatus
 
 _ASK_EVERY_SECONDS = 1.0

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher.backends.over_ssh import ssh_config
 from launcher.base import clock
 from launcher.base.errors import PreflightError
 from launcher.base.units import format_duration, format_money
-from launcher.ledger.lease import Limits
-from launcher.machines.over_ssh import ssh_config
+from launcher.console import consent
+from launcher.console.output import Output
+from launcher.records.lease import Limits
 from launcher.results.background_copy import pull_patiently
-from launcher.screen import consent
-from launcher.screen.output import Output
-from launcher.values.machine import Machine, Progress, PullReport
-from launcher.values.plan import PLANNED, Plan, Shares
+from launcher.types.machine import Machine, Progress, PullReport
+from launcher.types.plan import PLANNED, Plan, Shares
 
 _SSH_LINE = "ssh_include"
 # Of the memory of a GPU that engine and trainer share, the engine's part where nothing was planned.

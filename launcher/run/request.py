@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.run.taking_up import Resumed
-from launcher.values.plan import Plan
-from launcher.values.settings import Settings
+from launcher.types.plan import Plan
+from launcher.types.settings import Settings
 
 
 @dataclass(frozen=True)

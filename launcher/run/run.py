@@ -1,6 +1,6 @@
 """The life of one run: plan → arm → push → setup → serve → connect → work → pull → down → verified.
 
-Neighbours: `values/machine.py` is where it happens, `safety/` covers every way it may end, `relay.py` is the
+Neighbours: `types/machine.py` is where it happens, `teardown/` covers every way it may end, `relay.py` is the
 program's door, `pulse.py` the heartbeat, `work.py` the work, `ending.py` what follows.
 Knows nothing of flags, of how a machine does what it is asked, or of how things look on the terminal.
 
@@ -23,13 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.asking import earlier_run
+from launcher.backends.waiting_for_runtime import start_seconds
 from launcher.base import clock, log, patience
 from launcher.base.errors import JobFailed, LaunchError, LimitReached, NotStarted, PreflightError, failure_of
 from launcher.base.failpoints import passing
 from launcher.base.home import Home
-from launcher.ledger import heartbeat
-from launcher.ledger.endpoint import (
+from launcher.config import earlier_run
+from launcher.console.output import Output
+from launcher.records import heartbeat
+from launcher.records.endpoint import (
     RESULTS,
     LocalEndpoint,
     drop_token,
@@ -37,9 +39,8 @@ from launcher.ledger.endpoint import (
     keyless_by,
     wanted_port,
 )
-from launcher.ledger.lease import LONGER, Limits
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines.waiting_for_runtime import start_seconds
+from launcher.records.lease import LONGER, Limits
+from launcher.records.records import RecordStore, RunRecord
 from launcher.results import durable
 from launcher.run import machine_from_plan, rented_run
 from launcher.run.ending import AGAIN, Ending
@@ -47,10 +48,9 @@ from launcher.run.phase_times import Timings
 from launcher.run.request import Request
 from launcher.run.run_parts import EndingRun, Parts
 from launcher.run.signals import Interrupted, Signals
-from launcher.safety import guardian, minder, program_log
-from launcher.screen.output import Output
-from launcher.values.machine import Machine
-from launcher.values.settings import TINY_MODEL
+from launcher.teardown import guardian, minder, program_log
+from launcher.types.machine import Machine
+from launcher.types.settings import TINY_MODEL
 
 if TYPE_CHECKING:
     from launcher.run.work import Watched
@@ -194,8 +194,8 @@ class Run:
 
     def _connect(self, machine: Machine, token: str, socket: Path) -> LocalEndpoint:
         """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
-        from launcher.door.relay import Relay
-        from launcher.page.run_page import RunPage
+        from launcher.dashboard.run_page import RunPage
+        from launcher.proxy.relay import Relay
         from launcher.results.background_copy import BackgroundCopy
         from launcher.run.pulse import Pulse
 
@@ -292,7 +292,7 @@ class Run:
         return patience.seconds(plan.lease_seconds, plan.rented is not None)
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
-        from launcher.asking import runtime_config
+        from launcher.config import runtime_config
         from runtime.shared.peft_form import portable_name
 
         settings, gpus = self._request.settings, self._request.plan.gpus

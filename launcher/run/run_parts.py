@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.ledger.lease import Limits
-from launcher.ledger.records import RunRecord
-from launcher.safety.guardian import Guardian
-from launcher.values.machine import Machine
+from launcher.records.lease import Limits
+from launcher.records.records import RunRecord
+from launcher.teardown.guardian import Guardian
+from launcher.types.machine import Machine
 
 if TYPE_CHECKING:
-    from launcher.door.relay import Relay
+    from launcher.proxy.relay import Relay
     from launcher.results.background_copy import BackgroundCopy
     from launcher.run.pulse import Pulse
 

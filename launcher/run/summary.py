@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from launcher.base.errors import EXIT_OK, JobFailed, LaunchError
 from launcher.base.log import REDACTOR
 from launcher.base.units import format_duration, format_money
+from launcher.console.output import Output
 from launcher.run.signals import Interrupted
-from launcher.screen.output import Output
-from launcher.values.machine import Proof
-from launcher.values.standing import Standing
+from launcher.types.machine import Proof
+from launcher.types.standing import Standing
 
 if TYPE_CHECKING:
     from runtime.shared.statuses import RuntimeStatus

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from launcher.base.errors import UsageError
-from launcher.ledger.endpoint import RESULTS
-from launcher.ledger.records import LiveRunError, RecordStore, RunRecord
+from launcher.records.endpoint import RESULTS
+from launcher.records.records import LiveRunError, RecordStore, RunRecord
 from launcher.results import durable, whole_checkpoints
-from launcher.safety import take_down
-from launcher.values.machine import Machine
+from launcher.teardown import take_down
+from launcher.types.machine import Machine
 from runtime.shared.start_adapter import START
 
 

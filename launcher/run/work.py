@@ -1,6 +1,6 @@
 """What happens between connect and pull: the program runs, or the endpoint is held, and the run is watched.
 
-Neighbours: `run.py` calls `do` and acts on how it ends; `safety/minder.py` holds the user's program,
+Neighbours: `run.py` calls `do` and acts on how it ends; `teardown/minder.py` holds the user's program,
 `pulse.py` knows how the runtime is. Knows nothing of how to take anything down.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from launcher.base import clock
 from launcher.base.errors import JobFailed, LimitReached
-from launcher.ledger.lease import LONGER, Limits
+from launcher.console.output import Live, Output
+from launcher.records.lease import LONGER, Limits
 from launcher.run.pulse import Beat, Pulse
 from launcher.run.signals import Interrupted
-from launcher.safety.minder import GRACE_SECONDS, Command
-from launcher.screen.output import Live, Output
-from launcher.values.standing import Standing
+from launcher.teardown.minder import GRACE_SECONDS, Command
+from launcher.types.standing import Standing
 from runtime.shared.statuses import RuntimeStatus
 
 _LOOK_EVERY_SECONDS = 0.25

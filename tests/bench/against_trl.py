@@ -22,8 +22,8 @@ from launcher.bench import our_side, this_computer
 from launcher.bench.ready import our_environment, refuse_what_cannot_run
 from launcher.bench.runs import Side, looked_after, most_seconds, new_folder
 from launcher.bench.shape import STEPS, Shape
+from launcher.console.output import Output
 from launcher.models import model_folder
-from launcher.screen.output import Output
 from tests.bench.trl import trl_side
 from tests.bench.trl.report import SEEDS, Compared
 from tests.bench.trl.side_by_side import Pair

@@ -172,7 +172,7 @@ def _spied(pid: int, py_spy: str, rate: int, folder: Path) -> Iterator[list[subp
         # What looks after others has their command lines in its own, and waits; "runtime" is in every path.
         if name is None or name.startswith("runtime.keeper") or "tether" in words or not _KINDS[name][1]:
             continue
-        if "launcher.safety" in words:
+        if "launcher.teardown" in words:
             continue
         out = folder / f"{name}.txt"
         command = [py_spy, "record", "-p", str(process.pid), "-r", str(rate), "-d", "3600", "-f", "raw"]

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.asking import memory_table
+from launcher.config import memory_table
 from launcher.models import known_models
-from launcher.values.plan import split
+from launcher.types.plan import split
 from runtime.shared.memory.instead import explained
 from runtime.shared.memory.line import total
 from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes, gib

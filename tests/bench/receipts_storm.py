@@ -30,8 +30,8 @@ import openai
 
 from launcher.base.home import Home
 from launcher.client import Session, connect, group
-from launcher.ledger.endpoint import LocalEndpoint
-from launcher.ledger.records import RecordStore
+from launcher.records.endpoint import LocalEndpoint
+from launcher.records.records import RecordStore
 from runtime.shared.batch import read_batch
 from runtime.tiny.chat import messages
 from runtime.tiny.grammar import training_phrases

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from launcher.door.relay import Relay
+from launcher.proxy.relay import Relay
 from tests.support.upstream import Upstream
 
 REQUESTS = 500

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from launcher.backends.over_ssh.link import Host, run_on
 from launcher.base.errors import LaunchError
-from launcher.machines.over_ssh.link import Host, run_on
 from tests.support.waiting import wait_until
 
 _LOGIN = "ubuntu"

@@ -217,7 +217,7 @@ def _typed(rig: Rig, launch: Sequence[str], *words: str) -> Finished:
 
 def _leave_alone(rig: Rig, launched: Launched) -> None:
     """Whoever looks after it is killed, the guardian first."""
-    guardians = running(rig, "launcher.safety.guardian")
+    guardians = running(rig, "launcher.teardown.guardian")
     (guardian,) = [pid for pid, line in guardians.items() if launched.run.name in line]
     os.kill(guardian, signal.SIGKILL)
     launched.send(signal.SIGKILL)

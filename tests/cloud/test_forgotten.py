@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from launcher.machines.skypilot import forgotten_machines
+from launcher.backends.skypilot import forgotten_machines
 from tests.cloud.launched import collect
 from tests.cloud.rig import Rig
 

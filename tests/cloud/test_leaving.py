@@ -56,7 +56,7 @@ def test_g07_unproven_is_exit_5_and_tried_again_and_its_name_is_nobody_elses(rig
 
     log = launched.run / "guardian.log"
     wait_until(lambda: "taking the machine down" in log.read_text(), 120, "the guardian's own attempt")
-    for pid in running(rig, "launcher.safety.guardian"):
+    for pid in running(rig, "launcher.teardown.guardian"):
         os.kill(pid, signal.SIGKILL)
     assert "left alone: launch down demo" in verb(rig, "status", "demo")
     rig.faults("fail-describe", None)

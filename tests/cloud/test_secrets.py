@@ -224,7 +224,9 @@ def test_g14_no_secret_was_ever_in_a_command_line_on_either_side(seen: Seen) -> 
     watch = seen.watch
     print(f"{watch.looks} looks, {watch.late} of them late; {len(watch.seen)} programs")
     assert watch.looks > 20 * LOOKS_PER_SECOND
-    assert {"launcher.safety.guardian", "launcher.machines.skypilot.sky_calls", "ssh"} <= watch.names(LAPTOP)
+    assert {"launcher.teardown.guardian", "launcher.backends.skypilot.sky_calls", "ssh"} <= watch.names(
+        LAPTOP
+    )
     assert {"runtime.keeper", "runtime.gateway.gateway", "runtime.shield"} <= watch.names(MACHINE)
     assert watch.command_lines([*EVERY, seen.token]) == []
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from launcher.base.home import Home
-from launcher.ledger.endpoint import LocalEndpoint
-from launcher.ledger.records import RecordStore
+from launcher.records.endpoint import LocalEndpoint
+from launcher.records.records import RecordStore
 from tests.support.launched import Launched, processes_of
 from tests.support.waiting import wait_until
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from launcher.base.home import Home
-from launcher.safety import leftovers
+from launcher.teardown import leftovers
 from tests.support.launched import Launched, processes_of
 from tests.support.ports import free_port
 from tests.support.waiting import SOONEST_SECONDS, wait_until
@@ -93,7 +93,7 @@ def _is_guardian_of(process: psutil.Process, run_id: str) -> bool:
         command = process.cmdline()
     except psutil.Error:
         return False
-    return "launcher.safety.guardian" in command and any(run_id in word for word in command)
+    return "launcher.teardown.guardian" in command and any(run_id in word for word in command)
 
 
 def _ended(run_dir: Path) -> dict[str, Any]:

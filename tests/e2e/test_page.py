@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from launcher.base.home import Home
-from launcher.door.relay import Relay
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.page import page_folder
-from launcher.page.run_page import RunPage
+from launcher.dashboard import page_folder
+from launcher.dashboard.run_page import RunPage
+from launcher.proxy.relay import Relay
+from launcher.records.records import RecordStore, RunRecord
 from tests.e2e.conftest import make_home
 from tests.support.browser import Browser, opened, outside
 from tests.support.launched import Launched

@@ -21,7 +21,7 @@ import pytest
 from launcher.base.home import Home
 from launcher.client import Session, connect, group
 from launcher.client.failures import NotConnected
-from launcher.ledger.records import RecordStore
+from launcher.records.records import RecordStore
 from runtime import bootstrap, tether
 from runtime.shared import processes
 from tests.support.environment import PROGRAMS

@@ -16,7 +16,7 @@ import pytest
 from launcher.client.art import SlipwayBackend
 from launcher.client.art.art_steps import TrainResult
 from launcher.client.failures import Refused, TrainingFailed
-from launcher.door.relay import Relay
+from launcher.proxy.relay import Relay
 from tests.runtime.gateway_process import TOKEN
 from tests.runtime.gateway_run import GatewayRun, gateway_runs
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher.client.wire import Endpoint, Patience, Wire
-from launcher.door.relay import Relay
+from launcher.proxy.relay import Relay
 from tests.runtime.conftest import RunningEngine
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.support.cutter import Cutter

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from launcher.door.relay import Relay
+from launcher.proxy.relay import Relay
 from runtime.gateway.gateway import build_app, build_parts
 from runtime.gateway.http.retired import RETIRED
 from runtime.shared.runtime_config import RuntimeConfig

@@ -145,8 +145,8 @@ def _start(name: str, nodeids: list[str]) -> Lane:
 
 def _refuse_without_gpu() -> None:
     """Before the CUDA build, which is large, is fetched for nothing."""
+    from launcher.backends import own_gpus
     from launcher.base.errors import PreflightError
-    from launcher.machines import own_gpus
     from runtime.fitness import Needs
 
     try:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends import machine_of_record
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines import machine_of_record
+from launcher.records.records import RecordStore, RunRecord
 from launcher.results import background_copy
-from launcher.safety import leftovers, take_down
+from launcher.teardown import leftovers, take_down
 from tests.support import recorded_machine
 from tests.support.environment import REPOSITORY
 from tests.support.typed import Typed

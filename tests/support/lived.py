@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from launcher.asking.setting_sources import load
 from launcher.base.home import Home
 from launcher.base.log import close_log
-from launcher.ledger.records import RecordStore, RunRecord
+from launcher.config.setting_sources import load
+from launcher.console.output import Output
+from launcher.records.records import RecordStore, RunRecord
 from launcher.run.request import Request
 from launcher.run.run import Run
-from launcher.screen.output import Output
-from launcher.values.plan import make_plan
+from launcher.types.plan import make_plan
 from tests.support.pretend_machine import PretendMachine
 
 

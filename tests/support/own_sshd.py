@@ -13,8 +13,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines.over_ssh.link import Host
+from launcher.backends.over_ssh.link import Host
+from launcher.records.records import RecordStore, RunRecord
 from tests.support import descendants
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from launcher.ledger.records import RecordStore, RunRecord
+from launcher.records.records import RecordStore, RunRecord
 
 PREDICTORS = ("search", "answer")
 MARKUP = (

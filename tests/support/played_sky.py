@@ -15,13 +15,13 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
+from launcher.backends.skypilot import sky_process
+from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
+from launcher.backends.skypilot.task_file import task_file
+from launcher.backends.skypilot.verdicts import Verdicts
 from launcher.base.processes import ProcessId
-from launcher.machines.skypilot import sky_process
-from launcher.machines.skypilot.order import Order
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import SkyProcess
-from launcher.machines.skypilot.task_file import task_file
-from launcher.machines.skypilot.verdicts import Verdicts
 from tests.support import played_gcp
 from tests.support.environment import PROGRAMS
 from tests.support.played_gcp import PlayedGcp
@@ -84,7 +84,7 @@ class PlayedProcess(SkyProcess):
 
     def _running(self) -> subprocess.Popen[str]:
         def start(command: list[str], **named: Any) -> subprocess.Popen[str]:
-            assert command[1:] == ["-P", "-m", "launcher.machines.skypilot.sky_calls"]
+            assert command[1:] == ["-P", "-m", "launcher.backends.skypilot.sky_calls"]
             return subprocess.Popen([sys.executable, str(_PROGRAM)], **named)
 
         real = sky_process.subprocess

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from launcher.ledger import endpoint
-from launcher.ledger.records import RecordStore
-from launcher.safety import guardian
+from launcher.records import endpoint
+from launcher.records.records import RecordStore
+from launcher.teardown import guardian
 from tests.support.waiting import wait_until
 
 # By the states of a record; "writing" is its last word, and what is asked for the last lines.

@@ -26,21 +26,21 @@ from typing import Any
 
 import pytest
 
-from launcher.asking.setting_sources import load
+from launcher.backends import machine_of_record
 from launcher.base import clock
 from launcher.base.errors import NotPulled, failure_of
 from launcher.base.home import Home
 from launcher.base.log import REDACTOR, close_log
-from launcher.ledger.endpoint import keep_token
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines import machine_of_record
+from launcher.config.setting_sources import load
+from launcher.console.output import Output
+from launcher.records.endpoint import keep_token
+from launcher.records.records import RecordStore, RunRecord
 from launcher.run.request import Request
 from launcher.run.run import Run
 from launcher.run.taking_up import Resumed
-from launcher.safety import guardian
-from launcher.screen.output import Output
-from launcher.values.machine import Machine, Proof
-from launcher.values.plan import Rented, make_plan
+from launcher.teardown import guardian
+from launcher.types.machine import Machine, Proof
+from launcher.types.plan import Rented, make_plan
 from tests.support import pretend_machine
 from tests.support.pretend_calls import Calls, Fault, Place, calls_of
 from tests.support.pretend_machine import PretendMachine
@@ -209,7 +209,7 @@ class PretendLife:
         patch.setitem(machine_of_record._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
         patch.setattr(guardian, "start", self._guard)
         program = functools.partial(calls.met, "work")
-        patch.setattr("launcher.safety.minder.start", lambda *words: PretendProgram(program))
+        patch.setattr("launcher.teardown.minder.start", lambda *words: PretendProgram(program))
         real = clock.boot_seconds
         patch.setattr(clock, "boot_seconds", lambda: real() + self._slept_seconds)
         # Each life has a token of its own, and what is said is searched for all that are known.

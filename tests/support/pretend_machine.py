@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
-from launcher.values.standing import Standing
+from launcher.types.machine import Progress, Proof, PullReport, Stopped, never, silent
+from launcher.types.standing import Standing
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.statuses import RuntimeStatus
 

@@ -126,7 +126,7 @@ def parsed(own: list[str], program: list[str] | None) -> Any:
     """As `commands.invoke` parses, without doing anything; None for another verb than `plan`."""
     from launcher.cli.commands import app
     from launcher.cli.invocation import Invocation
-    from launcher.screen.output import Output
+    from launcher.console.output import Output
 
     root: Any = typer.main.get_command(app)
     context = root.make_context("launch", list(own), obj=Invocation(program, Output()))
@@ -140,8 +140,8 @@ def parsed(own: list[str], program: list[str] | None) -> Any:
 
 def _read(invocation: Any) -> None:
     """The values of settings, by the reader of settings, where nothing else is set."""
-    from launcher.asking import setting_sources
     from launcher.base.home import Home
+    from launcher.config import setting_sources
 
     # Names in capitals stand for what the reader has, and so does the name of an earlier run.
     flags = {key: it for key, it in invocation.flags.items() if key != "from" and not _stands_for(it)}

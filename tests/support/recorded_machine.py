@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from launcher.backends import machine_of_record
 from launcher.base.errors import JobFailed, NotPulled
-from launcher.machines import machine_of_record
-from launcher.values.machine import Progress, Proof, PullReport, Stopped, never, silent
+from launcher.types.machine import Progress, Proof, PullReport, Stopped, never, silent
 
 KIND = "folder"
 

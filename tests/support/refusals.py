@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.backends import environments
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.machines import environments
+from launcher.records.records import RecordStore
 from tests.support.typed import Typed
 
 

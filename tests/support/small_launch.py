@@ -11,10 +11,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from launcher.asking import preflight
+from launcher.backends import local
 from launcher.cli import main
-from launcher.machines import local
-from launcher.values.machine import Progress, silent
+from launcher.config import preflight
+from launcher.types.machine import Progress, silent
 
 
 class SmallMachine(local.LocalMachine):

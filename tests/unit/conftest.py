@@ -34,7 +34,7 @@ def compiled_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def children_stay() -> Iterator[None]:
     """A guardian that is run in this process ends all that runs below it: those are the tests' own lanes."""
-    from launcher.safety import guardian
+    from launcher.teardown import guardian
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guardian, "_end_own_children", lambda: None)

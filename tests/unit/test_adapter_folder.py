@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from launcher.asking import checking, earlier_run, preflight, reading, setting_sources
 from launcher.base.errors import LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
+from launcher.config import checking, earlier_run, preflight, reading, setting_sources
 from launcher.models import adapter_folder, model_folder
+from launcher.records.records import RecordStore
 from launcher.results import durable
-from launcher.values.plan import make_plan
-from launcher.values.settings import Settings
+from launcher.types.plan import make_plan
+from launcher.types.settings import Settings
 from runtime.shared.peft_form import portable_name
 from tests.support.adapters import write
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking import agreement, pricing
-from launcher.asking.setting_sources import load
 from launcher.base.errors import PreflightError, UsageError
 from launcher.base.home import Home
-from launcher.screen.output import Output
-from launcher.values.offers import Market, Offer
-from launcher.values.plan import Plan, make_plan
-from launcher.values.settings import Settings
+from launcher.config import agreement, pricing
+from launcher.config.setting_sources import load
+from launcher.console.output import Output
+from launcher.types.offers import Market, Offer
+from launcher.types.plan import Plan, make_plan
+from launcher.types.settings import Settings
 from tests.support.typed import Typed
 
 CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"
@@ -88,7 +88,7 @@ def test_g11_the_price_and_the_most_it_can_cost_are_agreed_to(
     offered: tuple[Settings, Plan], monkeypatch: pytest.MonkeyPatch, answer: str, agreed: bool
 ) -> None:
     settings, plan = offered
-    monkeypatch.setattr("launcher.screen.consent.can_ask", lambda output: True)
+    monkeypatch.setattr("launcher.console.consent.can_ask", lambda output: True)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     stderr = io.StringIO()
     output = Output(stdout=io.StringIO(), stderr=stderr, environ={})

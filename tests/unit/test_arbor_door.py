@@ -19,8 +19,8 @@ import openai
 import pytest
 from aiohttp import web
 
-from launcher.door import relay_peers
-from launcher.door.relay import Relay
+from launcher.proxy import relay_peers
+from launcher.proxy.relay import Relay
 from tests.support import canaries
 from tests.support.environment import PROGRAMS, runtime_environ
 from tests.support.relay_process import RelayProcess

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from launcher.asking import earlier_run, ports, shadowing
-from launcher.asking.setting_sources import load
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.door.relay import Relay
-from launcher.ledger.endpoint import ARBORS_PLACE, DEFAULT_PORT, LocalEndpoint, keep_token, wanted_port
-from launcher.ledger.records import RecordStore
-from launcher.values.settings import Settings
+from launcher.config import earlier_run, ports, shadowing
+from launcher.config.setting_sources import load
+from launcher.proxy.relay import Relay
+from launcher.records.endpoint import ARBORS_PLACE, DEFAULT_PORT, LocalEndpoint, keep_token, wanted_port
+from launcher.records.records import RecordStore
+from launcher.types.settings import Settings
 from tests.support import canaries
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.launched import Launched

@@ -14,15 +14,15 @@ from typing import Any
 import httpx
 import pytest
 
-from launcher.asking import earlier_run
-from launcher.asking.setting_sources import load
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.door import relay_rules
-from launcher.door.relay import Relay
-from launcher.ledger.endpoint import LocalEndpoint, keep_token, keyless_by, wanted_port
-from launcher.ledger.records import RecordStore
-from launcher.values.settings import Settings
+from launcher.config import earlier_run
+from launcher.config.setting_sources import load
+from launcher.proxy import relay_rules
+from launcher.proxy.relay import Relay
+from launcher.records.endpoint import LocalEndpoint, keep_token, keyless_by, wanted_port
+from launcher.records.records import RecordStore
+from launcher.types.settings import Settings
 from tests.support.environment import PROGRAMS, runtime_environ
 from tests.support.typed import Typed
 from tests.support.upstream import Upstream, upstream_in_a_folder

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from examples import quickstart
-from launcher.asking import runtime_config
 from launcher.base.errors import JobFailed
 from launcher.bench import our_side
 from launcher.bench.child import Lived
@@ -21,7 +20,8 @@ from launcher.bench.runs import looked_after
 from launcher.bench.shape import Shape
 from launcher.bench.side_run import Log, SideRun, Step, side_run
 from launcher.client.staleness import check_staleness
-from launcher.screen.output import Output
+from launcher.config import runtime_config
+from launcher.console.output import Output
 from tests.support.typed import Typed
 
 sys.path.insert(0, str(Path(our_side.__file__).parent / "programs"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machines import environments
+from launcher.backends import environments
 from runtime import bootstrap
 from tests.support.environment import PROGRAMS
 

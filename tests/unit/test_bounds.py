@@ -19,19 +19,19 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends import environments, waiting_for_runtime
+from launcher.backends.local import LocalMachine
+from launcher.backends.waiting_for_runtime import RuntimeStart
 from launcher.base import locks
 from launcher.base.errors import NotStarted, PreflightError
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.base.unix_http import get_json
-from launcher.ledger.records import RecordStore
-from launcher.machines import environments, waiting_for_runtime
-from launcher.machines.local import LocalMachine
-from launcher.machines.waiting_for_runtime import RuntimeStart
+from launcher.console import output
+from launcher.console.output import Output
+from launcher.records.records import RecordStore
 from launcher.results import home_copy
-from launcher.safety import guardian
-from launcher.screen import output
-from launcher.screen.output import Output
+from launcher.teardown import guardian
 from runtime import bootstrap, health, supervision
 from tests.support.typed import Typed
 from tests.support.waiting import wait_until

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from launcher.asking import earlier_run
-from launcher.asking.agreement import table
-from launcher.asking.setting_sources import load
 from launcher.base.errors import PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import close_log
-from launcher.ledger.lives import Life
-from launcher.ledger.records import RecordStore, RunRecord
+from launcher.config import earlier_run
+from launcher.config.agreement import table
+from launcher.config.setting_sources import load
+from launcher.console.output import Output
+from launcher.records.lives import Life
+from launcher.records.records import RecordStore, RunRecord
 from launcher.run import launching, machine_from_plan
-from launcher.safety import take_down
-from launcher.screen.output import Output
-from launcher.values.machine import Machine
-from launcher.values.plan import Plan, Rented, make_plan
+from launcher.teardown import take_down
+from launcher.types.machine import Machine
+from launcher.types.plan import Plan, Rented, make_plan
 from tests.support.committed import commit
 from tests.support.pretend_machine import PretendMachine
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.local import LocalMachine
 from launcher.base.credentials import SECRETS
 from launcher.base.home import Home
-from launcher.ledger.endpoint import keep_token
-from launcher.ledger.records import RecordStore
-from launcher.machines.local import LocalMachine
+from launcher.records.endpoint import keep_token
+from launcher.records.records import RecordStore
 from tests.support.typed import Typed
 from tests.support.waiting import wait_until
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from launcher.ledger.endpoint import LocalEndpoint
+from launcher.records.endpoint import LocalEndpoint
 from launcher.results import compile_records
 from launcher.results.journals import lines
 from runtime.shared.schema import StepRequest

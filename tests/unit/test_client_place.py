@@ -12,7 +12,7 @@ import pytest
 
 from launcher.client import GRPO, TrainingFailed
 from launcher.client.dspy.training_place import PROGRAM_VARIABLE, OptimizerWork, Place, Validated, digest_of
-from launcher.ledger import endpoint
+from launcher.records import endpoint
 from tests.support import abuses as a
 from tests.support.lives import RUN, be_another_process, begin_life
 from tests.support.small_run import Asked, SmallRun, answering

@@ -1,4 +1,4 @@
-"""launcher/values/clouds.py: with whom there is an account, by places and names alone."""
+"""launcher/types/clouds.py: with whom there is an account, by places and names alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.values.clouds import KNOWN, has_account, is_for
+from launcher.types.clouds import KNOWN, has_account, is_for
 
 
 @pytest.mark.parametrize(

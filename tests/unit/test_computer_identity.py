@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.skypilot import forgotten_machines
 from launcher.base import computer_identity
-from launcher.machines.skypilot import forgotten_machines
 
 
 @pytest.fixture

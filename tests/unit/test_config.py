@@ -1,4 +1,4 @@
-"""launcher/asking/setting_sources.py: precedence, sources, and keys nobody knows."""
+"""launcher/config/setting_sources.py: precedence, sources, and keys nobody knows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking import setting_sources
-from launcher.asking.setting_sources import load
 from launcher.base.errors import ConfigError, LaunchError, UsageError
 from launcher.base.home import Home
+from launcher.config import setting_sources
+from launcher.config.setting_sources import load
 
 
 @pytest.fixture

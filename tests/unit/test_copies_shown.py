@@ -12,10 +12,10 @@ import pytest
 
 from launcher.base.home import Home
 from launcher.cli import ending_verbs, verbs
-from launcher.ledger import teardown_lock
-from launcher.ledger.records import RecordStore
-from launcher.screen import output
-from launcher.screen.output import Output
+from launcher.console import output
+from launcher.console.output import Output
+from launcher.records import teardown_lock
+from launcher.records.records import RecordStore
 from tests.support import recorded_machine
 from tests.support.lived import Lives
 from tests.support.waiting import wait_until

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from launcher.machines.skypilot import sky_providers
-from launcher.machines.skypilot.order import Order
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import SkyProcess
-from launcher.machines.skypilot.verdicts import Said, Verdicts
+from launcher.backends.skypilot import sky_providers
+from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
+from launcher.backends.skypilot.verdicts import Said, Verdicts
 from tests.support.played_aws import PlayedAws
 
 pytestmark = pytest.mark.process
@@ -221,7 +221,7 @@ def test_p04_a_teardown_names_the_region_that_does_not_answer_and_ends_what_the_
     aws: PlayedAws, sky: SkyProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it but SkyPilot's API server. Where the silent region was never tried it is proven."""
-    from launcher.machines.skypilot import teardown
+    from launcher.backends.skypilot import teardown
 
     monkeypatch.setattr(teardown, "_SETTLE_SECONDS", 0.0)
     aws.furnish(tmp_path / "user")

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.over_ssh import rsync
+from launcher.backends.over_ssh.link import Host
+from launcher.backends.over_ssh.remote_log import RemoteLog
+from launcher.backends.over_ssh.rsync import Copy
 from launcher.base import descriptors
 from launcher.base.errors import JobFailed
 from launcher.client import holder
-from launcher.machines.over_ssh import rsync
-from launcher.machines.over_ssh.link import Host
-from launcher.machines.over_ssh.remote_log import RemoteLog
-from launcher.machines.over_ssh.rsync import Copy
-from launcher.safety import guardian, minder
-from launcher.safety.program_log import ProgramLog
-from launcher.safety.program_streams import ProgramStreams
+from launcher.teardown import guardian, minder
+from launcher.teardown.program_log import ProgramLog
+from launcher.teardown.program_streams import ProgramStreams
 from tests.support.waiting import wait_until
 
 MANY = 1100

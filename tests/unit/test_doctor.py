@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking import preflight, remote_tools
+from launcher.backends import environments
 from launcher.base import disk
 from launcher.base.home import Home
 from launcher.cli import doctor
 from launcher.cli.doctor import Check, ask_all
-from launcher.ledger.records import RecordStore
-from launcher.machines import environments
-from launcher.safety import leftovers
+from launcher.config import preflight, remote_tools
+from launcher.records.records import RecordStore
+from launcher.teardown import leftovers
 from runtime import bootstrap
 from tests.support.environment import PROGRAMS
 from tests.support.played_driver import A100_40, H100, Driver
@@ -191,7 +191,7 @@ def test_a_taken_port_says_who_holds_it_and_is_no_failure(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setattr("launcher.ledger.endpoint.DEFAULT_PORT", taken.getsockname()[1])
+        monkeypatch.setattr("launcher.records.endpoint.DEFAULT_PORT", taken.getsockname()[1])
         check = answer("port")
     assert check.state == "info"
     assert "(pid " in check.detail and "takes the next free one" in check.detail

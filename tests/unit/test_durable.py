@@ -17,8 +17,8 @@ import pytest
 from launcher.base.errors import NotPulled, PreflightError
 from launcher.results import checkpoints, durable, home_copy, whole_checkpoints
 from launcher.results.background_copy import BackgroundCopy
-from launcher.values.machine import Stopped, never
-from launcher.values.standing import BOUND_STEPS, Standing
+from launcher.types.machine import Stopped, never
+from launcher.types.standing import BOUND_STEPS, Standing
 from runtime.gateway.steps.rewind import Rewind
 from runtime.shared.start_adapter import FILES
 from tests.support.committed import commit, name_best, pin

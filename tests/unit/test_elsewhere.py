@@ -22,10 +22,10 @@ from launcher.base import place, running
 from launcher.base.home import Home
 from launcher.base.place import Place
 from launcher.base.processes import ProcessId
-from launcher.ledger import heartbeat, teardown_lock, whereabouts
-from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
-from launcher.ledger.teardown_lock import Holder
-from launcher.safety import leftovers
+from launcher.records import heartbeat, teardown_lock, whereabouts
+from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.records.teardown_lock import Holder
+from launcher.teardown import leftovers
 from tests.support import containers, recorded_machine
 from tests.support.environment import PROGRAMS
 from tests.support.typed import Typed

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.cloud import CloudMachine
 from launcher.base.home import Home
 from launcher.base.own_python import own_module
-from launcher.ledger.records import RecordStore
-from launcher.machines.cloud import CloudMachine
-from launcher.safety import guardian
+from launcher.records.records import RecordStore
+from launcher.teardown import guardian
 from tests.support.played_aws import PlayedAws
 from tests.support.waiting import wait_until
 
@@ -70,7 +70,7 @@ class Rented:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         with (self.folder / guardian.LOG).open("ab") as log:
             return subprocess.Popen(
-                [*own_module("launcher.safety.guardian"), str(self.store.path(self.id))],
+                [*own_module("launcher.teardown.guardian"), str(self.store.path(self.id))],
                 env=kept | {"HOME": str(self.user)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -13,13 +13,13 @@ import time
 
 import pytest
 
+from launcher.backends import machine_of_record
 from launcher.base.errors import LaunchError, NotPulled
 from launcher.cli import ending_verbs
-from launcher.ledger.teardown_lock import Holder
-from launcher.machines import machine_of_record
-from launcher.safety.take_down import Keeping
-from launcher.screen.output import Output
-from launcher.values.machine import Proof
+from launcher.console.output import Output
+from launcher.records.teardown_lock import Holder
+from launcher.teardown.take_down import Keeping
+from launcher.types.machine import Proof
 from tests.support import pretend_machine
 from tests.support.ends import PRICE, UP, ended_well, raising, soon
 from tests.support.lived import Lives

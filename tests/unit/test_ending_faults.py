@@ -17,8 +17,8 @@ import pytest
 
 from launcher.base.errors import JobFailed, LaunchError
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.values.machine import Machine
+from launcher.records.records import RecordStore
+from launcher.types.machine import Machine
 from tests.support.environment import REPOSITORY
 from tests.support.pretend_calls import NAMES, OF_THEIR_OWN, PHASES, Fault, Place, calls_of
 from tests.support.pretend_life import PretendLife, Seen

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.ledger.records import RecordStore
+from launcher.records.records import RecordStore
 from tests.support.ends import KINDS, PRICE, UP, ended_well, soon
 from tests.support.lived import Lives
 from tests.support.small_disk import said_on_small_disk

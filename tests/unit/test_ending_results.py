@@ -16,8 +16,8 @@ import time
 import pytest
 
 from launcher.base.errors import NotPulled
-from launcher.ledger import teardown_lock
-from launcher.safety import take_down
+from launcher.records import teardown_lock
+from launcher.teardown import take_down
 from tests.support.ends import PRICE, ended_well, raising, soon
 from tests.support.lived import Lives
 from tests.support.pretend_machine import PretendMachine

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from launcher.ledger import teardown_lock
+from launcher.console.output import Output
+from launcher.records import teardown_lock
 from launcher.run.phase_times import Timings
-from launcher.screen.output import Output
 from tests.support.ends import PRICE, ended_well, soon
 from tests.support.lived import Lives
 

@@ -1,4 +1,4 @@
-"""launcher/machines/over_ssh/fetching.py over a real ssh: what comes home, in which order, at which rate."""
+"""launcher/backends/over_ssh/fetching.py over a real ssh: what comes home, in which order, at which rate."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.over_ssh import fetching, outgoing
+from launcher.backends.over_ssh.cloud_results import CloudResults
+from launcher.backends.over_ssh.copy_rate import CopyRate
+from launcher.backends.over_ssh.fetching import Fetching
+from launcher.backends.over_ssh.remote_folder import SSH_BY_FILE, RemoteFolder
 from launcher.base.errors import JobFailed, LaunchError, NotPulled
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.over_ssh import fetching, outgoing
-from launcher.machines.over_ssh.cloud_results import CloudResults
-from launcher.machines.over_ssh.copy_rate import CopyRate
-from launcher.machines.over_ssh.fetching import Fetching
-from launcher.machines.over_ssh.remote_folder import SSH_BY_FILE, RemoteFolder
+from launcher.records.records import RecordStore
 from launcher.results import checkpoints, durable, whole_checkpoints
 from launcher.results.checkpoints import Best
-from launcher.values.machine import never, silent
+from launcher.types.machine import never, silent
 from tests.support.committed import commit, name_best, pin
 from tests.support.own_sshd import OwnSshd
 
@@ -271,7 +271,7 @@ def test_g22_a_copy_broken_off_behind_the_weights_costs_the_optimizer_and_not_th
     commit(there, 1)
     assert machine.secure(results).durable == 1
     commit(there, 2)
-    monkeypatch.setattr("launcher.machines.over_ssh.cloud_results._LOOK_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("launcher.backends.over_ssh.cloud_results._LOOK_EVERY_SECONDS", 0.0)
     with pytest.raises(NotPulled, match="are still on the machine"):
         machine.secure(results, lambda: _state(results / "adapter") == 2)
     assert (_state(results / "adapter"), durable.newest_step(results)) == (2, 1)

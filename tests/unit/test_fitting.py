@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking import earlier_run, fitting, setting_sources
-from launcher.asking.runtime_config import build
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
+from launcher.config import earlier_run, fitting, setting_sources
+from launcher.config.runtime_config import build
 from launcher.models import model_config
 from launcher.run.rented_run import SHARED_FRACTION, runtime_overrides
-from launcher.values.plan import PLANNED, Plan, Rented
-from launcher.values.settings import Settings
+from launcher.types.plan import PLANNED, Plan, Rented
+from launcher.types.settings import Settings
 from tests.support.typed import Typed
 
 _POPEN = subprocess.Popen

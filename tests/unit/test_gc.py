@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends import environments
+from launcher.backends.local import LocalMachine
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
-from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
-from launcher.machines import environments
-from launcher.machines.local import LocalMachine
-from launcher.safety import leftovers
+from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.teardown import leftovers
 from runtime import bootstrap
 from tests.support.typed import Typed
 
@@ -175,7 +175,7 @@ def test_on_a_terminal_the_answer_decides(
     debris.mkdir(parents=True)
     stdin = io.StringIO(answer)
     monkeypatch.setattr(sys, "stdin", stdin)
-    monkeypatch.setattr("launcher.screen.consent.can_ask", lambda output: True)
+    monkeypatch.setattr("launcher.console.consent.can_ask", lambda output: True)
     done = typed("gc")
     assert done.returncode == 0
     assert "[y/N]" in done.stderr

@@ -1,4 +1,4 @@
-"""launcher/safety/guardian.py with real processes: however the launcher goes, the run's processes go too."""
+"""launcher/teardown/guardian.py with real processes: however the launcher goes, the run's processes go too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from launcher.base import processes, running
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
-from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 
@@ -137,7 +137,7 @@ def test_when_launcher_and_guardian_are_both_killed_the_minder_still_ends_the_pr
 
 def test_the_guardian_imports_little() -> None:
     heavy = "typer,rich,pydantic,aiohttp,httpx,sky,torch,dspy"
-    modules = ["launcher.safety.guardian", "launcher.machines.local"]
+    modules = ["launcher.teardown.guardian", "launcher.backends.local"]
     program = PROGRAMS / "unit" / "unwanted_imports.py"
     done = subprocess.run(
         [sys.executable, program, heavy, "import", *modules], capture_output=True, text=True

@@ -25,9 +25,9 @@ from launcher.client.dspy.report import Journal
 from launcher.client.failures import StepFailed
 from launcher.client.last_words import say_them
 from launcher.client.left_out import LeftOut
-from launcher.ledger.records import RecordStore
-from launcher.screen import passed_on
-from launcher.screen.output import Live, Output
+from launcher.console import passed_on
+from launcher.console.output import Live, Output
+from launcher.records.records import RecordStore
 from tests.support.own_sshd import OwnSshd
 from tests.support.typed import Typed
 

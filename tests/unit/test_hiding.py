@@ -1,4 +1,4 @@
-"""launcher/asking/shadowing.py: what stands beside a program and would be imported in the place of ours."""
+"""launcher/config/shadowing.py: what stands beside a program and would be imported in the place of ours."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking import shadowing
 from launcher.base.errors import PreflightError
+from launcher.config import shadowing
 from tests.support.environment import REPOSITORY
 
 pytestmark = pytest.mark.process

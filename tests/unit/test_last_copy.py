@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.safety import guardian, last_copy
-from launcher.values.machine import PullReport, Stopped
+from launcher.records.records import RecordStore, RunRecord
+from launcher.teardown import guardian, last_copy
+from launcher.types.machine import PullReport, Stopped
 from tests.support import recorded_machine
 from tests.support.left_alone import PRICE, left_alone, store, there, typed
 from tests.support.waiting import wait_until

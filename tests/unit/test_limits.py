@@ -11,9 +11,9 @@ from typing import cast
 import pytest
 
 from launcher.base.errors import NotPulled
-from launcher.ledger.lease import Limits
+from launcher.records.lease import Limits
 from launcher.results import background_copy
-from launcher.values.machine import Machine, PullReport
+from launcher.types.machine import Machine, PullReport
 from tests.support.environment import PROGRAMS, REPOSITORY
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.ledger import heartbeat
-from launcher.ledger.records import RecordStore
+from launcher.records import heartbeat
+from launcher.records.records import RecordStore
 from tests.support import recorded_machine
 from tests.support.left_alone import PRICE, left_alone, store, there, typed
 from tests.support.typed import Typed

@@ -1,4 +1,4 @@
-"""launcher/machines/local.py with real processes. That it serves is tested end to end, on the real engine."""
+"""launcher/backends/local.py with real processes. That it serves is tested end to end, on the real engine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.local import LocalMachine
+from launcher.backends.machine_of_record import NoMachine, from_record
 from launcher.base import processes
 from launcher.base.errors import NotStarted, PreflightError
 from launcher.base.home import Home
-from launcher.ledger.records import RUN_VARIABLE, RecordStore
-from launcher.machines.local import LocalMachine
-from launcher.machines.machine_of_record import NoMachine, from_record
+from launcher.records.records import RUN_VARIABLE, RecordStore
 from runtime.shared.runtime_config import RuntimeConfig
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until

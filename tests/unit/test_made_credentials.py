@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from launcher.asking import session_end
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.base.errors import PreflightError
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import SkyProcess
-from launcher.values.plan import Plan, Rented
+from launcher.config import session_end
+from launcher.types.plan import Plan, Rented
 from tests.support.played_aws import PlayedAws
 
 # Ends a call that hangs, and measures nothing.

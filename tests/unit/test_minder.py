@@ -1,4 +1,4 @@
-"""launcher/safety/minder.py with real processes: faithful to the command, and nothing of it is left."""
+"""launcher/teardown/minder.py with real processes: faithful to the command, and nothing of it is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from launcher.base import processes, running
 from launcher.base.processes import ProcessId
-from launcher.safety import minder
+from launcher.teardown import minder
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 

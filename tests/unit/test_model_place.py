@@ -1,4 +1,4 @@
-"""launcher/machines/over_ssh/model_upload.py: where a run's model is on a machine."""
+"""launcher/backends/over_ssh/model_upload.py: where a run's model is on a machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import runtime
-from launcher.machines.over_ssh.model_upload import place
+from launcher.backends.over_ssh.model_upload import place
 
 TINY = Path(runtime.__file__).parent / "tiny" / "model"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.models import model_size
-from launcher.values.settings import TINY_MODEL
+from launcher.types.settings import TINY_MODEL
 
 FILES = {
     "config.json": 700,

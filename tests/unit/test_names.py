@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launcher.backends.cloud import CloudMachine
 from launcher.base.errors import UsageError
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.machines.cloud import CloudMachine
-from launcher.values.clouds import KNOWN
+from launcher.records.records import RecordStore
+from launcher.types.clouds import KNOWN
 from tests.support.environment import PROGRAMS
 
 NAMES = st.one_of(st.none(), st.from_regex(r"[a-z0-9-]{1,40}", fullmatch=True), st.text(max_size=50))

@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from launcher.base.home import Home
-from launcher.door.relay import Relay
-from launcher.ledger.endpoint import keep_token
-from launcher.ledger.records import RecordStore
-from launcher.page import page_files
-from launcher.page.run_page import RunPage
+from launcher.dashboard import page_files
+from launcher.dashboard.run_page import RunPage
+from launcher.proxy.relay import Relay
+from launcher.records.endpoint import keep_token
+from launcher.records.records import RecordStore
 from tests.support.played_run import MARKUP, played_run
 from tests.support.typed import Typed
 from tests.support.upstream import upstream_in_a_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machines.over_ssh.link import Host, Link
+from launcher.backends.over_ssh.link import Host, Link
 from runtime.shared import open_files
 
 INFINITE = resource.RLIM_INFINITY

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.skypilot import sky_identity, sky_providers, teardown, verdicts
+from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.sky_home import NoServerError, SkyHome
+from launcher.backends.skypilot.spare_home import SpareHome
+from launcher.backends.skypilot.verdicts import OtherAccountError, Verdicts
 from launcher.base.errors import EXIT_OK, LaunchError, TeardownUnverified
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.skypilot import sky_identity, sky_providers, teardown, verdicts
-from launcher.machines.skypilot.order import Order
-from launcher.machines.skypilot.sky_home import NoServerError, SkyHome
-from launcher.machines.skypilot.spare_home import SpareHome
-from launcher.machines.skypilot.verdicts import OtherAccountError, Verdicts
-from launcher.safety import leftovers
+from launcher.records.records import RecordStore, RunRecord
+from launcher.teardown import leftovers
 from tests.support.played_aws import PlayedAws
 from tests.support.typed import Typed
 

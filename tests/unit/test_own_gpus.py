@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends import own_gpus
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.machines import own_gpus
+from launcher.records.records import RecordStore
 from runtime import bootstrap, fitness
 from runtime.fitness import Needs
 from tests.support.played_driver import H100, Driver, uuid

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.page import page_files, page_rollouts
-from launcher.page.run_page import RunPage
+from launcher.dashboard import page_files, page_rollouts
+from launcher.dashboard.run_page import RunPage
+from launcher.records.records import RecordStore
 from tests.support.played_run import MARKUP, PREDICTORS, played_run
 
 STATIC = Path(page_files.__file__).parent / "static"

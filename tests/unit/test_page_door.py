@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 
 from launcher.base.home import Home
-from launcher.door.page_keys import COOKIE, LINK_SECONDS, PageKeys
-from launcher.door.relay import Relay
-from launcher.ledger.records import RecordStore
-from launcher.page import page_files
-from launcher.page.run_page import RunPage
+from launcher.dashboard import page_files
+from launcher.dashboard.run_page import RunPage
+from launcher.proxy.page_keys import COOKIE, LINK_SECONDS, PageKeys
+from launcher.proxy.relay import Relay
+from launcher.records.records import RecordStore
 from tests.support.played_run import MARKUP, played_run
 from tests.support.upstream import upstream_in_a_folder
 
@@ -67,7 +67,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
 def patient() -> Iterator[None]:
     """A loaded computer's runtime is waited for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("launcher.door.relay._STATUS_SECONDS", 60.0)
+        patch.setattr("launcher.proxy.relay._STATUS_SECONDS", 60.0)
         yield
 
 

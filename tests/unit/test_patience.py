@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.over_ssh import link
 from launcher.base import patience
 from launcher.client import wire
 from launcher.client.connection import Connection
 from launcher.client.failures import EndpointLost, NotConnected
 from launcher.client.steps import TrainingSteps
 from launcher.client.wire import AsyncWire, Endpoint, Patience, Wire
-from launcher.door.relay import Relay
-from launcher.ledger.lease import Lease
-from launcher.machines.over_ssh import link
+from launcher.proxy.relay import Relay
+from launcher.records.lease import Lease
 from launcher.run import pulse
 from launcher.run.pulse import Pulse
 from launcher.run.work import Watched
-from launcher.values.settings import LEAST_LEASE_SECONDS, SETTINGS
+from launcher.types.settings import LEAST_LEASE_SECONDS, SETTINGS
 from runtime import health
 from runtime.gateway.engines import engine_client, fleet
 

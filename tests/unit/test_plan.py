@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.asking.setting_sources import load
 from launcher.base.errors import CapacityError, ConfigError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
-from launcher.values.offers import Market, Offer, gpus_of
-from launcher.values.plan import RENTED_SECONDS, TIMER_SECONDS, Own, Plan, disk_for, make_plan, split
-from launcher.values.settings import Settings
+from launcher.config.setting_sources import load
+from launcher.types.offers import Market, Offer, gpus_of
+from launcher.types.plan import RENTED_SECONDS, TIMER_SECONDS, Own, Plan, disk_for, make_plan, split
+from launcher.types.settings import Settings
 
 
 def offer(infra: str, price: float, asked: str = "aws", kind: str = "p5.24xlarge") -> Offer:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends import cloud as cloud_machine
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.skypilot import forgotten_machines, spare_home, teardown
+from launcher.backends.skypilot.forgotten_machines import Look
 from launcher.base.errors import TeardownUnverified
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines import cloud as cloud_machine
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.skypilot import forgotten_machines, spare_home, teardown
-from launcher.machines.skypilot.forgotten_machines import Look
-from launcher.safety import rented_leftovers
-from launcher.safety.leftovers import Find
-from launcher.safety.take_down import take_down
+from launcher.records.records import RecordStore, RunRecord
+from launcher.teardown import rented_leftovers
+from launcher.teardown.leftovers import Find
+from launcher.teardown.take_down import take_down
 from tests.support import played_gcp, played_lambda
 from tests.support.played_https import Answer, Played
 from tests.support.played_sky import PlayedSky, on_cloud

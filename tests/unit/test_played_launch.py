@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.provision import Provisioning
 from launcher.base.errors import CapacityError, LaunchError
-from launcher.machines.skypilot.order import Order
-from launcher.machines.skypilot.provision import Provisioning
-from launcher.values.clouds import clouds_of
+from launcher.types.clouds import clouds_of
 from tests.support.played_https import Answer
 from tests.support.played_sky import PlayedProcess, PlayedSky, on_cloud
 

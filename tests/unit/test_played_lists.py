@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.verdicts import OtherAccountError, Verdicts
 from launcher.base.errors import LaunchError
-from launcher.machines.skypilot.order import Order
-from launcher.machines.skypilot.verdicts import OtherAccountError, Verdicts
 from tests.support import played_gcp, played_lambda
 from tests.support.played_https import Answer
 from tests.support.played_sky import ASK_SECONDS, PlayedSky, on_cloud

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.skypilot import price_snapshot, prices
 from launcher.base.errors import PreflightError
-from launcher.machines.skypilot import price_snapshot, prices
-from launcher.values.clouds import KNOWN, OWN
+from launcher.types.clouds import KNOWN, OWN
 from runtime.shared import gpu_memory
 from tests.support.environment import PROGRAMS
 from tests.support.typed import Typed

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.skypilot import prices, sky_cache
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.base.errors import PreflightError
-from launcher.machines.skypilot import prices, sky_cache
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import SkyProcess
 from tests.support.environment import PROGRAMS, python_with
 
 CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"

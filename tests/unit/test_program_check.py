@@ -1,6 +1,6 @@
 """Before anything is served: a program whose Python cannot read it, or has not what it imports, is refused.
 
-Each way to start a program is asked for as it is typed (launcher/asking/program_check.py); what is not
+Each way to start a program is asked for as it is typed (launcher/config/program_check.py); what is not
 certain to fail is never refused. The Pythons are real ones.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking import asked_python, program_check
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.safety import program_log
+from launcher.config import asked_python, program_check
+from launcher.records.records import RecordStore
+from launcher.teardown import program_log
 from tests.support.refusals import Place, Refused, check, place
 
 __all__ = ["place"]

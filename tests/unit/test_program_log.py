@@ -18,9 +18,9 @@ import pytest
 
 from launcher.base import log, processes, running
 from launcher.base.log import REDACTOR, before
-from launcher.safety import minder, program_log
-from launcher.safety.program_log import Lines, ProgramLog
-from launcher.safety.program_streams import ProgramStreams
+from launcher.teardown import minder, program_log
+from launcher.teardown.program_log import Lines, ProgramLog
+from launcher.teardown.program_streams import ProgramStreams
 from tests.support.environment import PROGRAMS
 from tests.support.lived import Lives
 from tests.support.typed import Typed

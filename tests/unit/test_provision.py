@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.provision import Provisioning
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import NoAccessError, SkyCallError, SkyProcess
 from launcher.base.errors import CapacityError
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.skypilot.order import Order
-from launcher.machines.skypilot.provision import Provisioning
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import NoAccessError, SkyCallError, SkyProcess
 
 OFFER = {"instance_type": "p5.48xlarge", "price_per_hour": 27.52}
 ORDER = Order("slip-0123abcd", ["lambda", "aws/us-east-1", "aws/us-west-2"], "H100:4", None, 10, None, {})

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.over_ssh import remote_folder
+from launcher.backends.over_ssh.link import Host
+from launcher.backends.over_ssh.remote_folder import RemoteFolder
+from launcher.backends.skypilot import sky_home
+from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.base import locks, processes
 from launcher.base.processes import ProcessId
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.over_ssh import remote_folder
-from launcher.machines.over_ssh.link import Host
-from launcher.machines.over_ssh.remote_folder import RemoteFolder
-from launcher.machines.skypilot import sky_home
-from launcher.machines.skypilot.sky_home import SkyHome
 
 
 class Clock:
@@ -76,7 +76,7 @@ def test_g23_a_machine_that_is_asked_for_its_end_all_the_time_is_asked_rarely(
 ) -> None:
     monkeypatch.setattr(remote_folder, "time", clock)
     there = _looked(tmp_path)
-    monkeypatch.setattr("launcher.machines.over_ssh.remote_machine.RemoteFolder", Looked)
+    monkeypatch.setattr("launcher.backends.over_ssh.remote_machine.RemoteFolder", Looked)
     login = {"user": "u", "key": str(tmp_path / "key"), "port": 22, "proxy_command": None}
     described = {
         "run_id": "slip-0123abcd", "folder": str(tmp_path), "infra": ["aws"], "gpus": "H100:1",

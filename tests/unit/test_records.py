@@ -1,4 +1,4 @@
-"""launcher/ledger/records.py: written before anything starts, whole whatever is killed."""
+"""launcher/records/records.py: written before anything starts, whole whatever is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from launcher.base.errors import LaunchError, UsageError
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
-from launcher.ledger.records import ID_PATTERN, LiveNameError, LiveRunError, RecordStore
+from launcher.records.records import ID_PATTERN, LiveNameError, LiveRunError, RecordStore
 from tests.support.environment import PROGRAMS
 
 pytestmark = pytest.mark.process

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.asking import preflight
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
+from launcher.config import preflight
+from launcher.records.records import RecordStore
 from tests.support.refusals import Place, Refused, check, place
 from tests.support.typed import Typed
 
@@ -164,8 +164,8 @@ def test_whatever_is_typed_is_never_a_bug_of_ours(tmp_path: Path, monkeypatch: p
     """Random words: the exit code is never 1, and an error is always three lines or one object."""
     monkeypatch.setattr("launcher.run.run.Run.execute", lambda self: 0)
     monkeypatch.setattr(preflight, "check_environment", lambda *_: None)
-    monkeypatch.setattr("launcher.safety.leftovers.look", lambda *options: [])
-    monkeypatch.setattr("launcher.screen.output.Output.claim_stdout", lambda self: None)
+    monkeypatch.setattr("launcher.teardown.leftovers.look", lambda *options: [])
+    monkeypatch.setattr("launcher.console.output.Output.claim_stdout", lambda self: None)
     typed = Typed(tmp_path / "project", tmp_path / "home")
     RecordStore(Home.find({"LAUNCH_HOME": str(typed.home)})).create(name="dev")
 

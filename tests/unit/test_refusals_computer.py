@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.asking import preflight
 from launcher.base import disk
 from launcher.base.home import Home
 from launcher.cli.main import unsupported
-from launcher.ledger.records import RecordStore
+from launcher.config import preflight
+from launcher.records.records import RecordStore
 from tests.support.refusals import Place, Refused, check, place
 
 __all__ = ["place"]
@@ -142,7 +142,7 @@ def test_a_run_here_needs_linux_and_the_verbs_do_not(place: Place) -> None:
 
 
 def test_a_long_home_is_fine_because_sockets_lie_elsewhere(place: Place) -> None:
-    from launcher.machines.local import LocalMachine
+    from launcher.backends.local import LocalMachine
 
     home = Home.find({"LAUNCH_HOME": str(place.home / ("long" * 30))})
     preflight.check_folders(home)

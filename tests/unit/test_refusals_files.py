@@ -63,7 +63,7 @@ def test_what_a_file_says_of_rented_runs_waits_for_one(place: Place) -> None:
 
 
 def test_an_env_file_that_others_can_read_is_a_warning_and_no_error(place: Place) -> None:
-    from launcher.asking.setting_sources import load
+    from launcher.config.setting_sources import load
 
     for text, mode, warned in [
         ("HF_TOKEN=hf_0123456789\n", 0o644, True),

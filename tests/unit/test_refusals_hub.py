@@ -15,9 +15,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from launcher.asking import preflight
 from launcher.base import disk
 from launcher.base.errors import PreflightError
+from launcher.config import preflight
 from launcher.models import known_models
 from tests.support.refusals import Place, Refused, check, place
 

@@ -20,8 +20,8 @@ import pytest
 from aiohttp import web
 
 from launcher.base.errors import PreflightError
-from launcher.door import relay
-from launcher.door.relay import Relay
+from launcher.proxy import relay
+from launcher.proxy.relay import Relay
 from tests.support.upstream import Upstream
 from tests.support.waiting import wait_until, wait_until_async
 

@@ -1,4 +1,4 @@
-"""launcher/door/relay_connection.py: what the kernel says of the other end, asked without the event loop."""
+"""launcher/proxy/relay_connection.py: what the kernel says of the other end, asked without the event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from launcher.door.relay_connection import look
+from launcher.proxy.relay_connection import look
 
 pytestmark = pytest.mark.process
 

@@ -19,10 +19,10 @@ import pytest
 from aiohttp import web
 from aiohttp.http import StreamWriter
 
-from launcher.door import relay_body, relay_connection, relay_forward, relay_receipts
-from launcher.door.relay import Relay
-from launcher.door.relay_body import BODY_BYTES
-from launcher.door.relay_receipts import FOLLOWS, RECEIPT_HEADER
+from launcher.proxy import relay_body, relay_connection, relay_forward, relay_receipts
+from launcher.proxy.relay import Relay
+from launcher.proxy.relay_body import BODY_BYTES
+from launcher.proxy.relay_receipts import FOLLOWS, RECEIPT_HEADER
 from runtime.shared import schema
 from tests.support.relay_process import RelayProcess
 from tests.support.upstream import Upstream, upstream_in_a_folder

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from aiohttp import web
 
-from launcher.door import relay
-from launcher.door.relay import Relay
-from launcher.door.relay_connection import DoorServer
-from launcher.door.relay_forward import LostError, Waiting
+from launcher.proxy import relay
+from launcher.proxy.relay import Relay
+from launcher.proxy.relay_connection import DoorServer
+from launcher.proxy.relay_forward import LostError, Waiting
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until
 

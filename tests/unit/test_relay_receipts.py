@@ -14,9 +14,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from launcher.door import relay_forward, relay_rules
-from launcher.door.relay import Relay
-from launcher.door.relay_connection import look
+from launcher.proxy import relay_forward, relay_rules
+from launcher.proxy.relay import Relay
+from launcher.proxy.relay_connection import look
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until, wait_until_async
 

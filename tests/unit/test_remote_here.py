@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.over_ssh.fetching import Fetching
+from launcher.backends.over_ssh.link import Host, run_on
+from launcher.backends.over_ssh.remote_folder import RemoteFolder, _unpack
 from launcher.base import locks
 from launcher.base.errors import JobFailed, NotPulled
-from launcher.machines.over_ssh.fetching import Fetching
-from launcher.machines.over_ssh.link import Host, run_on
-from launcher.machines.over_ssh.remote_folder import RemoteFolder, _unpack
 from launcher.results import home_copy
 from tests.support.environment import PROGRAMS
 from tests.support.own_sshd import OwnSshd

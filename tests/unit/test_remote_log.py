@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.over_ssh.link import Host
+from launcher.backends.over_ssh.remote_log import RemoteLog
 from launcher.base.errors import JobFailed
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.machines.over_ssh.link import Host
-from launcher.machines.over_ssh.remote_log import RemoteLog
+from launcher.records.records import RecordStore
 from tests.support.own_sshd import OwnSshd
 from tests.support.typed import Typed
 from tests.support.waiting import wait_until

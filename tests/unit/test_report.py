@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 import pytest
 
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore, RunRecord
+from launcher.console import charts
+from launcher.console.charts import Chart, ChartLine, Point, shown, ticks
+from launcher.records.records import RecordStore, RunRecord
 from launcher.results import report_data, report_page
 from launcher.results.report_data import ReportedStep, RunData
-from launcher.screen import charts
-from launcher.screen.charts import Chart, ChartLine, Point, shown, ticks
 from tests.support.typed import Typed
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-from launcher.asking import earlier_run
-from launcher.asking.setting_sources import load
+from launcher.backends.local import LocalMachine
 from launcher.base.errors import CapacityError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import close_log
 from launcher.base.processes import ProcessId
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines.local import LocalMachine
+from launcher.config import earlier_run
+from launcher.config.setting_sources import load
+from launcher.console.output import Output
+from launcher.records.records import RecordStore, RunRecord
 from launcher.results import durable, home_copy
 from launcher.run import launching, taking_up
 from launcher.run.launching import launch_run
 from launcher.run.request import Request
 from launcher.run.run import Run
-from launcher.screen.output import Output
-from launcher.values.plan import make_plan
-from launcher.values.settings import SETTINGS, Settings
+from launcher.types.plan import make_plan
+from launcher.types.settings import SETTINGS, Settings
 from runtime.shared.start_adapter import FILES
 from tests.support.committed import commit
 from tests.support.pretend_machine import PretendMachine
@@ -85,7 +85,7 @@ def test_where_the_machine_is_gone_it_is_rewound_to_the_durable_step(store: Reco
     record = ended(store)
     folder = store.folder(record.id)
     commit(folder / "machine", 7)
-    home_copy.secure(folder / "machine", folder / "results")
+    home_copy.make_durable(folder / "machine", folder / "results")
     shutil.rmtree(folder / "machine")
     found = find(store)
     assert (found.step, found.rewinds) == (7, True)
@@ -167,7 +167,7 @@ def test_a_guardian_that_is_at_work_is_waited_for(store: RecordStore) -> None:
 def test_what_nobody_looks_after_is_ended_first(store: RecordStore) -> None:
     record = ended(store)
     machine = LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
-    machine.arm()
+    machine.provision()
     commit(store.folder(record.id) / "machine", 1)
     straggler = subprocess.Popen(["sleep", "600"], env={**os.environ, "SLIPWAY_RUN_ID": record.id})
     store.update(record.id, state="work", machine=machine.describe())

@@ -42,7 +42,7 @@ def test_g22_what_was_said_is_home_with_each_durable_step(state_dir: Path, tmp_p
     for step in (1, 2):
         write(state_dir, step, line | {"step": step})
         commit(state_dir, step)
-        home_copy.secure(state_dir, results)
+        home_copy.make_durable(state_dir, results)
         assert at_home(results, step) == [line | {"step": step}]
     report = home_copy.pull(state_dir, results)
     assert not report.skipped

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.machines.over_ssh import rsync
-from launcher.machines.over_ssh.copy_rate import FIRST_BYTES_PER_SECOND, CopyRate
-from launcher.machines.over_ssh.rsync import Copy, Moved, RsyncError
+from launcher.backends.over_ssh import rsync
+from launcher.backends.over_ssh.copy_rate import FIRST_BYTES_PER_SECOND, CopyRate
+from launcher.backends.over_ssh.rsync import Copy, Moved, RsyncError
 from tests.support import descendants
 
 SIZE = 6_000_000

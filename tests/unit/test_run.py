@@ -19,11 +19,11 @@ import pytest
 
 from launcher.base.errors import CapacityError, JobFailed, LaunchError, NotPulled, NotStarted, PreflightError
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore, RunRecord
+from launcher.console.output import Output
+from launcher.records.records import RecordStore, RunRecord
 from launcher.run.summary import Summary
-from launcher.screen.output import Output
-from launcher.values.machine import Machine, Proof
-from launcher.values.standing import Standing
+from launcher.types.machine import Machine, Proof
+from launcher.types.standing import Standing
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
 from tests.support.waiting import wait_until
@@ -284,10 +284,10 @@ def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_o
     caught_up = tmp_path / "caught-up"
 
     def fall_behind(machine: PretendMachine) -> None:
-        def secure() -> None:
+        def make_durable() -> None:
             machine.standing = Standing(5, 5 if caught_up.exists() else 2)
 
-        machine.acts["secure"] = secure
+        machine.acts["secure"] = make_durable
 
     lived = live(_program("catch_up.py", caught_up), prepare=fall_behind)
     warned = [item["text"] for item in lived.objects if item["event"] == "warning"]

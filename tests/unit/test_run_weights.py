@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking import preflight, reading
 from launcher.base.errors import LaunchError, UsageError
 from launcher.base.home import Home
 from launcher.cli import export_verb
-from launcher.ledger.records import RecordStore, RunRecord
+from launcher.config import preflight, reading
+from launcher.console.output import Output
 from launcher.models import model_folder
+from launcher.records.records import RecordStore, RunRecord
 from launcher.results import run_weights
-from launcher.screen.output import Output
 from runtime import bootstrap
 from tests.support import committed
 from tests.support.adapters import write

@@ -10,13 +10,13 @@ from urllib.parse import quote
 
 import pytest
 
-from launcher.asking import preflight
 from launcher.base import credentials
 from launcher.base.credentials import SECRETS
 from launcher.base.home import Home
 from launcher.base.log import Redactor
-from launcher.ledger.endpoint import keep_token
-from launcher.ledger.records import RecordStore
+from launcher.config import preflight
+from launcher.records.endpoint import keep_token
+from launcher.records.records import RecordStore
 from runtime.__main__ import children
 from runtime.shared.runtime_config import RuntimeConfig
 from tests.support.canaries import in_files, spellings
@@ -117,12 +117,12 @@ def test_g14_a_command_that_crashes_shows_no_secret(
         raise RuntimeError(f"a library quotes {known} and {base64.b64encode(known[0].encode())!r}")
 
     for name in ("result", "log"):
-        monkeypatch.setattr(f"launcher.screen.output.Output.{name}", crash)
+        monkeypatch.setattr(f"launcher.console.output.Output.{name}", crash)
     monkeypatch.setattr(preflight, "check_environment", crash)
-    monkeypatch.setattr("launcher.machines.cloud.CloudMachine.described", crash)
-    monkeypatch.setattr("launcher.machines.skypilot.prices.market", crash)
-    monkeypatch.setattr("launcher.machines.skypilot.price_snapshot.market", crash)
-    monkeypatch.setattr("launcher.safety.take_down.pull", crash)
+    monkeypatch.setattr("launcher.backends.cloud.CloudMachine.described", crash)
+    monkeypatch.setattr("launcher.backends.skypilot.prices.market", crash)
+    monkeypatch.setattr("launcher.backends.skypilot.price_snapshot.market", crash)
+    monkeypatch.setattr("launcher.teardown.take_down.pull", crash)
     monkeypatch.setattr("launcher.base.processes.wait_gone", crash)
     monkeypatch.setattr("launcher.base.processes.ProcessId.send", lambda self, number: None)
     options = ["--debug", *(["--json"] if as_json else [])]

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asking.setting_sources import load
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.over_ssh import timer_setback
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.base.log import close_log
-from launcher.ledger.records import RecordStore
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.over_ssh import timer_setback
+from launcher.config.setting_sources import load
+from launcher.console.output import Output
+from launcher.records.records import RecordStore
 from launcher.results import checkpoints, durable, home_copy, whole_checkpoints
 from launcher.run.request import Request
 from launcher.run.run import Run
 from launcher.run.taking_up import Resumed
-from launcher.screen.output import Output
-from launcher.values.plan import make_plan
+from launcher.types.plan import make_plan
 from runtime.shared.start_adapter import FILES
 from tests.support.committed import commit, pin
 from tests.support.environment import REPOSITORY

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machines.skypilot import sky_cache
+from launcher.backends.skypilot import sky_cache
 
 _BUILD = "from sky.backends import wheel_utils; print(wheel_utils.build_sky_wheel()[1])"
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.machine_of_record import from_record
+from launcher.backends.skypilot import sky_process
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import NoAccessError, SkyCallError, SkyCallLateError, SkyProcess
 from launcher.base.errors import CapacityError, PreflightError
-from launcher.ledger.records import RunRecord
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.machine_of_record import from_record
-from launcher.machines.skypilot import sky_process
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import NoAccessError, SkyCallError, SkyCallLateError, SkyProcess
-from launcher.values.clouds import clouds_of
-from launcher.values.machine import Machine
+from launcher.records.records import RunRecord
+from launcher.types.clouds import clouds_of
+from launcher.types.machine import Machine
 from tests.support.environment import PROGRAMS, REPOSITORY
 
 FIVE = (".aws/credentials", ".config/gcloud/key.json", ".azure/token", ".lambda_cloud/keys", ".runpod/config")

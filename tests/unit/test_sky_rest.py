@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.skypilot import teardown
+from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.sky_home import NoServerError, SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
+from launcher.backends.skypilot.teardown import Teardown
 from launcher.base.processes import ProcessId
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.skypilot import teardown
-from launcher.machines.skypilot.order import Order
-from launcher.machines.skypilot.sky_home import NoServerError, SkyHome
-from launcher.machines.skypilot.sky_process import SkyProcess
-from launcher.machines.skypilot.teardown import Teardown
 from tests.support.environment import PROGRAMS
 from tests.support.own_sshd import OwnSshd
 
@@ -81,9 +81,9 @@ def _python(folder: Path) -> Path:
         f"""#!/bin/sh
         [ -e {folder}/uninstalled ] && exit 1
         case "$3" in
-        launcher.machines.skypilot.sky_calls)
+        launcher.backends.skypilot.sky_calls)
             exec {sys.executable} {programs / "answer_sky_calls.py"} {folder}/provider;;
-        launcher.machines.skypilot.sky_server)
+        launcher.backends.skypilot.sky_server)
             echo started >> {folder}/servers
             [ -e {folder}/deaf ] && exec sleep 600
             exec {sys.executable} {programs / "answer_health.py"} 0.14.1 0.14.1 "${{5#--port=}}";;

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.skypilot import sky_process
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.base import running
 from launcher.base.errors import LaunchError, PreflightError
 from launcher.base.processes import ProcessId
-from launcher.machines.skypilot import sky_process
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import SkyProcess
 from tests.support.environment import PROGRAMS
 
 StandIn = Callable[..., tuple[subprocess.Popen[bytes], int]]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machines.over_ssh import ssh_config
-from launcher.machines.over_ssh.link import Host
+from launcher.backends.over_ssh import ssh_config
+from launcher.backends.over_ssh.link import Host
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 

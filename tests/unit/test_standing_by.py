@@ -19,16 +19,16 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends import machine_of_record
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
+from launcher.backends.skypilot.spare_home import STANDS_BY, SpareHome
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines import machine_of_record
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import SkyProcess
-from launcher.machines.skypilot.spare_home import STANDS_BY, SpareHome
-from launcher.safety import guardian, leftovers
+from launcher.records.records import RecordStore, RunRecord
+from launcher.teardown import guardian, leftovers
 from tests.support.environment import PROGRAMS, REPOSITORY, python_with
 from tests.support.waiting import wait_until
 
@@ -58,7 +58,7 @@ class Laptop:
             echo $$ >> {self.folder}/started
             [ -e {self.package}/launcher ] || exit 1
             case "$3" in
-            launcher.machines.skypilot.sky_calls) exec {sys.executable} {answers} {self.provider};;
+            launcher.backends.skypilot.sky_calls) exec {sys.executable} {answers} {self.provider};;
             esac
             exit 1
             """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.backends import still_there
+from launcher.backends.still_there import StillThere
 from launcher.base.errors import JobFailed, LaunchError
-from launcher.machines import still_there
-from launcher.machines.still_there import StillThere
 
 
 class Provider:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.base.processes import ProcessId
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.safety import take_down
+from launcher.records.records import RecordStore, RunRecord
+from launcher.teardown import take_down
 from tests.support import recorded_machine
 from tests.support.left_alone import left_alone, store, there, typed
 from tests.support.typed import Typed

@@ -21,10 +21,10 @@ import pytest
 from launcher.base import processes, running
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
-from launcher.ledger import heartbeat, teardown_lock
-from launcher.ledger.records import RUN_VARIABLE, RecordStore, RunRecord
-from launcher.safety import guardian, last_copy
-from launcher.values.machine import TIMER_SECONDS, Proof
+from launcher.records import heartbeat, teardown_lock
+from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.teardown import guardian, last_copy
+from launcher.types.machine import TIMER_SECONDS, Proof
 from tests.support import recorded_machine
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.left_alone import PRICE, environ, left_alone, store, there, typed

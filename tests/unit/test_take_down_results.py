@@ -13,10 +13,10 @@ import pytest
 
 from launcher.base.errors import NotPulled
 from launcher.cli import ending_verbs
-from launcher.ledger.records import RecordStore
+from launcher.records.records import RecordStore
 from launcher.results import background_copy
 from launcher.run import taking_up
-from launcher.safety import giving_up, take_down
+from launcher.teardown import giving_up, take_down
 from tests.support import recorded_machine
 from tests.support.left_alone import left_alone, store, there, typed
 from tests.support.typed import Typed

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.local import LocalMachine
 from launcher.base.errors import TeardownUnverified
 from launcher.base.processes import ProcessId
 from launcher.cli import ending_verbs
-from launcher.ledger import teardown_lock
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines.local import LocalMachine
-from launcher.safety import take_down
+from launcher.records import teardown_lock
+from launcher.records.records import RecordStore, RunRecord
+from launcher.teardown import take_down
 from tests.support import recorded_machine
 from tests.support.environment import PROGRAMS
 from tests.support.left_alone import environ, left_alone, store, there, typed

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machines import machine_of_record
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.skypilot import sky_home
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.values.machine import Proof
+from launcher.backends import machine_of_record
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.skypilot import sky_home
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.types.machine import Proof
 from tests.support.environment import PROGRAMS, REPOSITORY
 
 pytestmark = pytest.mark.process

@@ -15,8 +15,8 @@ from typing import TextIO
 import pytest
 
 from launcher.base.errors import JobFailed
-from launcher.screen.output import Live, Output
-from launcher.screen.terminal import StatusLine
+from launcher.console.output import Live, Output
+from launcher.console.terminal import StatusLine
 
 ROWS, COLUMNS = 24, 60
 

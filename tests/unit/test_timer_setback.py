@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.over_ssh import timer_setback as module
+from launcher.backends.over_ssh.fetching import Fetching
+from launcher.backends.over_ssh.timer_setback import setting_timer_back
 from launcher.base.errors import JobFailed, NotPulled
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore, RunRecord
-from launcher.machines.over_ssh import timer_setback as module
-from launcher.machines.over_ssh.fetching import Fetching
-from launcher.machines.over_ssh.timer_setback import setting_timer_back
+from launcher.records.records import RecordStore, RunRecord
 from launcher.run import machine_from_plan
-from launcher.safety import take_down
-from launcher.values.plan import Plan, Rented
+from launcher.teardown import take_down
+from launcher.types.plan import Plan, Rented
 from runtime import autodown
 from tests.support.environment import REPOSITORY
 from tests.support.own_sshd import OwnSshd

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.asking import runtime_config
 from launcher.client.dspy.programs import NEUTRAL as NEUTRAL_FOR_LMS
 from launcher.client.train_kwargs import plain
+from launcher.config import runtime_config
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import Loss
 from runtime.shared.train_kwargs import TABLE, Run, TrainKwargsRead, read

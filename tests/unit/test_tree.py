@@ -25,7 +25,7 @@ TOP_LEVEL = {
 # Each external world has one importer, a file, a few beside each other or a folder: an upgrade is one place.
 IMPORTERS = {
     "sky": {
-        f"launcher/machines/skypilot/sky_{part}.py"
+        f"launcher/backends/skypilot/sky_{part}.py"
         for part in ("account", "calls", "identity", "named", "prices", "providers", "server")
     },
     "vllm": {
@@ -43,9 +43,9 @@ IMPORTERS = {
 # floor is a folder, or a file of one that stands higher than the folder.
 FLOORS = {
     "launcher": (
-        "launcher/base", "launcher/screen", "launcher/values", "launcher/ledger", "launcher/models",
-        "launcher/results", "launcher/machines/over_ssh", "launcher/machines/skypilot", "launcher/machines",
-        "launcher/safety", "launcher/asking", "launcher/page", "launcher/door", "launcher/run",
+        "launcher/base", "launcher/console", "launcher/types", "launcher/records", "launcher/models",
+        "launcher/results", "launcher/backends/over_ssh", "launcher/backends/skypilot", "launcher/backends",
+        "launcher/teardown", "launcher/config", "launcher/dashboard", "launcher/proxy", "launcher/run",
         "launcher/bench", "launcher/cli",
     ),
     # A program imports these; of the rest they know the errors, and what is harmless on a terminal.

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher.backends.skypilot import unarmed
+from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.base.staying_awake import staying_awake
-from launcher.machines.skypilot import unarmed
-from launcher.machines.skypilot.sky_home import SkyHome
 from launcher.run.summary import Summary
-from launcher.values.machine import Proof
-from launcher.values.standing import Standing
+from launcher.types.machine import Proof
+from launcher.types.standing import Standing
 from tests.support.waiting import wait_until
 
 

@@ -1,4 +1,4 @@
-"""launcher/machines/waiting_for_runtime.py: how long a runtime may take; a model it refuses."""
+"""launcher/backends/waiting_for_runtime.py: how long a runtime may take; a model it refuses."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from launcher.base.errors import NotStarted, PreflightError
-from launcher.machines import cloud, local
-from launcher.machines.cloud import CloudMachine
-from launcher.machines.local import LocalMachine
-from launcher.machines.over_ssh import remote_machine
-from launcher.machines.over_ssh.remote_machine import RemoteMachine
-from launcher.machines.waiting_for_runtime import (
+from launcher.backends import cloud, local
+from launcher.backends.cloud import CloudMachine
+from launcher.backends.local import LocalMachine
+from launcher.backends.over_ssh import remote_machine
+from launcher.backends.over_ssh.remote_machine import RemoteMachine
+from launcher.backends.waiting_for_runtime import (
     LEAST_START_SECONDS,
     RuntimeStart,
     last_lines,
     start_seconds,
 )
+from launcher.base.errors import NotStarted, PreflightError
 from runtime.__main__ import children
 from runtime.shared.last_words import last_words
 from runtime.shared.runtime_config import RuntimeConfig

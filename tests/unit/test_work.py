@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.ledger.lease import Lease, Limits
+from launcher.console.output import Output
+from launcher.records.lease import Lease, Limits
 from launcher.run.pulse import Beat
 from launcher.run.work import Watched, Work
-from launcher.safety import minder
-from launcher.screen.output import Output
+from launcher.teardown import minder
 from runtime.shared.statuses import RuntimeStatus
 from tests.support.waiting import wait_until
 

@@ -1,8 +1,8 @@
 """`POST /slipway/receipts`: which answers reached their clients, as the relay saw it.
 
-Neighbours: gateway.py mounts it; samples.py keeps what it says; launcher/door/relay_receipts.py sends it. Who
-marked a request with `x-slipway-receipt: follows` says here what became of its answer: until then the answer
-is recorded, and no sample (C52).
+Neighbours: gateway.py mounts it; samples.py keeps what it says; launcher/proxy/relay_receipts.py sends it.
+Who marked a request with `x-slipway-receipt: follows` says here what became of its answer: until then the
+answer is recorded, and no sample (C52).
 """
 
 from __future__ import annotations

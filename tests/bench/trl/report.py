@@ -16,7 +16,7 @@ from launcher.bench.cpu_seconds import ALL
 from launcher.bench.remarks import no_record_because, remarks, staleness
 from launcher.bench.shape import Shape
 from launcher.bench.side_run import SideRun
-from launcher.screen.output import columns
+from launcher.console.output import columns
 from tests.bench.trl.side_by_side import REWARD_GOAL, WINDOW, Line, Pair, lines, rewards_over
 
 # What a record needs.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from launcher.machines.over_ssh import model_upload
-from launcher.machines.over_ssh.link import run_on
-from launcher.machines.over_ssh.remote_folder import RemoteFolder
+from launcher.backends.over_ssh import model_upload
+from launcher.backends.over_ssh.link import run_on
+from launcher.backends.over_ssh.remote_folder import RemoteFolder
 from tests.cloud import bare
 from tests.support.waiting import wait_until
 

@@ -12,7 +12,7 @@ import sys
 from launcher.base import patience
 from launcher.cli import ending_verbs
 from launcher.cli.main import main as launch
-from launcher.safety import take_down
+from launcher.teardown import take_down
 
 
 def main(words: list[str]) -> int:

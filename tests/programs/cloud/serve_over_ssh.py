@@ -12,13 +12,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from launcher.backends.over_ssh import machine_scripts
+from launcher.backends.over_ssh.fetching import Fetching
+from launcher.backends.over_ssh.link import Host, Link, run_on
+from launcher.backends.over_ssh.remote_folder import RemoteFolder
+from launcher.backends.over_ssh.remote_job import RemoteJob
+from launcher.backends.waiting_for_runtime import RuntimeStart, reason_of_end
 from launcher.base.unix_http import get_json
-from launcher.machines.over_ssh import machine_scripts
-from launcher.machines.over_ssh.fetching import Fetching
-from launcher.machines.over_ssh.link import Host, Link, run_on
-from launcher.machines.over_ssh.remote_folder import RemoteFolder
-from launcher.machines.over_ssh.remote_job import RemoteJob
-from launcher.machines.waiting_for_runtime import RuntimeStart, reason_of_end
 from runtime.fitness import Needs
 from runtime.shared.runtime_config import RuntimeConfig
 from tests.cloud import bare

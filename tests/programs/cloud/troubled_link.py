@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from launcher.backends.over_ssh.link import Host, Link, run_on
 from launcher.base.errors import LaunchError
 from launcher.base.unix_http import get_json
-from launcher.machines.over_ssh.link import Host, Link, run_on
 from tests.cloud import bare
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from launcher.machines.over_ssh.link import Host, run_on
+from launcher.backends.over_ssh.link import Host, run_on
 from tests.cloud import bare
 from tests.support.waiting import wait_until
 

@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 
-from launcher.door import relay_peers
+from launcher.proxy import relay_peers
 
 SECONDS = 30.0
 

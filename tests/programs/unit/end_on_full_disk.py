@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from launcher.machines.skypilot.order import Order
-from launcher.machines.skypilot.sky_home import SkyHome
-from launcher.machines.skypilot.sky_process import SkyProcess
-from launcher.machines.skypilot.teardown import Teardown
+from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
+from launcher.backends.skypilot.teardown import Teardown
 
 STANDING = {
     "provider": {"name": "AWS", "cluster": "slip-0123abcd", "cluster_on_cloud": "slip-0123abcd-0123abcd",
@@ -66,7 +66,7 @@ def _python(folder: Path, provider: Path) -> Path:
     script = folder / "python"
     script.write_text(
         "#!/bin/sh\n"
-        'case "$3" in launcher.machines.skypilot.sky_calls) '
+        'case "$3" in launcher.backends.skypilot.sky_calls) '
         f"exec {sys.executable} {stands_in} {provider};; esac\n"
         "exit 1\n"
     )

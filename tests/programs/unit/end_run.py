@@ -10,8 +10,8 @@ from pathlib import Path
 
 from launcher.base.errors import LaunchError
 from launcher.base.home import Home
-from launcher.ledger.records import RecordStore
-from launcher.safety import guardian, take_down
+from launcher.records.records import RecordStore
+from launcher.teardown import guardian, take_down
 from tests.support import recorded_machine
 
 

@@ -7,7 +7,7 @@ import sys
 
 from sky.skylet import constants
 
-from launcher.machines.skypilot import sky_prices
+from launcher.backends.skypilot import sky_prices
 
 if __name__ == "__main__":
     constants.HOSTED_CATALOG_DIR_URL = sys.argv[1]

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.ledger.endpoint import RESULTS
-from launcher.machines import machine_of_record
-from launcher.safety import guardian, take_down
-from launcher.values.machine import Progress, PullReport, Stopped, never, silent
+from launcher.backends import machine_of_record
+from launcher.records.endpoint import RESULTS
+from launcher.teardown import guardian, take_down
+from launcher.types.machine import Progress, PullReport, Stopped, never, silent
 from tests.programs.unit.live_on_small_disk import fill
 from tests.support import pretend_machine
 from tests.support.pretend_calls import PHASES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from launcher.safety import guardian
+from launcher.teardown import guardian
 
 if __name__ == "__main__":
     sys.executable = sys.argv[1]

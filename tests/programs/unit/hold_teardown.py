@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher.ledger import teardown_lock
+from launcher.records import teardown_lock
 
 
 def main(folder: Path, who: str, doing: str) -> None:

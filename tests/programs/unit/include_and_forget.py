@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher.machines.over_ssh import ssh_config
-from launcher.machines.over_ssh.link import Host
+from launcher.backends.over_ssh import ssh_config
+from launcher.backends.over_ssh.link import Host
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) / "runs" / "slip-0123abcd"

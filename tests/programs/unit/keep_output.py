@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from launcher.safety import minder
+from launcher.teardown import minder
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda number, frame: None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from launcher.machines.skypilot import sky_calls, sky_providers
+from launcher.backends.skypilot import sky_calls, sky_providers
 
 if __name__ == "__main__":
     sky_calls.import_what_ends()

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from launcher.safety import minder
+from launcher.teardown import minder
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda *_: None)

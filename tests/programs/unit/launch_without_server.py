@@ -1,4 +1,4 @@
-"""Stands in for `python -m launcher.machines.skypilot.sky_calls`: the same calls, without an API server.
+"""Stands in for `python -m launcher.backends.skypilot.sky_calls`: the same calls, without an API server.
 
 `launch` and `down` are worked at here by the functions the server itself calls. A launch goes as far as the
 providers are played: there are machines, and nobody logs in to them. SkyPilot's pauses are cut short.
@@ -56,7 +56,7 @@ def play() -> None:
 
 
 if __name__ == "__main__":
-    from launcher.machines.skypilot import sky_calls
+    from launcher.backends.skypilot import sky_calls
 
     play()
     sky_calls.main()

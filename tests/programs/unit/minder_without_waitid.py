@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from launcher.safety import minder
+from launcher.teardown import minder
 
 if __name__ == "__main__":
     del os.waitid

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher.door import relay_body, relay_connection
-from launcher.door.relay import Relay
+from launcher.proxy import relay_body, relay_connection
+from launcher.proxy.relay import Relay
 
 
 def main(socket: str, token: str, unproven_seconds: str, silent_seconds: str, keyless: str = "") -> None:

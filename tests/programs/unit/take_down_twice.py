@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher.ledger.records import RecordStore
-from launcher.machines.machine_of_record import from_record
+from launcher.backends.machine_of_record import from_record
+from launcher.records.records import RecordStore
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from launcher.safety import leftovers
+from launcher.teardown import leftovers
 from tests.support import recorded_machine
 from tests.support.typed import Typed
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.base.home import Home
-from launcher.ledger.records import LiveNameError, RecordStore
+from launcher.records.records import LiveNameError, RecordStore
 
 
 def create(store: RecordStore, name: str | None = None) -> None:

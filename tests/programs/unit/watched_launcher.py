@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
+from launcher.backends.local import LocalMachine
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
-from launcher.ledger.records import RUN_VARIABLE, RecordStore
-from launcher.machines.local import LocalMachine
-from launcher.safety import guardian, minder
+from launcher.records.records import RUN_VARIABLE, RecordStore
+from launcher.teardown import guardian, minder
 
 HERE = Path(__file__).parent
 

@@ -1,0 +1,347 @@
+"""A machine rented through SkyPilot: armed before anything else, taken down by the provider's own word.
+
+Neighbours: `machine.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
+its bounded calls; `remote_machine.py` is the machine by ssh, `link.py` the way to the runtime; `teardown.py`
+its end. `teardown/guardian.py` ends it from its description.
+Knows nothing of prices, programs or the terminal.
+
+    arm     an empty launch: provisioned, and autodown armed and read back; until then see `unarmed.py`
+    push    the runtime's code, by rsync; never a second launch, which would re-arm autodown differently
+    setup   the runtime's environment; serve: its keeper and the link to its gateway (`remote_job.py`)
+    down    by name, also in mid-launch; proven by the provider's list of the cluster's machines
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from launcher.backends.local import make_own_folder, short_folder
+from launcher.backends.over_ssh import machine_scripts, model_upload, ssh_config
+from launcher.backends.over_ssh.cloud_results import CloudResults
+from launcher.backends.over_ssh.link import Host, Link
+from launcher.backends.over_ssh.remote_folder import RemoteFolder
+from launcher.backends.over_ssh.remote_job import RemoteJob
+from launcher.backends.over_ssh.remote_machine import RemoteMachine
+from launcher.backends.skypilot import forgotten_machines, sky_cache, unarmed
+from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.provision import Provisioning
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
+from launcher.backends.skypilot.teardown import Teardown
+from launcher.backends.still_there import StillThere
+from launcher.backends.waiting_for_runtime import RuntimeStart, last_lines, reason_of_end
+from launcher.base import clock
+from launcher.base.errors import LaunchError, PreflightError, described
+from launcher.base.failpoints import passing
+from launcher.base.log import LOGGER
+from launcher.base.staying_awake import staying_awake
+from launcher.records.lease import NO_LIMITS, Limits
+from launcher.results.rollout_texts import not_closed
+from launcher.types.machine import CLOSE_WANDB_SECONDS, Progress, Proof, PullReport, Stopped, never, silent
+
+# All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
+from launcher.types.standing import Standing
+from runtime.fitness import Needs
+
+if TYPE_CHECKING:
+    from launcher.backends.skypilot.spare_home import SpareHome
+    from runtime.shared.runtime_config import RuntimeConfig
+
+SETUP_SECONDS = 3600.0
+_DOOR = "gateway.sock"
+_PLAIN = ("infra", "gpus", "idle_minutes", "disk_gb", "variant")  # of a description, as they are
+
+
+class CloudMachine:
+    """One run's cluster. Its name is the run's id; `folder` is the run's own, `infra` where it may be.
+
+    `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
+    than these GPUs the machine must have. `model`: a folder of the user's own, brought there. `secrets` are
+    variables for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
+    `copy_rate`: as `copy_rate.py` takes it. `limits`, on the wall clock: past them nobody sets its timer
+    back. `warn` is told what the user should know although the run goes on. `keep(description)` is called
+    whenever `describe()` has changed, before anything depends on it.
+    """
+
+    kind = "cloud"
+
+    def __init__(
+        self,
+        run_id: str,
+        folder: Path,
+        *,
+        infra: list[str],
+        gpus: str,
+        idle_minutes: int,
+        disk_gb: int | None = None,
+        max_price_per_hour: float | None = None,
+        variant: str = "cuda",
+        needs: Needs | None = None,
+        model: Path | None = None,
+        keep: Callable[[dict[str, Any]], object] = lambda description: None,
+        secrets: Mapping[str, str] | None = None,
+        alias: str | None = None,
+        copy_rate: float | None = None,
+        limits: Limits = NO_LIMITS,
+        warn: Progress = silent,
+    ) -> None:
+        self._run_id = run_id
+        self._folder = folder.absolute()
+        self._order = Order(
+            cluster=run_id, infra=infra, gpus=gpus, disk_gb=disk_gb, idle_minutes=idle_minutes,
+            max_price_per_hour=max_price_per_hour,
+        )  # fmt: skip
+        self._variant = variant
+        self._needs = needs
+        self._model = model
+        self._keep = keep
+        self._secrets = secrets or {}
+        self._alias = alias
+        self._limits = limits
+        self._warn = warn
+        self._link: Link | None = None
+        # Where a provider may have been asked for a machine: from then on only its own list is a proof.
+        self._tried: list[str] = []
+        self._asked_at: float | None = None
+        # How long the machine depended on this computer alone, at most.
+        self.unarmed_seconds: float | None = None
+        # What the books said of the cluster while it was in them: how the provider is asked afterwards.
+        self._standing: dict[str, Any] | None = None
+        self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
+        self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
+        self._teardown = Teardown(self._order, lambda: self._tried, self._home, self._sky, self._learned)
+        self._still_there = StillThere(run_id, lambda: self._teardown.listed(self._standing))
+        door = short_folder(run_id) / _DOOR
+        there = self._there = RemoteMachine(run_id, self._folder, lambda: self._standing)
+        where = (run_id, there.seen, there.run_folder, self._still_there.gone, door)
+        self._results = CloudResults(*where, self._may_stay, copy_rate)
+
+    @classmethod
+    def described(cls, description: dict[str, Any], stand_in: SpareHome | None = None) -> Self:
+        """The machine that `describe` described, perhaps in another process. It can be ended and pulled;
+        `stand_in` asks its provider where nothing else can."""
+        plain = {name: description[name] for name in _PLAIN}
+        machine = cls(description["run_id"], Path(description["folder"]), **plain)
+        machine._limits = Limits(**description.get("limits", {"begun_at": 0.0}))  # older versions had none
+        machine._standing = description["standing"]
+        machine._order.labels.update(description.get("labels", {}))
+        machine._order.unsure.extend(description.get("unsure", []))  # older versions did not know
+        machine._order.accounts.update(description.get("accounts", {}))
+        machine.unarmed_seconds = description.get("unarmed_seconds")
+        # Older versions wrote down that somebody was asked, and not where.
+        machine._tried = description.get("tried") or (plain["infra"] if description["asked"] else [])
+        machine._teardown.stand_in = stand_in
+        return machine
+
+    def describe(self) -> dict[str, Any]:
+        """See machine.py."""
+        return {
+            "kind": self.kind,
+            "run_id": self._run_id,
+            "folder": str(self._folder),
+            "limits": asdict(self._limits),
+            **self._order.described(),
+            "variant": self._variant,
+            "asked": bool(self._tried),
+            "tried": self._tried,
+            "unarmed_seconds": self.unarmed_seconds,
+            "standing": self._standing,
+        }
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """What the cluster costs, by SkyPilot's catalog; None before it is armed."""
+        return None if self._standing is None else self._standing["price_per_hour"]
+
+    @property
+    def ephemeral(self) -> bool:
+        """See machine.py."""
+        return True
+
+    @property
+    def host(self) -> Host:
+        """How the machine is reached by ssh, once armed."""
+        return self._there.host
+
+    @property
+    def state_dir(self) -> str:
+        """See machine.py. Known once armed: it is below the home of the machine's user."""
+        return self._there.state_dir
+
+    @property
+    def socket_dir(self) -> str:
+        """See machine.py."""
+        return f"/tmp/{self._run_id}"
+
+    @property
+    def device(self) -> str:
+        """See machine.py."""
+        return self._variant
+
+    # -------------------------------------------------------------- up
+
+    def arm(self, progress: Progress = silent) -> None:
+        """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing then."""
+        self._there.forget()  # an earlier life's
+        self._order.labels[forgotten_machines.LABEL] = forgotten_machines.mark(self._folder.parent)
+        provisioning = Provisioning(self._order, self._home, self._sky, self._trying, self._warn, progress)
+        with staying_awake("a machine is being rented"):
+            self._standing = provisioning.run()
+            passing("cloud.launched")
+            self._keep(self.describe())
+            unarmed.close(self.host, self._standing["where"])
+        if self._asked_at is not None:
+            self.unarmed_seconds = clock.boot_seconds() - self._asked_at
+        self._keep(self.describe())
+        sky_cache.keep(self._home.folder, Path.home())
+        ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
+        self._there.run_folder().make(self.socket_dir)
+        # SkyPilot's server is asked nothing until the end, which starts it again (`teardown.py`).
+        self._tidy_up("ending SkyPilot's server", self._sky.rest)
+
+    def _trying(self, places: list[str]) -> None:
+        self._tried = list(places)
+        self._asked_at = clock.boot_seconds()
+        self._keep(self.describe())
+
+    def push(self) -> None:
+        """Bring the runtime's code there: a folder with `runtime` and nothing else."""
+        import runtime
+
+        package, without = Path(runtime.__file__).parent, shutil.ignore_patterns("__pycache__")
+        with tempfile.TemporaryDirectory(prefix="slipway-push-") as staging:
+            shutil.copytree(package, Path(staging) / "runtime", ignore=without)
+            self._there.code().send(Path(staging))
+        passing("cloud.pushed")
+
+    def setup(self, progress: Progress = silent) -> None:
+        """See machine.py. What it builds is found built on an image that has it; a model that is brought
+        there comes when it is known that it fits."""
+        needs = self._needs or Needs(self._variant, self._order.gpus)
+        self.run_job("setup", machine_scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
+        if self._model is not None:
+            models = RemoteFolder(self.host, self._there.model_path(str(self._model)), self._folder)
+            model_upload.bring(models, self._model, progress, self._still_there.check)
+        passing("cloud.prepared")
+
+    def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = silent) -> None:
+        """A script on the machine, to its end. Raises JobFailed with its last line."""
+        job = RemoteJob(self._there.run_folder(), name)
+        job.start(script, bound_seconds)
+        job.wait(bound_seconds, progress, self._still_there.check)
+
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+        """Start the keeper, wait for the gateway through the link; the link's socket here."""
+        remote = self._there.run_folder()
+        place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
+        place["model_path"] = self._there.model_path(config.model_path)
+        remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
+        given = machine_scripts.given(token, self._secrets)
+        RemoteJob(remote, "serve").start(machine_scripts.serve(self.state_dir), stdin=given)
+        passing("cloud.serving")
+        sockets = short_folder(self._run_id)
+        make_own_folder(sockets)
+        gateway = sockets / _DOOR
+        link = self._link = Link(self.host, gateway, f"{self.socket_dir}/{_DOOR}")
+        link.start()
+
+        def keeper_code() -> int | None:
+            try:
+                remote.look()
+            except PreflightError:  # another machine answers there
+                raise
+            except LaunchError as error:  # the runtime starts without us
+                self._still_there.check()
+                progress(f"{error.message}: {error.why}")
+            return remote.exit_code()
+
+        RuntimeStart(self._run_id, remote.here, gateway, progress).wait(
+            token, keeper_code, config.start_seconds
+        )
+        for line in last_lines(remote.here / "logs" / "serve.log"):
+            self._warn(line)
+        self._results.token = token
+        return gateway
+
+    def ended(self) -> str | None:
+        """See machine.py. Raises JobFailed when the machine itself is gone, PreflightError when another one
+        answers in its place."""
+        if self._link is not None and self._link.failure is not None:
+            raise self._link.failure
+        remote = self._there.run_folder()
+        try:
+            remote.look()
+        except LaunchError:  # a machine that cannot be reached may well be running
+            self._still_there.check()
+            return None
+        return None if remote.exit_code() is None else reason_of_end(remote.here)
+
+    # -------------------------------------------------------------- results
+
+    def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
+        """See machine.py."""
+        script = machine_scripts.close_wandb(self.state_dir, seconds)
+        try:
+            self._there.run_folder().shell(script, "end its W&B run", bound_seconds=2 * seconds)
+        except LaunchError as error:
+            raise not_closed(error.why) from error
+
+    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+        """See machine.py."""
+        return self._results.pull(into, progress, stopped)
+
+    def committed(self) -> int | None:
+        """See machine.py. As it was seen last; nothing of a machine that is gone."""
+        return self._results.committed() if self._home.folder.exists() else None
+
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+        """See machine.py."""
+        return self._results.secure(into, stopped)
+
+    def seed(self, results: Path, progress: Progress = silent) -> int:
+        """See machine.py."""
+        return self._results.seed(results, progress, self._still_there.check)
+
+    def _may_stay(self) -> bool:
+        """Whether no limit is reached, at what it costs."""
+        limits = replace(self._limits, price_per_hour=self.price_per_hour or 0.0)
+        return limits.reached(time.time()) is None
+
+    # -------------------------------------------------------------- down
+
+    def down(self) -> None:
+        """See machine.py. Also ends a launch that is under way, whoever began it."""
+        try:
+            if self._link is not None:
+                self._link.close()
+            shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
+        finally:
+            if self._tried:
+                self._teardown.down(self._standing)
+
+    def proof(self) -> Proof:
+        """See machine.py: `teardown.py` asks the provider."""
+        if not self._tried:
+            self._tidy_up("removing SkyPilot's home", self._home.remove)
+            return Proof(True, "no provider had been asked for anything")
+        proof = self._teardown.proof(self._standing)
+        if proof.verified:
+            self._tidy_up("forgetting its name for plain ssh", lambda: ssh_config.forget(self._folder))
+        return proof
+
+    def _tidy_up(self, what: str, act: Callable[[], None]) -> None:
+        """A machine that is up is up, and a proof is one, whatever cannot be tidied up here."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - nothing of it is paid for
+            LOGGER.warning("%s: %s failed: %s", self._run_id, what, described(error))
+
+    def _learned(self, standing: dict[str, Any]) -> None:
+        self._standing = standing
+        self._keep(self.describe())

@@ -1,0 +1,312 @@
+"""A machine made of processes on this computer: the same calls as a rented one, no account.
+
+Neighbours: `machine.py` says what each call means, `waiting_for_runtime.py` waits for the runtime,
+`runtime/bootstrap.py` builds its environment, `runtime/keeper.py` is the process started here;
+`own_gpus.py` chooses this computer's GPUs where they are wanted, `home_copy.py` copies results. Every
+process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not name is still found. Knows nothing of
+the user's program, the relay or the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from launcher.backends.waiting_for_runtime import RuntimeStart, reason_of_end
+from launcher.base import credentials, processes, running
+from launcher.base.errors import PreflightError
+from launcher.base.own_python import own_module
+from launcher.base.processes import ProcessId
+from launcher.records.records import RUN_VARIABLE
+
+# All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
+from launcher.results import durable, home_copy, whole_checkpoints
+from launcher.results.rollout_texts import not_closed
+from launcher.types.machine import CLOSE_WANDB_SECONDS, Progress, Proof, PullReport, Stopped, never, silent
+from runtime.shared import wandb_end
+
+if TYPE_CHECKING:
+    from launcher.types.standing import Standing
+    from runtime.fitness import Needs
+    from runtime.shared.runtime_config import RuntimeConfig
+
+# What an earlier life of the run said of itself: it must not be taken for what this one says.
+_LAST_WORDS = ("keeper.json", "supervisor.json", "trainer.json")
+# The runtime's orderly end: the trainer finishes its step, then gateway and engines stop.
+KEEPER_SECONDS = 50.0
+STRAGGLER_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
+# A socket's path must fit into 108 bytes on Linux, 104 on macOS, its name and a zero byte included.
+_SOCKET_PATH_BYTES = 100
+_LONGEST_SOCKET = "/engine-00.sock"
+
+
+class LocalMachine:
+    """One run's runtime on this computer.
+
+    `folder` becomes the runtime's state_dir; `environments` holds the built environments of all runs.
+    `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
+    `secrets` are variables for the runtime's environment; no description holds them.
+    `needs`: what it needs of this computer's own GPUs, and which build of the runtime; None: the CPU's.
+    """
+
+    kind = "local"
+    unarmed_seconds: float | None = None
+
+    def __init__(
+        self,
+        run_id: str,
+        folder: Path,
+        environments: Path,
+        *,
+        variant: str = "cpu",
+        keep: Callable[[dict[str, Any]], object] = lambda description: None,
+        secrets: Mapping[str, str] | None = None,
+        needs: Needs | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._folder = folder.absolute()
+        self._sockets = short_folder(run_id)
+        self._environments = environments
+        self._variant = needs.variant if needs else variant
+        self._needs = needs
+        self._keep = keep
+        self._secrets = secrets or {}
+        self._securing = home_copy.Securing(self._folder)
+        self._keeper: ProcessId | None = None
+        self._python: Path | None = None
+
+    @classmethod
+    def described(cls, description: dict[str, Any]) -> Self:
+        """The machine that `describe` described, perhaps in another process. It can be ended and pulled."""
+        machine = cls(
+            description["run_id"],
+            Path(description["state_dir"]),
+            Path(description["environments"]),
+            variant=description["variant"],
+        )
+        machine._sockets = Path(description["socket_dir"])
+        keeper = description.get("keeper")
+        machine._keeper = ProcessId(**keeper) if keeper else None
+        return machine
+
+    def describe(self) -> dict[str, Any]:
+        """See machine.py."""
+        return {
+            "kind": self.kind,
+            "run_id": self._run_id,
+            "state_dir": self.state_dir,
+            "socket_dir": self.socket_dir,
+            "environments": str(self._environments),
+            "variant": self._variant,
+            "keeper": dataclasses.asdict(self._keeper) if self._keeper else None,
+        }
+
+    @property
+    def state_dir(self) -> str:
+        """See machine.py."""
+        return str(self._folder)
+
+    @property
+    def socket_dir(self) -> str:
+        """See machine.py."""
+        return str(self._sockets)
+
+    @property
+    def device(self) -> str:
+        """See machine.py."""
+        return self._variant
+
+    @property
+    def price_per_hour(self) -> float:
+        """See machine.py."""
+        return 0.0
+
+    @property
+    def ephemeral(self) -> bool:
+        """See machine.py. Its folder stays: `launch pull` and `launch --resume` find it there."""
+        return False
+
+    def arm(self, progress: Progress = silent) -> None:
+        """Make the two folders, for nobody but this user."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._folder / "logs").mkdir(mode=0o700, exist_ok=True)
+        make_own_folder(self._sockets)
+
+    def push(self) -> None:
+        """Copy the runtime's code beside the run: an upgrade of the package meanwhile changes nothing."""
+        import runtime
+
+        shutil.rmtree(self._code, ignore_errors=True)
+        shutil.copytree(
+            Path(runtime.__file__).parent,
+            self._code / "runtime",
+            ignore=shutil.ignore_patterns("__pycache__", "*.safetensors", "requirements"),
+            dirs_exist_ok=True,
+        )
+
+    def setup(self, progress: Progress = silent) -> None:
+        """Build the runtime's environment, or find it built."""
+        from runtime import bootstrap
+
+        if not bootstrap.is_ready(self._environments, self._variant):
+            self._environments.mkdir(parents=True, exist_ok=True)
+            _check_space(self._environments, bootstrap.NEEDED_BYTES[self._variant])
+        try:
+            self._python = bootstrap.ensure_environment(
+                self._environments, self._variant, progress=progress, environ={RUN_VARIABLE: self._run_id}
+            )
+        except bootstrap.BootstrapError as error:
+            raise PreflightError(
+                "the runtime's environment could not be built",
+                str(error),
+                "check the network and the disk, then run the same command again",
+            ) from error
+
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+        """Start the keeper and wait for the gateway; its socket."""
+        place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
+        path = self._folder / "runtime.json"
+        for name in _LAST_WORDS:
+            (self._folder / name).unlink(missing_ok=True)
+        path.write_text(config.model_copy(update=place).model_dump_json(indent=1) + "\n")
+        keeper = self._start_keeper(path, token)
+        gateway = self._sockets / "gateway.sock"
+        RuntimeStart(self._run_id, self._folder, gateway, progress).wait(
+            token, keeper.poll, config.start_seconds
+        )
+        return gateway
+
+    def ended(self) -> str | None:
+        """The keeper is the runtime's last process: when it is gone, the runtime is."""
+        if self._keeper is None or self._keeper.alive():
+            return None
+        return reason_of_end(self._folder)
+
+    def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
+        """See machine.py."""
+        opened = self._folder / wandb_end.OPEN
+        if self._keeper is None or not self._keeper.alive() or not opened.exists():
+            return
+        (self._folder / wandb_end.CLOSE).touch()
+        until = time.monotonic() + seconds
+        while opened.exists() and self._keeper.alive():
+            if time.monotonic() > until:
+                raise not_closed()
+            time.sleep(_LOOK_SECONDS)
+
+    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+        """See machine.py. On one disk it is done at once."""
+        return home_copy.pull(self._folder, into)
+
+    def committed(self) -> int | None:
+        """See machine.py."""
+        return whole_checkpoints.newest_whole_step(self._folder / "checkpoints")
+
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+        """See machine.py. Linked where the disk can: the same bytes under a second name."""
+        return self._securing.look(into)
+
+    def seed(self, results: Path, progress: Progress = silent) -> int:
+        """See machine.py."""
+        return durable.seed(results, self._folder)
+
+    def down(self) -> None:
+        """End the keeper, which ends the runtime in order; then whatever else carries the run's id."""
+        if self._keeper is not None and self._keeper.alive():
+            self._keeper.send(signal.SIGTERM)
+            processes.wait_gone(self._keeper, KEEPER_SECONDS)
+        processes.end(self._left, STRAGGLER_SECONDS)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._sockets)
+
+    def proof(self) -> Proof:
+        """Look for the keeper, for processes with the run's id, and for its sockets."""
+        left = sorted(process.pid for process in self._left())
+        if left:
+            return Proof(False, f"processes of {self._run_id} still run: {', '.join(map(str, left))}")
+        if self._sockets.exists():
+            return Proof(False, f"{self._sockets} still exists")
+        return Proof(True, f"no process of {self._run_id} is left, its sockets are gone")
+
+    @property
+    def _code(self) -> Path:
+        """A folder with `runtime` and nothing else, so that its place on the path shadows nothing."""
+        return self._folder / "code"
+
+    def _start_keeper(self, config: Path, token: str) -> subprocess.Popen[bytes]:
+        if self._python is None:
+            raise RuntimeError("setup comes before serve")
+        environ = credentials.runtime_environ(os.environ, self._secrets) | {
+            RUN_VARIABLE: self._run_id,
+            "PYTHONPATH": str(self._code),
+            "PATH": f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        }
+        if self._needs is not None:
+            from launcher.backends import own_gpus
+
+            environ |= own_gpus.variables(own_gpus.choose(self._needs, os.environ))
+        with (self._folder / "logs" / "keeper.log").open("ab") as log:
+            keeper = subprocess.Popen(
+                [*own_module("runtime.keeper", self._python), "--config", str(config)],
+                cwd=self._folder,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._keeper = ProcessId.of(keeper.pid)
+        self._keep(self.describe())
+        assert keeper.stdin is not None  # a pipe, as asked for
+        with contextlib.suppress(BrokenPipeError):  # it died at once: the wait says why
+            keeper.stdin.write(token.encode() + b"\n")
+            keeper.stdin.close()
+        return keeper
+
+    def _left(self) -> set[ProcessId]:
+        named = {self._keeper} if self._keeper is not None else set()
+        return processes.tree(named) | running.carrying(RUN_VARIABLE, self._run_id)
+
+
+def short_folder(run_id: str) -> Path:
+    """Where the sockets go: the temporary folder, or /tmp where that one's path is too long for a socket."""
+    for parent in (tempfile.gettempdir(), "/tmp"):
+        folder = os.path.join(parent, run_id)
+        if len(os.fsencode(folder + _LONGEST_SOCKET)) <= _SOCKET_PATH_BYTES:
+            return Path(folder)
+    raise AssertionError("/tmp is short")
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder in a place where others may write; one that stands there already must be ours."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise PreflightError(
+                f"{folder} exists and other users can access it",
+                "other users could open the run's sockets",
+                f"ls -ld {folder}",
+            ) from None
+
+
+def _check_space(folder: Path, needed_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise PreflightError(
+            f"the runtime's environment needs {needed_bytes / 1e9:.0f} GB of disk",
+            f"{free / 1e9:.1f} GB are free at {folder}",
+            "free some space, or set LAUNCH_HOME to a folder on a larger disk",
+        )

@@ -1,0 +1,67 @@
+"""The durable steps of a run, sent to the new machine on which it goes on: the newest first, then pins.
+
+Straight from the results' folder, nothing is staged here. On the machine they come beside their place and are
+renamed into it last: it has nothing to resume from, or all of it. Neighbours: `durable.py` says what goes,
+`cloud_results.py` keeps the machine there meanwhile, `uploads.py` copies.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.backends.over_ssh.remote_folder import RemoteFolder
+from launcher.backends.over_ssh.rsync import Copy, Moved
+from launcher.backends.over_ssh.uploads import Upload
+from launcher.base.failpoints import passing
+from launcher.results import durable
+from launcher.types.machine import Progress
+
+# Files in folders, as they are: no links.
+_FILES = "-rtp"
+_MAKE_SECONDS = 60.0
+
+
+def send(remote: RemoteFolder, seed: durable.Seed, progress: Progress, if_lost: Callable[[], object]) -> int:
+    """Have the machine begin with `seed`; its step. Whatever its folder had of other steps goes. `if_lost`
+    is asked whenever the connection breaks, and may raise. Raises JobFailed, LaunchError."""
+    there = shlex.quote(remote.there)
+    old = shlex.join([*durable.STATE_OF_STEPS, durable.SEEDING])
+    make = f"umask 077 && cd {there} && rm -rf -- {old} && mkdir {durable.SEEDING}"
+    remote.shell(make, "make room for its checkpoints", bound_seconds=_MAKE_SECONDS)
+    _send_files(remote, seed, progress, if_lost)
+    for name, text in seed.texts.items():
+        remote.write(f"{durable.SEEDING}/{name}", text.encode())
+    if seed.rewound is not None:
+        remote.write(durable.REWOUND, seed.rewound.encode())
+    passing("cloud.seeding")
+    place = shlex.quote("checkpoints" if seed.step else seed.folders[0].name)
+    come = durable.SEEDING if seed.step else f"{durable.SEEDING}/{place}"
+    begin = f"cd {there} && rm -rf -- {place} && mv {come} {place} && rm -rf -- {durable.SEEDING}"
+    remote.shell(begin, "begin with its checkpoints", bound_seconds=_MAKE_SECONDS)
+    return seed.step
+
+
+def _send_files(
+    remote: RemoteFolder, seed: durable.Seed, progress: Progress, if_lost: Callable[[], object]
+) -> None:
+    parts = [([folder], durable.SEEDING) for folder in seed.folders]
+    parts += [([*seed.journals], ".")] if seed.journals else []
+    sizes = [sum(map(_size, paths)) for paths, _ in parts]
+    what = f"step {seed.step}" if seed.step else "the adapter"
+    upload = Upload(what, "launch status")
+    for at, (paths, into) in enumerate(parts):
+        before = sum(sizes[:at])
+
+        def seen(moved: Moved, before: int = before) -> None:
+            now = Moved(before + moved.bytes, sum(sizes), moved.bytes_per_second)
+            progress(f"{what} to the machine: {now.describe()}")
+
+        words = [_FILES, *map(str, paths), f"{remote.host.address}:{remote.there}/{into}/"]
+        upload.bring(remote, words, Copy(sizes[at], seen), progress, if_lost)
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files if file.is_file())

@@ -1,0 +1,83 @@
+"""A few list prices that come with the package, each with its day: for a plan where there are no catalogs.
+
+    price_snapshot.csv    cloud,region,instance_type,gpu,count,price_per_hour,read,source
+
+A price is what SkyPilot's public catalog says in the version `source`, a file at one commit; without a region
+it is the same in all. `read` is the day on which that was looked up: how old the version was then is not
+known. An orientation, never what a run is agreed to by: that asks for SkyPilot's newest catalogs.
+Neighbours: `prices.py` reads those, `pricing.py` says which of the two it is. Asks nobody, needs no SkyPilot.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.types.offers import Market, Offer
+
+_FILE = Path(__file__).with_name("price_snapshot.csv")
+
+
+@dataclass(frozen=True)
+class Price:
+    """One row: a machine with `count` GPUs for so many US dollars an hour, as read on a day (ISO)."""
+
+    cloud: str
+    region: str
+    instance_type: str
+    gpu: str
+    count: int
+    price_per_hour: float
+    read: str
+    source: str
+
+
+def prices() -> list[Price]:
+    """All there are."""
+    with _FILE.open(encoding="utf-8", newline="") as file:
+        return [_price(row) for row in csv.DictReader(file)]
+
+
+def clouds() -> tuple[str, ...]:
+    """The clouds of which some price is known."""
+    return tuple(sorted({price.cloud for price in prices()}))
+
+
+def market(gpu: str, count: int, infra: tuple[str, ...]) -> Market:
+    """What is known of these GPUs at these places. Where that is nothing, their prices are not known: a few
+    rows do not say what a cloud has not."""
+    wanted = [price for price in prices() if price.gpu.lower() == gpu.lower() and price.count == count]
+    found = [(place, price) for place in infra for price in wanted if _is_at(place, price)]
+    if not found:
+        return Market(without_prices=tuple(dict.fromkeys(place.partition("/")[0] for place in infra)))
+    offers = [_offer(place, price) for place, price in found]
+    return Market(
+        offers=tuple(sorted(offers, key=lambda offer: (offer.price_per_hour, offer.infra))),
+        snapshot_of=min(price.read for _, price in found),
+    )
+
+
+def _price(row: dict[str, str]) -> Price:
+    return Price(
+        cloud=row["cloud"],
+        region=row["region"],
+        instance_type=row["instance_type"],
+        gpu=row["gpu"],
+        count=int(row["count"]),
+        price_per_hour=float(row["price_per_hour"]),
+        read=row["read"],
+        source=row["source"],
+    )
+
+
+def _is_at(place: str, price: Price) -> bool:
+    cloud, _, rest = place.partition("/")
+    region = rest.partition("/")[0].lower()
+    return price.cloud == cloud and region in ("", price.region or region)
+
+
+def _offer(place: str, price: Price) -> Offer:
+    cloud, _, rest = place.partition("/")
+    infra = "/".join(part for part in (cloud, rest or price.region) if part)
+    return Offer(place, infra, price.instance_type, price.gpu, price.count, price.price_per_hour)

@@ -1,0 +1,150 @@
+"""All of an account's machines that are called as runs are, whoever began them: for what no ledger knows.
+
+Neighbours: `sky_providers.py` lists the machines of one cluster; `sky_calls.py` answers with these in
+SkyPilot's process, and `forgotten_machines.py` asks. Asks the providers' own lists, never SkyPilot's API
+server or its books.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from launcher.backends.skypilot import sky_account
+from launcher.backends.skypilot.sky_providers import (
+    AT_ONCE,
+    GONE,
+    GOOGLE_ATTEMPTS,
+    lambda_instances,
+    runpod_pods,
+)
+
+Json = dict[str, Any]
+
+
+def machines_named(cloud: str, name: str, label: str) -> Json | None:
+    """The machines whose cluster's name fits `name` (a shell's pattern): what the cluster is called there,
+    what `label` says, and how the provider is asked for it. "labels": whether there are any.
+
+    "answered": the places that gave their lists; "denied": those whose lists the account may not see;
+    "silent": those that could not be asked; the last two with why. None for a provider whose list SkyPilot
+    gives for one cluster only.
+    """
+    listing = _LISTINGS.get(cloud)
+    return None if listing is None else listing(name, label)
+
+
+def _on_aws(name: str, label: str) -> Json:
+    from sky.adaptors import aws
+
+    # Of one session, which reads what boto3 knows of EC2 once; it is not made for threads.
+    session: Any = aws.session(profile=aws.get_workspace_profile())
+    regions = sorted(sky_account.regions() or session.get_available_regions("ec2"))
+    clients = [session.client("ec2", region_name=region) for region in regions]
+    found: Json = {"machines": [], "answered": [], "denied": {}, "silent": {}, "labels": True}
+
+    def listed(region: str, client: Any) -> list[Json] | Exception:
+        try:
+            return _in_region(client, region, name, label)
+        except Exception as error:  # noqa: BLE001 - one that does not answer hides no other
+            return error
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for region, said in zip(regions, pool.map(listed, regions, clients), strict=True):
+            where = f"AWS {region}"
+            if isinstance(said, Exception):
+                kind = "denied" if sky_account.denied(said) else "silent"
+                found[kind][where] = f"{type(said).__name__}: {said}"
+            else:
+                found["answered"].append(where)
+                found["machines"] += said
+    return found
+
+
+def _in_region(client: Any, region: str, name: str, label: str) -> list[Json]:
+    from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+
+    lives = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
+    named = {"Name": f"tag:{TAG_RAY_CLUSTER_NAME}", "Values": [name]}
+    found: list[Json] = []
+    for page in client.get_paginator("describe_instances").paginate(Filters=[lives, named]):
+        for machine in (one for made in page["Reservations"] for one in made["Instances"]):
+            tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
+            provider = _provider("AWS", tags[TAG_RAY_CLUSTER_NAME], {"region": region})
+            began = machine["LaunchTime"].timestamp()
+            found.append(
+                _machine(machine["InstanceId"], provider, machine["InstanceType"], began, tags.get(label))
+            )
+    return found
+
+
+def _on_gcp(name: str, label: str) -> Json:
+    """Of all zones at once. Raises RuntimeError for a list that Google itself calls incomplete."""
+    from sky.clouds import GCP
+    from sky.provision.constants import TAG_RAY_CLUSTER_NAME
+    from sky.provision.gcp.instance_utils import GCPComputeInstance
+
+    project = GCP.get_project_id()
+    machines: Any = GCPComputeInstance.load_resource().instances()
+    asked = machines.aggregatedList(project=project, filter=f"labels.{TAG_RAY_CLUSTER_NAME}:*")
+    found: list[Json] = []
+    while asked is not None:
+        page = asked.execute(num_retries=GOOGLE_ATTEMPTS)
+        for scope, said in page.get("items", {}).items():
+            warning = said.get("warning", {}).get("code", "NO_RESULTS_ON_PAGE")
+            if warning != "NO_RESULTS_ON_PAGE":
+                raise RuntimeError(f"the list of {scope} is incomplete: {warning}")
+            zone = scope.removeprefix("zones/")
+            for one in said.get("instances", []):
+                labels = one.get("labels", {})
+                cluster = labels.get(TAG_RAY_CLUSTER_NAME, "")
+                if one["status"] in GONE["GCP"] or not fnmatch.fnmatchcase(cluster, name):
+                    continue
+                provider = _provider("GCP", cluster, {"project_id": project, "availability_zone": zone})
+                began = datetime.datetime.fromisoformat(one["creationTimestamp"]).timestamp()
+                kind = one["machineType"].rpartition("/")[2]
+                found.append(_machine(one["name"], provider, kind, began, labels.get(label)))
+        asked = machines.aggregatedList_next(asked, page)
+    return {"machines": found, "answered": ["GCP"], "denied": {}, "silent": {}, "labels": True}
+
+
+def _on_lambda(name: str, label: str) -> Json:
+    rows = [
+        (one["id"], one.get("name"), one["status"], one["instance_type"]["name"])
+        for one in lambda_instances()
+    ]
+    return _without_labels("Lambda", name, rows)
+
+
+def _on_runpod(name: str, label: str) -> Json:
+    rows = [(pod, said["name"], said["status"], "pod") for pod, said in runpod_pods().items()]
+    return _without_labels("RunPod", name, rows)
+
+
+def _without_labels(provider: str, name: str, rows: list[tuple[str, str | None, str, str]]) -> Json:
+    """Of id, name, state and type of each machine; its name is CLUSTER-head or CLUSTER-worker."""
+    found: list[Json] = []
+    for machine, called, state, kind in rows:
+        cluster, _, role = (called or "").rpartition("-")
+        if role in ("head", "worker") and state not in GONE[provider] and fnmatch.fnmatchcase(cluster, name):
+            found.append(_machine(machine, _provider(provider, cluster, {}), kind, None, None))
+    return {"machines": found, "answered": [provider], "denied": {}, "silent": {}, "labels": False}
+
+
+def _provider(name: str, cluster: str, config: Json) -> Json:
+    return {"name": name, "cluster": cluster, "cluster_on_cloud": cluster, "config": config}
+
+
+def _machine(machine: str, provider: Json, kind: str, began: float | None, label: str | None) -> Json:
+    return {"id": machine, "instance_type": kind, "began": began, "label": label, "provider": provider}
+
+
+_LISTINGS: dict[str, Callable[[str, str], Json]] = {
+    "aws": _on_aws,
+    "gcp": _on_gcp,
+    "lambda": _on_lambda,
+    "runpod": _on_runpod,
+}

@@ -1,0 +1,88 @@
+"""Has the price of a run agreed to by whoever is here, before any provider is asked for anything.
+
+Neighbours: `pricing.py` makes the plan, `consent.py` asks, `launching.py` calls; `plan_verb.py` shows the
+same table. Knows nothing of where prices come from.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+
+from launcher.base.errors import UsageError
+from launcher.base.units import format_duration, format_money
+from launcher.config import memory_table
+from launcher.console import consent
+from launcher.console.output import Output, columns
+from launcher.types.offers import Offer, plan_again
+from launcher.types.plan import Plan, Shares
+from launcher.types.settings import Settings
+
+_SHOWN_CANDIDATES = 8
+_NO_MODEL = "not known for this model"
+
+
+def refuse_unasked(settings: Settings) -> None:
+    """Nobody is there to agree, and nobody has with --yes: then prices are not even looked up."""
+    if not settings.rented or settings.yes or consent.somebody_is_here():
+        return
+    raise _nobody(
+        f"{plan_again(settings, settings.gpus or '')}  # what it costs; then the same run with --yes"
+    )
+
+
+def confirm(output: Output, plan: Plan, settings: Settings) -> None:
+    """Have the most it can cost agreed to, before any call of a provider. Raises UsageError without that."""
+    if plan.rented is None or settings.yes:
+        return
+    if not consent.can_ask(output):
+        raise _nobody("run the same command with --yes")
+    output.note(table(plan))
+    if not consent.agreed(output, f"{plan.describe_cost()}. Proceed?"):
+        again = "run it again with a shorter --max or a smaller --budget"
+        raise UsageError("not agreed to", "nothing was rented", again)
+
+
+def table(plan: Plan) -> str:
+    """What is agreed to, in full: how the GPUs are used, what ends the run, where it may be."""
+    rented = plan.rented
+    assert rented is not None
+    limits = [f"lease {format_duration(plan.lease_seconds)}", f"idle {rented.idle_minutes}m"]
+    limits += [] if plan.deadline_seconds is None else [f"deadline {format_duration(plan.deadline_seconds)}"]
+    limits += [] if plan.budget is None else [plan.describe_budget(plan.budget)]
+    disk = "SkyPilot's usual size" if rented.disk_gb is None else f"{rented.disk_gb} GB"
+    lines = [
+        f"  model   {plan.what}",
+        *use(rented),
+        f"  limits  {' · '.join(limits)}",
+        f"  disk    {disk}{'' if plan.unpriced else '; it and traffic are billed apart from the machine'}",
+    ]
+    if plan.prices_of is not None:
+        days = (date.today() - date.fromisoformat(plan.prices_of)).days
+        lines.append(
+            f"  prices  a snapshot that came with launch: SkyPilot's catalog as it was looked up on "
+            f"{plan.prices_of}, {days} days ago; newer ones may differ"
+        )
+    shown = plan.candidates[:_SHOWN_CANDIDATES]
+    rows = [["  IN THIS ORDER", "MACHINE", "PRICE"]]
+    for offer in shown:
+        rows.append([f"  {offer.infra}", offer.instance_type or "-", _price(offer)])
+    more = len(plan.candidates) - len(shown)
+    rest = [f"  and {more} more, up to {format_money(plan.dearest_per_hour)}/h"] if more else []
+    return "\n".join([*lines, columns(rows), *rest])
+
+
+def use(gpus: Shares) -> list[str]:
+    """How GPUs are shared out, and whether all fits."""
+    apart = f"{gpus.infer_gpus} for inference, {gpus.train_gpus} for training"
+    return [
+        f"  GPUs    {'shared by inference and training' if gpus.shared else apart}",
+        f"  memory  {memory_table.line(gpus.memory) if gpus.memory else gpus.without_memory or _NO_MODEL}",
+    ]
+
+
+def _price(offer: Offer) -> str:
+    return f"{format_money(offer.price_per_hour)}/h" if offer.price_per_hour else "-"
+
+
+def _nobody(hint: str) -> UsageError:
+    return UsageError("there is no terminal to ask you about the price", "renting GPUs costs money", hint)

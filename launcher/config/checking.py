@@ -1,0 +1,170 @@
+"""Whether what was asked can work, as far as that can be known before anything starts.
+
+Neighbours: `reading.py` says what was asked, `preflight.py` has the checks, `launching.py` calls,
+`plan_verb.py` for what a plan can know. Ends nothing and starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.backends import own_gpus
+from launcher.base import credentials
+from launcher.base.errors import ConfigError, PreflightError, UsageError
+from launcher.base.home import Home
+from launcher.base.suggestions import suggestion
+from launcher.config import (
+    agreement,
+    earlier_run,
+    ports,
+    preflight,
+    program_check,
+    remote_tools,
+    runtime_config,
+)
+from launcher.config.reading import Asked
+from launcher.models import adapter_folder, hub, model_config
+from launcher.models.model_config import Found
+from launcher.records.endpoint import keyless_by, wanted_port
+from launcher.records.records import RecordStore, RunRecord
+from launcher.types.plan import own_shares, refuse_what_is_rented_only
+from launcher.types.settings import Settings
+from runtime.shared import model_shape
+from runtime.shared.architectures import PolicyError, check_on_cpu, checked_context
+from runtime.shared.peft_form import Lora
+
+_LAYERS = "train.lora.target_modules"
+
+
+def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: None) -> str:
+    """The model's folder, or its name on the hub. Raises LaunchError for the first thing that cannot work;
+    what may not work is said."""
+    settings, earlier = asked.settings, asked.earlier
+    refuse_what_is_rented_only(settings)
+    agreement.refuse_unasked(settings)
+    rented = settings.rented
+    if rented:
+        remote_tools.check_tools()
+    else:
+        preflight.check_platform()
+    if settings.own_gpus:
+        own_gpus.choose(own_shares(settings).needs("cuda"), os.environ)
+    if earlier is None:
+        RecordStore(home).check_name(settings.name)
+    else:
+        earlier_run.check_same_kind(settings, earlier)
+    preflight.check_command(_seen_from(asked.folder, asked.command), asked.folder)
+    preflight.check_names(asked.command, asked.folder, arbor=settings.arbor)
+    if doubt := program_check.check(asked.command, asked.folder, os.environ, arbor=settings.arbor):
+        say(doubt)
+    secrets = secret_values(settings)
+    model_path = preflight.find_model(settings.model, secrets, here=not rented)
+    _check_wishes(settings, secrets)
+    if earlier is not None:
+        _check_model(model_path, earlier, secrets)
+    if (port := wanted_port(settings)) is not None:
+        ports.check_port(port, home, keyless_by=keyless_by(settings))
+    preflight.check_wandb(settings, os.environ)
+    preflight.check_folders(home)
+    preflight.check_disk(settings, model_path, home)
+    if not rented:
+        # Last, because only this may ask the network.
+        preflight.check_environment(home, "cuda" if settings.own_gpus else "cpu")
+    return model_path
+
+
+def secret_values(settings: Settings) -> dict[str, str]:
+    """The secrets of a run, to be handed to its runtime; they are hidden from all that is written."""
+    credentials.hide_environment(os.environ)
+    return {name: secret.value for name, secret in settings.secrets.items()}
+
+
+def check_planned(settings: Settings, *, asks: bool) -> None:
+    """For a plan: what a run would find of its model without a network. `asks`: the hub did answer already.
+
+    Raises LaunchError as a run does.
+    """
+    secrets = secret_values(settings)
+    model_path = preflight.find_model(settings.model, secrets, asks=False)
+    found = model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks)
+    if found is not None and not os.path.isabs(model_path):
+        hub.check_config(model_path, found.config)
+    _check_use(settings, found)
+
+
+def _check_wishes(settings: Settings, secrets: Mapping[str, str]) -> None:
+    """What was asked of the model; where that is nothing, the hub is not asked for its config.json."""
+    asked = runtime_config.of_user(settings.runtime)
+    asks = bool(settings.adapter or asked.engine.max_model_len or asked.train.lora.target_modules)
+    _check_use(settings, model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks))
+
+
+def _check_use(settings: Settings, found: Found | None) -> None:
+    """That the model can be used as it was asked: its adapter, its context, the layers with LoRA."""
+    asked = runtime_config.of_user(settings.runtime)
+    config = found.config if found else None
+    if settings.adapter is not None:
+        chosen = asked.train.lora
+        lora = Lora(chosen.rank, chosen.alpha, chosen.use_rslora, chosen.target_modules or ())
+        adapter_folder.check(settings.adapter, lora, config)
+    if settings.gpus is None:
+        _check_on_cpu(settings.model, config or {})
+    _check_context(config or {}, asked.engine.max_model_len)
+    _check_layers(settings, config or {}, asked.train.lora.target_modules or ())
+
+
+def _check_on_cpu(model: str, config: Mapping[str, Any]) -> None:
+    """The engine would die of its first request."""
+    try:
+        check_on_cpu(config)
+    except PolicyError as error:
+        hint = f"launch plan --model {shlex.quote(model)} --gpus H100:1  # GPUs take other widths"
+        raise PreflightError(f"the model {model} cannot be served on a CPU", str(error), hint) from None
+
+
+def _check_context(config: Mapping[str, Any], asked: int | None) -> None:
+    """The engine would refuse a longer one than the model has: on a machine that is paid for already."""
+    try:
+        checked_context(config, asked)
+    except PolicyError as error:
+        raise PreflightError(
+            f"the context cannot be {asked} tokens",
+            str(error),
+            "leave engine.max_model_len out, or set it lower",
+        ) from None
+
+
+def _check_layers(settings: Settings, config: Mapping[str, Any], chosen: Sequence[str]) -> None:
+    """The trainer would refuse a name that none of the model's layers has."""
+    there = model_shape.linear_names(config)
+    wrong = [name for name in chosen if there is not None and name not in there]
+    if there is None or not wrong:
+        return
+    source = settings.values[_LAYERS].source
+    meant = dict.fromkeys(name if name in there else suggestion(name, there) for name in chosen)
+    names = ",".join(name for name in meant if name) or ",".join(there)
+    error = UsageError if source.startswith("--") else ConfigError
+    place = source if _LAYERS in source else f"{source}: {_LAYERS}"
+    raise error(
+        f"{place}: {settings.model} has no {', '.join(wrong)}",
+        f"its linear layers are {', '.join(there)}",
+        f"run it again with --set {_LAYERS}={names}",
+    )
+
+
+def _seen_from(folder: Path | None, command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command as this folder sees it: `./train.sh` of another one."""
+    if folder is None or not command or os.sep not in command[0]:
+        return command
+    return (str(folder / command[0]), *command[1:])
+
+
+def _check_model(model_path: str, record: RunRecord, secrets: Mapping[str, str]) -> None:
+    """The embedded model may have moved with the package; any other one is known by its place."""
+    was = record.details.get("settings", {}).get("model", model_path)
+    if preflight.find_model(was, secrets) != model_path:
+        raise earlier_run.refused(record.name or record.id, f"the model {model_path}", str(was))

@@ -1,0 +1,176 @@
+"""The run that `--resume` names, by its record: what it was begun with, and what may be given anew.
+
+Neighbours: `reading.py` merges it with what is asked now, `run.py` has the record keep it; `taking_up.py`
+ends what is left of the run and says from which step it goes on. Only reads: nothing is ended or started
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import PreflightError, UsageError
+from launcher.records.records import LiveRunError, RecordStore, RunRecord
+from launcher.types.plan import PLANNED
+from launcher.types.settings import TINY_MODEL, Settings, Value
+
+# What decides which policy the checkpoints hold: anything else may be given anew.
+_FIXED = (
+    "dtype", "train.lora.rank", "train.lora.alpha", "train.lora.use_rslora", "train.lora.target_modules"
+)  # fmt: skip
+# Where nobody says, the machine decides: GPUs have other defaults than a CPU, and memory is planned.
+_BY_MACHINE = ("dtype", "engines", "train_processes", *PLANNED)
+# What a run of the first versions has in its record though nobody said so: the defaults of then.
+_OLD_DEFAULTS = {"engine.kv_cache_gib": 1.0, "engine.max_num_seqs": 64, "train.pack_tokens": 4096}
+_RENTED, _OWN_GPUS, _CPU = "rented GPUs", "this computer's own GPUs", "this computer"
+# Settings of ours that a resumed run keeps, and the field of Settings each one is.
+_KEPT = {
+    "model": "model",
+    "max": "max_seconds",
+    "lease": "lease_seconds",
+    "budget": "budget",
+    "port": "port",
+    "openai_env": "openai_env",
+    "arbor": "arbor",
+    "art": "art",
+    "wandb": "wandb",
+    "gpus": "gpus",
+    "infra": "infra",
+    "train_gpus": "train_gpus",
+    "infer_gpus": "infer_gpus",
+    "disk": "disk_gb",
+    "idle": "idle_seconds",
+    "grace": "grace_seconds",
+    "copy_rate": "copy_rate",
+    "keep_output": "keep_output",
+    "max_price": "max_price",
+}
+
+
+def find(store: RecordStore, id_or_name: str) -> RunRecord:
+    """Its record. Raises UsageError for one whose `launch` lives, here or elsewhere, or that nobody knows."""
+    record = store.load(id_or_name)
+    if record.live and (record.elsewhere or record.launch_alive):
+        raise LiveRunError(record)
+    return record
+
+
+def folder_of(record: RunRecord) -> Path | None:
+    """The folder its command ran in. Raises PreflightError when that is gone."""
+    folder = record.details.get("folder")
+    if folder is None:
+        return None
+    if not Path(folder).is_dir():
+        label = record.name or record.id
+        raise PreflightError(
+            f"{label} ran its program in {folder}",
+            "that folder no longer exists",
+            f"launch --resume {label} -- COMMAND  # runs it in this folder",
+        )
+    return Path(folder)
+
+
+def details(settings: Settings, model_path: str, folder: Path | None = None) -> dict[str, Any]:
+    """What a record keeps so that the run can be taken up; its program runs in `folder`, or here."""
+    kept = {key: settings.values[key].value for key in _KEPT}
+    # A relative folder would be another one elsewhere; the embedded model moves with the package.
+    kept["model"] = TINY_MODEL if settings.model == TINY_MODEL else model_path
+    known = _runtime_keys()
+    runtime = {
+        key: value.value
+        for key, value in settings.values.items()
+        if key in known and not (settings.gpus and key in _BY_MACHINE and value.source == "default")
+    }
+    return {
+        "settings": kept,
+        "runtime": runtime,
+        "model_path": model_path,
+        "adapter": str(settings.adapter.folder) if settings.adapter else None,
+        "folder": str(folder or Path.cwd()),
+    }
+
+
+def settings(given: Settings, record: RunRecord) -> Settings:
+    """The run's recorded settings, and over them what is given anew on the command line.
+
+    Raises UsageError for what would make another policy of it than its checkpoints hold.
+    """
+    kept: Mapping[str, Any] = record.details.get("settings", {})
+    runtime: Mapping[str, Any] = {
+        key: value
+        for key, value in record.details.get("runtime", {}).items()
+        if not (kept.get("gpus") and key in PLANNED and _OLD_DEFAULTS.get(key) == value)
+    }
+    label = record.name or record.id
+    if given.name is not None and given.name != record.name:
+        raise UsageError(
+            f"{label} keeps its name", f"--name {given.name} is a different name", f"launch --resume {label}"
+        )
+    values = dict(given.values)
+    if given.adapter is not None and _anew(values["model"]):
+        raise refused(label, f"the adapter {given.adapter.folder}", str(kept.get("model")))
+    recorded = {key: value for key, value in {**kept, **runtime}.items() if key in values}
+    for key, value in recorded.items():
+        if not _anew(values[key]):
+            values[key] = Value(value, f"the record of {label}")
+    for key in _FIXED:
+        if key in recorded and _typed(key, values[key].value) != _typed(key, recorded[key]):
+            raise refused(label, f"{key} = {values[key].value}", f"{recorded[key]}")
+    fields = {field: values[key].value for key, field in _KEPT.items()}
+    overrides = {**given.runtime, **{key: values[key].value for key in runtime if key in values}}
+    # What the run once began with is in its checkpoints.
+    return replace(given, **fields, name=record.name, runtime=overrides, values=values, adapter=None)
+
+
+def check_same_kind(settings: Settings, record: RunRecord) -> None:
+    """A run that is taken up goes on where it was, if it had come anywhere. Raises UsageError."""
+    wanted = _RENTED if settings.rented else _OWN_GPUS if settings.own_gpus else _CPU
+    if not record.machine or (was := _kind(record.machine)) == wanted:
+        return
+    label = record.name or record.id
+    raise UsageError(
+        f"{label} cannot be resumed on {wanted}",
+        f"it was started on {was}; what it learned is in its results/adapter",
+        f"launch --resume {label}  # without --gpus and --infra",
+    )
+
+
+def _kind(machine: Mapping[str, Any]) -> str:
+    """Where a described machine computes, in words."""
+    if machine.get("kind") == "cloud":
+        return _RENTED
+    return _OWN_GPUS if machine.get("variant") == "cuda" else _CPU
+
+
+def refused(label: str, wanted: str, was: str) -> UsageError:
+    """The error for a setting that would change what is trained."""
+    return UsageError(
+        f"{label} cannot be resumed with {wanted}",
+        f"it was started with {was}, and its checkpoints hold that policy",
+        f"launch --resume {label}  # or a new run, without --resume",
+    )
+
+
+def _anew(value: Value) -> bool:
+    """Whether it was said on this command line."""
+    return value.source.startswith("--")
+
+
+def _runtime_keys() -> set[str]:
+    from launcher.config import runtime_config
+
+    return set(runtime_config.defaults())
+
+
+def _typed(key: str, value: Any) -> Any:
+    """The value as the runtime reads it: "16" of a command line is 16."""
+    from launcher.config import runtime_config
+
+    ours = dict.fromkeys(("run_id", "model_path", "state_dir", "socket_dir"), "-")
+    found: Any = runtime_config.build({key: value}, **ours)
+    for room in key.split("."):
+        found = getattr(found, room)
+    return found

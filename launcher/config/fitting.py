@@ -1,0 +1,102 @@
+"""Whether a model fits the GPUs that were asked for, by arithmetic, before anything is rented or built.
+
+Neighbours: `pricing.py` puts what is found here into the plan, `rented_run.py` hands it to the runtime,
+`launching.py` and `plan_verb.py` refuse by it, `memory_table.py` shows it. The arithmetic is
+`runtime/shared/memory/`; knows no prices.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import PreflightError
+from launcher.config import runtime_config
+from launcher.models import known_models, model_config
+from launcher.types.offers import gpus_of
+from launcher.types.plan import Plan, Shares
+from launcher.types.settings import Settings
+from runtime.shared import model_shape
+from runtime.shared.memory import instead
+from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes
+from runtime.shared.peft_form import Lora
+
+_NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+def of(
+    settings: Settings, gpus: Shares, kind: str, listed_bytes: int | None = None
+) -> tuple[MemoryPlan | None, str | None]:
+    """The memory of a run on GPUs of this kind, None where model or GPU are not known; and a remark on that.
+
+    `listed_bytes`: what a GPU has where its own driver said so.
+    """
+    token = settings.secrets.get("HF_TOKEN")
+    found = model_config.of(settings.model, os.environ, token.value if token else None)
+    shape = None if found is None else model_shape.shape(found.config)
+    if found is None or shape is None:
+        why = "its config.json is neither on this computer nor in launch's table of known models"
+        why = "it has no config.json that can be read" if Path(settings.model).expanduser().is_dir() else why
+        meant = known_models.suggestion(settings.model)
+        why += f"; did you mean {meant}?" if meant else ""
+        said = why if found is None else "its config.json does not say how large its layers are"
+        return None, f"whether {settings.model} fits is not known: {said}"
+    kind = kind.removeprefix("NVIDIA ")
+    machine = Machine(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
+    weighed = instead.explained(shape, machine, _wishes(settings, gpus))
+    if weighed is None:
+        return None, f"whether {settings.model} fits is not known: launch has no figure for {kind}'s memory"
+    remark = None
+    if found.read_on is not None:
+        remark = f"memory is planned for {settings.model}'s shape as launch knew it on {found.read_on}"
+    return weighed, remark
+
+
+def _wishes(settings: Settings, gpus: Shares) -> Wishes:
+    """What somebody set; the rest is open."""
+    config = runtime_config.of_user(settings.runtime)
+    train, engine = config.train, config.engine
+    lora = Lora(train.lora.rank, train.lora.alpha, train.lora.use_rslora)
+
+    def said(key: str, value: Any) -> Any:
+        return value if key in settings.runtime else None
+
+    return Wishes(
+        rank=lora.rank,
+        names=train.lora.target_modules,
+        scaled=lora.scale != 1,
+        slots=max(engine.max_loras, config.max_staleness + 2),
+        number_bytes=_NUMBER_BYTES[gpus.dtype],
+        reference=train.kl_beta > 0,
+        checkpointing=said("train.activation_checkpointing", train.activation_checkpointing),
+        pack_tokens=said("train.pack_tokens", train.pack_tokens),
+        max_model_len=said("engine.max_model_len", engine.max_model_len),
+        max_num_seqs=said("engine.max_num_seqs", engine.max_num_seqs),
+        memory_fraction=said("engine.memory_fraction", engine.memory_fraction),
+        kv_cache_gib=said("engine.kv_cache_gib", engine.kv_cache_gib),
+    )
+
+
+def refuse_what_does_not_fit(plan: Plan) -> None:
+    """Raises PreflightError, with what would fit, for a run whose GPUs are too small for its model."""
+    if plan.gpus is not None:
+        refuse(plan.model, plan.gpus)
+
+
+def refuse(model: str, gpus: Shares) -> None:
+    """The same by the GPUs alone."""
+    memory = gpus.memory
+    if memory is None or memory.short is None:
+        return
+    named = shlex.quote(model)
+    if memory.in_the_way:
+        keys = ", ".join(memory.in_the_way)
+        hint = f"launch plan --model {named} --gpus {gpus.gpus}  # without {keys}"
+    elif memory.instead:
+        others = f"  # or {', '.join(memory.instead[1:])}" if memory.instead[1:] else ""
+        hint = f"launch plan --model {named} --gpus {memory.instead[0]}{others}"
+    else:
+        hint = "choose a smaller model: no GPU that launch knows is large enough for this one"
+    raise PreflightError(f"{model} does not fit {gpus.gpus}", memory.short, hint)

@@ -1,0 +1,53 @@
+"""What takes a run's GPU memory, as text: the table of `launch plan`, and a line for who agrees to a price.
+
+Neighbours: `plan_verb.py` shows it, `agreement.py` has the line, `fitting.py` found the figures out.
+"""
+
+from __future__ import annotations
+
+from launcher.console.output import columns
+from runtime.shared.memory.line import MemoryLine, total
+from runtime.shared.memory.planning import MemoryPlan, gib, usable
+
+
+def line(memory: MemoryPlan) -> str:
+    """How it fits, in one line."""
+    train, serve = gib(total(memory.trainer)), gib(total(memory.engine))
+    where = "on one GPU" if memory.shared else "a GPU"
+    room = gib(usable(memory.listed_bytes))
+    return f"training takes {train}, serving {serve} {where}, of {room}{_verdict(memory)}"
+
+
+def text(memory: MemoryPlan) -> str:
+    """Each byte with its reason, and what was chosen so that all fits."""
+    whose = "the GPU that trains and serves" if memory.shared else "a GPU that trains, and of one that serves"
+    given = gib(usable(memory.listed_bytes))
+    room = f"{memory.gpu} has {gib(memory.listed_bytes)}, of which {given} are planned"
+    rows = [[f"  MEMORY OF {whose.upper()}", "", ""]]
+    rows += _part("training", memory.trainer) + _part("serving", memory.engine)
+    verdict = f"  {room}{_verdict(memory)}, by arithmetic that no GPU has confirmed"
+    return "\n".join([columns(rows), verdict, *_choices(memory)])
+
+
+def _part(name: str, lines: tuple[MemoryLine, ...]) -> list[list[str]]:
+    each = [[f"    {line.name}", gib(line.size).rjust(10), line.why] for line in lines]
+    return [[f"  {name}", gib(total(lines)).rjust(10), ""], *each]
+
+
+def _verdict(memory: MemoryPlan) -> str:
+    return ": fits" if memory.fits else ": DOES NOT FIT"
+
+
+def _choices(memory: MemoryPlan) -> list[str]:
+    """The settings that the plan hands to the run; whoever sets one of them has it as it was set."""
+    chosen = [
+        f"train.activation_checkpointing={str(memory.activation_checkpointing).lower()}",
+        f"train.pack_tokens={memory.pack_tokens}",
+        f"engine.max_model_len={memory.max_model_len}",
+        f"engine.max_num_seqs={memory.engine_places or 'none'}",
+    ]
+    if memory.memory_fraction is not None:
+        chosen.append(f"engine.memory_fraction={memory.memory_fraction:g}")
+    if memory.kv_cache_gib is not None:
+        chosen.append(f"engine.kv_cache_gib={memory.kv_cache_gib:g}")
+    return [f"  planned  {' '.join(chosen)}"] if memory.fits else []

@@ -1,0 +1,148 @@
+"""A run's plan with the prices it needs. No provider is asked for anything here.
+
+Neighbours: `plan.py` makes the plan, `prices.py` has the prices, `agreement.py` has the plan agreed to;
+`launching.py` asks for a run, `plan_verb.py` to show it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.backends import own_gpus
+from launcher.base.errors import PreflightError, UsageError
+from launcher.base.units import format_money
+from launcher.config import fitting, session_end
+from launcher.models import model_size
+from launcher.records import lives
+from launcher.records.records import RunRecord
+from launcher.types.clouds import OWN
+from launcher.types.offers import Market, gpus_of, plan_again, refuse_unknown
+from launcher.types.plan import Plan, Rented, make_plan, unpriced_shares
+from launcher.types.settings import Settings
+from runtime.shared import gpu_memory
+
+_OLD_DAYS = 14
+# Less of a budget than a cent, in US dollars, is nothing.
+_LEAST_LEFT = 0.01
+
+
+def make(
+    settings: Settings, say: Callable[[str], None] = lambda line: None, *, only_shown: bool = False
+) -> Plan:
+    """The plan for these settings, with prices at hand where GPUs are to be rented, and with their memory.
+
+    `say` gets what is going on, and what should be known of the prices. A plan that is `only_shown` may do
+    with those that came with the package. Raises UsageError, CapacityError, PreflightError.
+    """
+    gpus = settings.gpus
+    if gpus is None:
+        return make_plan(settings)
+    token = settings.secrets.get("HF_TOKEN")
+    size = model_size.of(settings.model, os.environ, token.value if token else None)
+    if settings.own_gpus:
+        return _on_own_gpus(settings, make_plan(settings, model_bytes=size), say, only_shown)
+    settings, market = _look(settings, gpus, say, only_shown)
+    plan = make_plan(settings, market, size)
+    assert plan.rented is not None
+    for line in (*_remarks(settings, market), *session_end.remarks(plan)):
+        say(line)
+    return replace(plan, rented=_with_memory(settings, plan.rented, say))
+
+
+def after_earlier_lives(plan: Plan, record: RunRecord) -> Plan:
+    """The plan of another life of a run that is over: the budget is the run's, and what its lives have cost
+    is spent. Raises UsageError where nothing is left of it."""
+    if plan.budget is None or plan.dearest_per_hour == 0:
+        return plan
+    spent = lives.cost(record.lives, time.time())
+    if plan.budget - spent < _LEAST_LEFT:
+        label = record.name or record.id
+        raise UsageError(
+            f"the budget of {label} is spent: nothing was rented",
+            f"it is {format_money(plan.budget)} for all of its lives, which have cost {format_money(spent)}",
+            f"launch --resume {label} --budget {math.ceil(spent + plan.budget)}",
+        )
+    return replace(plan, spent=spent)
+
+
+def without_prices(settings: Settings, say: Callable[[str], None]) -> Rented:
+    """What needs no price of GPUs that nobody has one for: how they are shared out, and their memory."""
+    return _with_memory(settings, unpriced_shares(settings), say)
+
+
+def _with_memory(settings: Settings, rented: Rented, say: Callable[[str], None]) -> Rented:
+    kind = gpus_of(rented.gpus)[0]
+    memory, remark = fitting.of(settings, rented, kind)
+    if remark:
+        say(remark)
+    if memory is None and gpu_memory.memory_bytes(kind) is None:
+        return replace(rented, without_memory="not known for this GPU")
+    return replace(rented, memory=memory)
+
+
+def refuse_without_account(plan: Plan, user_home: Path | None = None) -> None:
+    """Prices need no account, a run does. Raises PreflightError."""
+    from launcher.types.clouds import clouds_of, has_account, no_account
+
+    for cloud in clouds_of(list(plan.rented.infra)) if plan.rented else []:
+        if not has_account(cloud, user_home or Path.home(), os.environ):
+            raise no_account(cloud)
+
+
+def _on_own_gpus(settings: Settings, plan: Plan, say: Callable[[str], None], only_shown: bool) -> Plan:
+    """The plan with the memory of this computer's own GPUs. One that is `only_shown` may do without any."""
+    assert plan.own is not None
+    try:
+        chosen = own_gpus.choose(replace(plan.own, model_bytes=None).needs("cuda"), os.environ)
+        smallest = min(chosen, key=lambda gpu: gpu.memory_bytes or 0)
+        memory, remark = fitting.of(settings, plan.own, smallest.name, smallest.memory_bytes)
+        if memory is None:
+            own_gpus.choose(plan.own.needs("cuda"), os.environ)  # the weights alone, then
+    except PreflightError as error:
+        if not only_shown:
+            raise
+        say(f"a run would be refused here: {error.why}")
+        return replace(
+            plan, own=replace(plan.own, without_memory="not known: no GPU of this computer will do")
+        )
+    if remark:
+        say(remark)
+    return replace(plan, own=replace(plan.own, memory=memory))
+
+
+def _look(
+    settings: Settings, gpus: str, say: Callable[[str], None], only_shown: bool
+) -> tuple[Settings, Market]:
+    """The prices at hand, and the settings with the places they are for."""
+    from launcher.backends.skypilot import price_snapshot, prices
+
+    asked = tuple(settings.infra)
+    if not prices.at_hand(Path.home()) and not OWN & {place.partition("/")[0] for place in asked}:
+        refuse_unknown(settings)
+    infra = prices.places_to_show(asked) if only_shown else prices.places(asked)
+    if not infra:
+        infra = asked or price_snapshot.clouds()
+        return replace(settings, infra=infra), price_snapshot.market(*gpus_of(gpus), infra)
+    say("reading SkyPilot's price catalogs")
+    return replace(settings, infra=infra), prices.market(*gpus_of(gpus), infra)
+
+
+def _remarks(settings: Settings, market: Market) -> list[str]:
+    """What should be known of these prices: what has none, and how old they are."""
+    gpus = settings.gpus or ""
+    if market.snapshot_of is not None:
+        cloud = market.offers[0].infra.partition("/")[0]
+        needed = "there are no price catalogs on this computer, and a run needs one"
+        return [f"{needed}: {plan_again(settings, gpus, cloud)} --refresh"]
+    missing = [
+        f"{cloud} is left out, for its prices are not here: {plan_again(settings, gpus, cloud)} --refresh"
+        for cloud in market.without_prices
+    ]
+    days = 0 if market.as_of is None else int((time.time() - market.as_of) / 86400)
+    old = f"these prices are {days} days old: {plan_again(settings, gpus)} --refresh  # fetches newer ones"
+    return [*missing, *([old] if days > _OLD_DAYS else [])]

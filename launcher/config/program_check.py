@@ -1,0 +1,152 @@
+"""Whether the Python of a program can read it and finds what it imports, before anything is paid for.
+
+That Python itself is asked, with the words, the folder and the environment that the program will have:
+`asked_python.py` is what it runs. Only a file that is given to a Python is looked at (`python my.py`); of
+`-m`, `-c`, `uv run`, a shell's script, a notebook nothing is known, and nothing is said. What is certain to
+fail is refused, what only seems so is a line. Nothing of the program is executed.
+Neighbours: `checking.py` asks; `preflight.py` has looked whether the program is there at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import PreflightError
+from launcher.config import asked_python
+from launcher.records import endpoint
+
+# A Python that has not answered by then is asked no more, and nothing is said.
+BOUND_SECONDS = 1.0
+_PYTHON = re.compile(r"python[\d.]*t?")
+# Options that another run of the same Python takes as well; some have a word of their own.
+_OPTIONS = re.compile(r"-[bBdEIOPqsu]+|-[WX].+")
+_WITH_A_WORD = ("-W", "-X")
+# Its imports come out of the library alone, whatever lies in the user's folders.
+_BEGIN = (
+    "import os, sys; path = sys.path[:]; sys.path[:] = [os.path.dirname(os.__file__)];"
+    " names = {'__name__': 'asked_python'}; exec(sys.argv[1], names); names['main'](path, sys.argv[2])"
+)
+# A script in a Python's place may choose another one by the words after it; pyenv's looks at none of them.
+_PYENV = 'exec "$program" "$@"'
+_PYENV_THAT_LOOKS = "PYENV_FILE_ARG"
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A file given to a Python: the words before it, the file as it was typed, its folder and environment."""
+
+    python: tuple[str, ...]
+    script: str
+    folder: Path
+    environ: Mapping[str, str]
+
+
+def check(
+    command: Sequence[str],
+    folder: Path | None,
+    environ: Mapping[str, str],
+    *,
+    arbor: bool = False,
+    bound_seconds: float | None = None,
+) -> str | None:
+    """A line about what may be missing, None where nothing is known to be. `environ`: this process's.
+
+    Raises PreflightError where the file is no program to its Python, or imports first of all what is not
+    there.
+    """
+    if arbor:
+        environ = {**environ, **endpoint.arbors_path(environ)}
+    started = _started(command, folder or Path.cwd(), environ)
+    bound_seconds = BOUND_SECONDS if bound_seconds is None else bound_seconds
+    said = _ask(started, bound_seconds) if started is not None else None
+    if started is None or said is None:
+        return None
+    python = f"{started.python[0]} ({said['version']})"
+    if syntax := said.get("syntax"):
+        line, what = syntax
+        raise PreflightError(
+            f"cannot run {started.script}",
+            f"line {line} is no Python to {python}: {what}",
+            shlex.join((started.python[0], "-m", "py_compile", started.script)),
+        )
+    if (missing := said.get("missing")) is None:
+        return None
+    name, line, sure = missing
+    if sure == asked_python.CERTAIN:
+        why = f"line {line} imports {name}, which {python} does not find"
+        raise PreflightError(f"cannot run {started.script}", why, _elsewhere(started, name, bound_seconds))
+    if sure == asked_python.UNKNOWN:
+        return None
+    return f"{started.script} imports {name} in line {line}, and {python} finds no {name} now"
+
+
+def _started(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> _Started | None:
+    """The program as a file for a Python that can be asked, where its words say that it is one."""
+    if not command or not _PYTHON.fullmatch(Path(command[0]).name):
+        return None
+    at = 1
+    while at < len(command) and (command[at] in _WITH_A_WORD or _OPTIONS.fullmatch(command[at])):
+        at += 2 if command[at] in _WITH_A_WORD else 1
+    script = command[at] if at < len(command) else ""
+    if not script.endswith(".py") or not (folder / script).is_file() or not _is_itself(command[0], folder):
+        return None
+    if zipfile.is_zipfile(folder / script):  # a Python runs it as it is, and its text is in it
+        return None
+    return _Started(tuple(command[:at]), script, folder, environ)
+
+
+def _is_itself(python: str, folder: Path) -> bool:
+    """Whether this is a Python, and no script that chooses one by the words that follow."""
+    found = shutil.which(str(folder / python) if os.sep in python else python)
+    try:
+        text = Path(found or "").read_bytes()[:4096]
+    except OSError:
+        return False
+    is_pyenv = _PYENV.encode() in text and _PYENV_THAT_LOOKS.encode() not in text
+    return not text.startswith(b"#!") or is_pyenv
+
+
+def _ask(started: _Started, bound_seconds: float) -> dict[str, Any] | None:
+    """What its Python says of the program; None where it does not say it in time."""
+    text = Path(asked_python.__file__).read_text()
+    try:
+        done = subprocess.run(
+            [*started.python, "-c", _BEGIN, text, started.script],
+            cwd=started.folder,
+            env=dict(started.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=bound_seconds,
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith(asked_python.MARK)]
+        return ast.literal_eval(lines[-1].removeprefix(asked_python.MARK)) if lines else None
+    except (OSError, ValueError, SyntaxError, subprocess.SubprocessError):
+        return None
+
+
+def _elsewhere(started: _Started, name: str, bound_seconds: float) -> str:
+    """A command that shows a Python which has it, where one is near; else that this one has not."""
+    for python in (started.folder / ".venv" / "bin" / "python", Path(sys.executable)):
+        if not python.is_file():
+            continue
+        said = _ask(replace(started, python=(str(python),)), bound_seconds / 2)
+        if said is not None and (said.get("missing") or ("",))[0] != name and "syntax" not in said:
+            return f"{_importing(str(python), name)}  # it is there: name this Python after --"
+    return f"{_importing(started.python[0], name)}  # install it there, or name a Python that has it"
+
+
+def _importing(python: str, name: str) -> str:
+    return shlex.join((python, "-c", f"import {name}"))

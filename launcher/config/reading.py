@@ -1,0 +1,49 @@
+"""What was asked, as one value: the settings of every source, the command, the run that is taken up.
+
+Neighbours: `setting_sources.py` reads the sources, `earlier_run.py` has what a run that is taken up was begun
+with; `checking.py` is next. Only reads: nothing is checked against this computer, ended or started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.base.home import Home
+from launcher.config import earlier_run, setting_sources
+from launcher.records.records import RecordStore, RunRecord
+from launcher.types.settings import Settings
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Without a `command` the endpoint is held. `folder`: where the command runs, None for this one.
+    `earlier`: the record of the run that is taken up, None for a new run."""
+
+    settings: Settings
+    command: tuple[str, ...] = ()
+    folder: Path | None = None
+    earlier: RunRecord | None = None
+
+
+def read(
+    flags: Mapping[str, Any],
+    sets: tuple[str, ...],
+    env_file: Path | None,
+    command: tuple[str, ...],
+    home: Home,
+) -> Asked:
+    """The flag `resume` names a run that is taken up: its record's values hold unless they are given anew.
+
+    Raises LaunchError for what cannot be read, contradicts itself, or would make another policy of that run.
+    """
+    settings = setting_sources.load(flags, sets, env_file, home=home)
+    if flags.get("resume") is None:
+        return Asked(settings, command)
+    earlier = earlier_run.find(RecordStore(home), flags["resume"])
+    settings = earlier_run.settings(settings, earlier)
+    if command or not earlier.command:
+        return Asked(settings, command, None, earlier)
+    return Asked(settings, earlier.command, earlier_run.folder_of(earlier), earlier)

@@ -1,0 +1,340 @@
+"""Every setting of a run, each with where it came from.
+
+Flags > `LAUNCH_*` > `.env` > `launch.toml` > the user's `config.toml` > defaults. An unknown key is an error.
+Neighbours: `main.py` hands in the flags, `settings.py` has our keys, `runtime_config.py` the runtime's own.
+Knows nothing of printing or of how a run is made.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.base import credentials
+from launcher.base.errors import ConfigError, LaunchError, PreflightError, UsageError
+from launcher.base.home import Home
+from launcher.base.suggestions import suggestion
+from launcher.types.settings import SETTINGS, TINY_MODEL, Setting, Settings, Value, variable_of
+
+if TYPE_CHECKING:
+    from launcher.types.adapter import Adapter
+
+# LAUNCH_* names that are not settings: ours to read, or what a run tells its program.
+_NOT_SETTINGS = frozenset(
+    {
+        "LAUNCH_HOME",
+        "LAUNCH_FAILPOINT",
+        "LAUNCH_BASE_URL",
+        "LAUNCH_API_KEY",
+        "LAUNCH_RUN_DIR",
+        "LAUNCH_RUN_ID",
+        "LAUNCH_PROGRAM",
+        "LAUNCH_PATIENCE_SECONDS",
+    }
+)
+_ENVIRONMENT = "the environment"
+# A foreign LAUNCH_X in the environment is nobody's mistake; one this close to a setting's name is.
+_TYPO = 0.8
+# Of two keys' last words: `lerning_rate` is `learning_rate`, `init_adapter` is nothing.
+_ALIKE = 0.7
+# What other trainers call our settings.
+_ALIASES = {
+    "lr": "learning_rate",
+    "beta": "kl_beta",
+    "kl_coef": "kl_beta",
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+    "loss_type": "loss",
+    "max_seq_len": "max_model_len",
+    "max_length": "max_model_len",
+    "gpu_memory_utilization": "memory_fraction",
+    "r": "rank",
+    "lora_rank": "rank",
+    "lora_alpha": "alpha",
+    "torch_dtype": "dtype",
+}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One source: raw values by key, how to name the place of a key, and what its errors are."""
+
+    values: dict[str, Any]
+    place: Callable[[str], str]
+    error: type[LaunchError]
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    sets: tuple[str, ...] = (),
+    env_file: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    home: Home | None = None,
+) -> Settings:
+    """All sources merged. `flags` by key, None where not given; `sets` as `key=value` texts.
+
+    Raises UsageError for a flag, ConfigError for a file or the environment.
+    """
+    environ = os.environ if environ is None else environ
+    folder = _this_folder() if folder is None else folder
+    home = Home.find() if home is None else home
+    from launcher.config import runtime_config  # pydantic: 0.25 s that help and status do without
+
+    runtime_defaults = runtime_config.defaults()
+    known = [*SETTINGS, *runtime_defaults]
+    read = credentials.read_dotenv(env_file, folder)
+    dotenv = read.variables
+    layers = [
+        _flag_layer(flags or {}),
+        _set_layer(sets, list(runtime_defaults)),
+        _environment_layer(environ, known, _inside_a_run(environ)),
+        _dotenv_layer(dotenv, known, env_file),
+        _toml_layer(folder / "launch.toml", "launch.toml", known),
+        _toml_layer(home.user_config, str(home.user_config), known),
+    ]
+    values = {key: _resolve(setting, layers) for key, setting in SETTINGS.items()}
+    from launcher.config import starting_point
+    from launcher.models import adapter_folder
+
+    if (flags or {}).get("from") is not None:
+        values["model"] = starting_point.of(flags or {}, home)
+    model = values["model"].value
+    adapter = adapter_folder.of(model)
+    if adapter is not None:
+        layers.append(_adapter_layer(model, adapter))
+    if (adapter.base if adapter else model) == TINY_MODEL:
+        layers.append(_toml_layer(_tiny_settings(), "the built-in model", known))
+    overrides = _overrides(layers, runtime_defaults, values)
+    return Settings(
+        model=adapter.base if adapter else model,
+        adapter=adapter,
+        name=values["name"].value,
+        gpus=values["gpus"].value,
+        infra=values["infra"].value,
+        train_gpus=values["train_gpus"].value,
+        infer_gpus=values["infer_gpus"].value,
+        disk_gb=values["disk"].value,
+        max_seconds=values["max"].value,
+        lease_seconds=values["lease"].value,
+        idle_seconds=values["idle"].value,
+        grace_seconds=values["grace"].value,
+        copy_rate=values["copy_rate"].value,
+        budget=values["budget"].value,
+        max_price=values["max_price"].value,
+        port=values["port"].value,
+        openai_env=values["openai_env"].value,
+        arbor=values["arbor"].value,
+        art=values["art"].value,
+        keep_output=values["keep_output"].value,
+        wandb=values["wandb"].value,
+        yes=values["yes"].value,
+        runtime=overrides,
+        values=values,
+        secrets=_secrets(environ, dotenv, env_file),
+        warnings=read.warnings,
+    )
+
+
+# ------------------------------------------------------------------ the sources
+
+
+def _this_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise PreflightError(
+            "this folder is gone", "it was removed or moved since you entered it", "cd ~"
+        ) from None
+
+
+def _flag_layer(flags: Mapping[str, Any]) -> _Layer:
+    given = {key: value for key, value in flags.items() if value is not None}
+    return _Layer(given, lambda key: "--" + key.replace("_", "-"), UsageError)
+
+
+def _set_layer(sets: tuple[str, ...], known: list[str]) -> _Layer:
+    values: dict[str, Any] = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(
+                f"--set {text}: no value",
+                "a setting is given as KEY=VALUE",
+                f"launch --set {key}=VALUE  # `launch config` lists the keys",
+            )
+        if key in SETTINGS:
+            option = "--" + key.replace("_", "-")
+            what = f"--set {key}: this setting has its own option"
+            raise UsageError(what, f"use {option}", f"launch {option} {value}")
+        _known_or_raise(key, f"--set {key}", known, UsageError, "launch --set {}=" + value)
+        values[key] = value
+    return _Layer(values, lambda key: f"--set {key}", UsageError)
+
+
+def _environment_layer(environ: Mapping[str, str], known: list[str], inside_a_run: bool) -> _Layer:
+    values = _from_variables(environ, known, _ENVIRONMENT)
+    if inside_a_run:
+        # There LAUNCH_MODEL tells the program what to ask the endpoint for.
+        values.pop("model", None)
+    return _Layer(values, variable_of, ConfigError)
+
+
+def _dotenv_layer(dotenv: Mapping[str, str], known: list[str], env_file: Path | None) -> _Layer:
+    name = str(env_file) if env_file else ".env"
+    return _Layer(
+        _from_variables(dotenv, known, name), lambda key: f"{name}: {variable_of(key)}", ConfigError
+    )
+
+
+def _toml_layer(path: Path, name: str, known: list[str]) -> _Layer:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        table = {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} cannot be read", str(error), f"correct {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read", error.strerror, f"ls -l {path}") from None
+    values = _flatten("", table)
+    for key in values:
+        _known_or_raise(key, f"{name}: {key}", known, ConfigError, f"in {path}: {{}} = …")
+    return _Layer(values, lambda _key: name, ConfigError)
+
+
+def _adapter_layer(model: str, adapter: Adapter) -> _Layer:
+    """An adapter can only be trained on as what it is, so that is what the run takes."""
+    values: dict[str, Any] = {
+        "train.lora.rank": adapter.rank,
+        "train.lora.alpha": adapter.alpha,
+        "train.lora.use_rslora": adapter.use_rslora,
+    }
+    if adapter.target_modules:
+        values["train.lora.target_modules"] = adapter.target_modules
+    return _Layer(values, lambda key: f"{key} of the adapter {model}", ConfigError)
+
+
+def _tiny_settings() -> Path:
+    """What the embedded model learns with; it comes with the model."""
+    import runtime
+
+    return Path(runtime.__file__).parent / "tiny" / "settings.toml"
+
+
+def _secrets(
+    environ: Mapping[str, str], dotenv: Mapping[str, str], env_file: Path | None
+) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for name in credentials.SECRETS:
+        if environ.get(name):
+            found[name] = Value(environ[name], _ENVIRONMENT)
+        elif dotenv.get(name):
+            found[name] = Value(dotenv[name], str(env_file) if env_file else ".env")
+    return found
+
+
+# ------------------------------------------------------------------ keys and values
+
+
+def _from_variables(variables: Mapping[str, str], known: list[str], place: str) -> dict[str, Any]:
+    """The LAUNCH_* settings among `variables`; an empty one counts as not set."""
+    by_variable = {variable_of(key): key for key in known}
+    values: dict[str, Any] = {}
+    for name, value in variables.items():
+        if not name.startswith("LAUNCH_") or name in _NOT_SETTINGS or not value:
+            continue
+        if name in by_variable:
+            values[by_variable[name]] = value
+        elif meant := suggestion(name, by_variable, _TYPO):
+            why = f"did you mean {meant}?"
+            here = f"unset {name}; export {meant}={shlex.quote(value)}"
+            hint = here if place == _ENVIRONMENT else f"in {place}: {meant} in the place of {name}"
+            raise ConfigError(f"{name} in {place}: no such setting", why, hint)
+    return values
+
+
+def _known_or_raise(key: str, place: str, known: list[str], error: type[LaunchError], hint: str) -> None:
+    if key in known:
+        return
+    from launcher.config.runtime_config import OURS
+
+    if key in OURS:
+        raise error(f"{place}: launch sets this itself", "it depends on the options", "launch config")
+    full = _meant(key, known)
+    raise error(
+        f"{place}: no such setting",
+        f"did you mean {full}?" if full else "`launch config` lists every key",
+        hint.format(full) if full else "launch config",
+    )
+
+
+def _meant(key: str, known: list[str]) -> str | None:
+    """The key somebody meant. Its last word decides, for people leave the room out or take another one, and a
+    long room makes two keys alike that have nothing in common."""
+    last = key.rpartition(".")[2]
+    last = _ALIASES.get(last, last)
+    by_word = {name.rpartition(".")[2]: name for name in known}
+    word = last if last in by_word else suggestion(last, by_word, _ALIKE)
+    return by_word[word] if word else None
+
+
+def _resolve(setting: Setting, layers: list[_Layer]) -> Value:
+    for layer in layers:
+        if setting.key in layer.values:
+            raw, place = layer.values[setting.key], layer.place(setting.key)
+            try:
+                return Value(setting.parse(raw), place)
+            except ValueError as reason:
+                raise layer.error(f"{place}: {raw!r} is not valid", str(reason), "launch --help") from None
+    return Value(setting.default, "default")
+
+
+def _check_runtime(overrides: Mapping[str, Any], layers: list[_Layer]) -> None:
+    """Refuse values the runtime would refuse, alone or beside one another, naming who said it."""
+    from launcher.config import runtime_config
+
+    try:
+        runtime_config.of_user(dict(overrides))
+    except runtime_config.InvalidSettingError as invalid:
+        key = invalid.key
+        layer = next(layer for layer in layers if key in layer.values)
+        place = layer.place(key)
+        name = place if key in place else f"{place}: {key}"
+        said = f"{name}: {overrides[key]!r} is not valid"
+        raise layer.error(said, invalid.reason, "launch config") from None
+
+
+def _overrides(layers: list[_Layer], defaults: Mapping[str, Any], values: dict[str, Value]) -> dict[str, Any]:
+    """The runtime's keys that someone set; every one of its keys is added to `values` with its source."""
+    overrides: dict[str, Any] = {}
+    for key, default in defaults.items():
+        layer = next((layer for layer in layers if key in layer.values), None)
+        if layer is None:
+            values[key] = Value(default, "default")
+            continue
+        overrides[key] = _none_or(layer.values[key])
+        values[key] = Value(overrides[key], layer.place(key))
+    _check_runtime(overrides, layers)
+    return overrides
+
+
+def _inside_a_run(environ: Mapping[str, str]) -> bool:
+    return bool(environ.get("LAUNCH_RUN_ID"))
+
+
+def _none_or(value: Any) -> Any:
+    return None if isinstance(value, str) and value.lower() == "none" else value
+
+
+def _flatten(prefix: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        keys.update(_flatten(f"{key}.", value) if isinstance(value, dict) else {key: value})
+    return keys

@@ -1,0 +1,54 @@
+"""Asking a person before money is spent or something is removed.
+
+Neighbours: `agreement.py` asks before GPUs are rented, `ending_verbs.py` before `gc` removes,
+`rented_run.py` once and for all whether plain ssh may find runs. Without a terminal nobody is ever asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from launcher.base import atomic
+from launcher.console.output import Output
+
+_ANSWERS = "answers.json"
+
+
+def somebody_is_here() -> bool:
+    """Whether a question would be seen and could be answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def can_ask(output: Output) -> bool:
+    """With `--json` a program is reading, which answers no questions."""
+    return not output.as_json and somebody_is_here()
+
+
+def agreed(output: Output, question: str) -> bool:
+    """The answer; no without one."""
+    output.note(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def remembered(data: Path, question: str) -> bool | None:
+    """What was answered to `question` before; None when it was never asked. `data` is the home's folder."""
+    try:
+        answer = json.loads((data / _ANSWERS).read_text()).get(question)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return answer if isinstance(answer, bool) else None
+
+
+def remember(data: Path, question: str, answer: bool) -> None:
+    """Not to be asked again. Where it cannot be written, it will be."""
+    with contextlib.suppress(OSError):
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = data / _ANSWERS
+        try:
+            answers = json.loads(path.read_text())
+        except (OSError, ValueError):
+            answers = {}
+        atomic.write(path, json.dumps({**answers, question: answer}, indent=1) + "\n")

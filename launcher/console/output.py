@@ -1,0 +1,323 @@
+"""The only place that prints: for people (a live line on a terminal, else plain lines) or as JSON.
+
+stdout is the result, stderr everything else. With `--json` stdout has one object a line, each with "schema".
+Much of it is said by machines and models: nothing of that acts on the terminal (`base/harmless.py`).
+Neighbours: `run.py` and the verbs of `main.py` say what happens; `terminal.py` draws the live line;
+`log.py` keeps a copy of everything said. Knows nothing of how things are done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from launcher.base import harmless
+from launcher.base.errors import JobFailed, LaunchError, NotStarted
+from launcher.base.log import LOGGER, REDACTOR, log_path
+from launcher.base.units import format_duration, format_money
+from launcher.console.terminal import StatusLine
+
+SCHEMA = 1
+_RED, _YELLOW, _DIM, _BOLD, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+_REDRAW_SECONDS = 0.5
+# Without a terminal a long phase says once in a while that it is still at it, and a run where it stands.
+QUIET_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Live:
+    """What the live line shows of a running run; None where it is not known yet."""
+
+    name: str
+    up_seconds: float
+    cost: float
+    budget: float | None = None
+    step: int | None = None
+    reward: float | None = None
+    tunnel_ms: float | None = None
+    lease_left_seconds: float | None = None
+    trouble: str | None = None
+    # What a person is asked to do; nothing else is worth the room then.
+    waits_for: str | None = None
+
+    def line(self) -> str:
+        """name · up time · $ of budget · step · reward · tunnel ms · lease left."""
+        money = format_money(self.cost) + (f" of {format_money(self.budget)}" if self.budget else "")
+        parts = [self.name, f"up {format_duration(self.up_seconds)}", money]
+        if self.waits_for and not self.trouble:
+            return " · ".join([*parts, self.waits_for])
+        parts.append("step -" if self.step is None else f"step {self.step}")
+        parts.append("reward -" if self.reward is None else f"reward {self.reward:.3g}")
+        parts.append("tunnel -" if self.tunnel_ms is None else f"tunnel {self.tunnel_ms:.0f} ms")
+        left = self.lease_left_seconds
+        # Renewed all the time, so its seconds matter only when it is nearly over.
+        rounded = left if left is None or left < 120 else left // 60 * 60
+        parts.append("lease -" if rounded is None else f"lease {format_duration(rounded)} left")
+        if self.trouble:
+            parts.append(self.trouble)
+        return " · ".join(parts)
+
+
+class Output:
+    """Says things in one of three ways. `as_json` wins over `plain`; a terminal gets the live line."""
+
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        plain: bool = False,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        self.as_json = as_json
+        self._stdout = stdout or sys.stdout
+        self._stderr = stderr or sys.stderr
+        terminal = self._stderr.isatty() and environ.get("TERM") != "dumb"
+        self._colour = not environ.get("NO_COLOR") and (bool(environ.get("FORCE_COLOR")) or terminal)
+        self._line = StatusLine(self._stderr) if terminal and not plain and not as_json else None
+        if self._line:
+            self._line.draw("")  # over main.py's first words
+        self._last_status: tuple[float, int | None, str | None] | None = None
+
+    # -------------------------------------------------------------- verbs
+
+    def result(self, data: Mapping[str, Any], text: str) -> None:
+        """The answer of a verb: `data` as one object, or `text`."""
+        if self.as_json:
+            self._object(data)
+        elif text:
+            self._print(self._stdout, harmless.text(text))
+
+    def note(self, text: str) -> None:
+        """Beside the answer of a verb: a line on stderr, whatever stdout has."""
+        LOGGER.info("%s", text)
+        self._say(text)
+
+    @contextlib.contextmanager
+    def log(self) -> Iterator[Callable[[str], None]]:
+        """A log, to stdout; yields what takes its pieces."""
+        shown = harmless.LogStream()
+
+        def write(text: str) -> None:
+            with contextlib.suppress(OSError):
+                self._stdout.write(text)
+                self._stdout.flush()
+
+        try:
+            yield lambda piece: write(shown.hear(piece))
+        finally:
+            write(shown.end())
+
+    def error(self, error: LaunchError, **fields: Any) -> None:
+        """What failed, why, what to do; and where the log is, if there is one. Above it what was said last by
+        what failed, where nobody has seen it."""
+        path = log_path()
+        LOGGER.error("%s: %s (%s)", type(error).__name__, error.message, error.why)
+        if self.as_json:
+            self._object(
+                {"event": "error", "error": error.to_dict(), "log": str(path) if path else None, **fields}
+            )
+        self.release_terminal()
+        last = error.last_lines if isinstance(error, JobFailed | NotStarted) else []
+        for line in last:
+            LOGGER.info("| %s", line)
+        lines = [self._styled(_DIM, f"  | {harmless.line(line)}") for line in last]
+        lines.append(self._styled(_RED + _BOLD, f"Error: {harmless.line(error.message)}"))
+        lines += [f"  {harmless.text(line)}" for line in (error.why or "").splitlines()]
+        if error.hint:
+            lines.append(f"Hint: {harmless.line(error.hint)}")
+        if path:
+            lines.append(self._styled(_DIM, f"Log: {path}"))
+        self._print(self._stderr, REDACTOR.clean("\n".join(lines)))
+
+    def traceback(self, *, show: bool) -> None:
+        """The exception being handled: always in the log, on stderr when it was asked for."""
+        LOGGER.debug("traceback", exc_info=True)
+        if show:
+            import traceback
+
+            self._print(self._stderr, harmless.text(REDACTOR.clean(traceback.format_exc())))
+
+    # -------------------------------------------------------------- a run
+
+    def event(self, event: str, line: str | None = None, /, **fields: Any) -> None:
+        """Something happened: an object for `--json`, a line for people where there is one."""
+        LOGGER.info("%s", line or f"{event} {fields}")
+        if self.as_json:
+            self._object({"event": event, **fields})
+        elif line is not None:
+            self._say(line)
+
+    def warn(self, text: str) -> None:
+        """Something is wrong and the run goes on."""
+        LOGGER.warning("%s", text)
+        if self.as_json:
+            self._object({"event": "warning", "text": text})
+        else:
+            self._say(text, _YELLOW)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, usual_seconds: float | None = None) -> Iterator[Callable[[str], None]]:
+        """One phase of a run, timed; yields what takes its progress, a line at a time."""
+        begun = time.monotonic()
+        LOGGER.info("%s begins", name)
+        if self.as_json:
+            self._object({"event": "phase", "phase": name, "state": "begin", "usual_seconds": usual_seconds})
+        known = usual_seconds is not None and usual_seconds >= 1
+        usual = f" (usually {format_duration(usual_seconds or 0)})" if known else ""
+        detail = ""
+
+        def text() -> str:
+            shown = f"  {name:<9} {format_duration(time.monotonic() - begun)}{usual}"
+            return f"{shown} · {detail}" if detail else shown
+
+        def progress(line: str) -> None:
+            nonlocal detail
+            LOGGER.info("%s: %s", name, line)
+            detail = line
+            self._draw(text())
+
+        state = "broken off"
+        try:
+            with self._ticking(text, lambda: self._say_waiting(name, time.monotonic() - begun, detail)):
+                yield progress
+            state = "end"
+        finally:
+            seconds = time.monotonic() - begun
+            LOGGER.info("%s %s after %.2f s", name, state, seconds)
+            if self.as_json:
+                self._object({"event": "phase", "phase": name, "state": state, "seconds": round(seconds, 3)})
+            else:
+                how = usual if state == "end" else ", interrupted"
+                self._say(f"  {name:<9} {format_duration(seconds)}{how}")
+
+    @contextlib.contextmanager
+    def busy(self, what: str, detail: str = "") -> Iterator[Callable[[str], None]]:
+        """A verb is at something that may take long: a live line; without a terminal, a line on stderr each
+        QUIET_SECONDS. Yields what takes its progress; stdout has the answer alone."""
+        begun = time.monotonic()
+
+        def text() -> str:
+            shown = f"{what}, {format_duration(time.monotonic() - begun)}"
+            return f"{shown} · {detail}" if detail else shown
+
+        def progress(line: str) -> None:
+            nonlocal detail
+            detail = line
+
+        with self._ticking(text, lambda: self.note(text())):
+            yield progress
+
+    @contextlib.contextmanager
+    def shared_terminal(self, shared: bool) -> Iterator[None]:
+        """While a program may write to our terminal, the live line stands apart on its last row."""
+        if self._line and shared:
+            self._line.pin()
+        try:
+            yield
+        finally:
+            self.release_terminal()
+
+    def live(self, live: Live) -> None:
+        """Where the run stands. Without a terminal: at a new step or trouble, else now and then."""
+        if self._line:
+            self._draw(live.line(), _YELLOW if live.trouble else _DIM)
+            return
+        now = time.monotonic()
+        if self._last_status is not None:
+            then, step, trouble = self._last_status
+            if now - then < QUIET_SECONDS and (step, trouble) == (live.step, live.trouble):
+                return
+        self._last_status = (now, live.step, live.trouble)
+        self.event("status", live.line(), **asdict(live))
+
+    def release_terminal(self) -> None:
+        """Remove the live line."""
+        if self._line:
+            self._line.clear()
+
+    def say_at_once(self, text: str) -> None:
+        """A line from a signal handler: it waits for no lock and goes round the stream's own buffer."""
+        sequence = self._line.fresh_row() if self._line else ""
+        with contextlib.suppress(OSError, ValueError):
+            os.write(self._stderr.fileno(), f"{sequence}{text}\n".encode(errors="replace"))
+
+    def claim_stdout(self) -> None:
+        """With `--json`, keep stdout for our objects: what a program or a library prints goes to stderr."""
+        if self.as_json and self._stdout is sys.stdout:
+            sys.stdout.flush()
+            self._stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+            os.dup2(2, 1)
+
+    # -------------------------------------------------------------- how
+
+    @contextlib.contextmanager
+    def _ticking(self, text: Callable[[], str], waiting: Callable[[], None]) -> Iterator[None]:
+        """Redraw while the main thread is busy; without a terminal, a line or object each QUIET_SECONDS."""
+        over = threading.Event()
+
+        def tick() -> None:
+            while not over.wait(_REDRAW_SECONDS if self._line else QUIET_SECONDS):
+                if self._line:
+                    self._draw(text())
+                elif self.as_json:
+                    waiting()
+                else:
+                    self._say(text())
+
+        ticker = threading.Thread(target=tick, name="ticker", daemon=True)
+        self._draw(text())
+        ticker.start()
+        try:
+            yield
+        finally:
+            over.set()
+            ticker.join(1.0)
+            self.release_terminal()
+
+    def _say_waiting(self, phase: str, seconds: float, detail: str) -> None:
+        fields = {"state": "waiting", "seconds": round(seconds, 3), "detail": detail or None}
+        self._object({"event": "phase", "phase": phase, **fields})
+
+    def _draw(self, text: str, style: str = _DIM) -> None:
+        if self._line:
+            self._line.draw(harmless.line(text), self._style(style))
+
+    def _say(self, text: str, style: str = "") -> None:
+        line = self._styled(style, harmless.text(REDACTOR.clean(text)))
+        if self._line:
+            self._line.write(line)
+        else:
+            self._print(self._stderr, line)
+
+    def _object(self, data: Mapping[str, Any]) -> None:
+        text = json.dumps({"schema": SCHEMA, **data}, default=str, ensure_ascii=False)
+        self._print(self._stdout, harmless.in_json(REDACTOR.clean(text)))
+
+    def _print(self, stream: TextIO, text: str) -> None:
+        # A reader or a terminal that went away is no reason to leave a run half-way.
+        with contextlib.suppress(OSError):
+            stream.write(text + "\n")
+            stream.flush()
+
+    def _style(self, sequence: str) -> str:
+        return sequence if self._colour else ""
+
+    def _styled(self, sequence: str, text: str) -> str:
+        return f"{sequence}{text}{_PLAIN}" if sequence and self._colour else text
+
+
+def columns(rows: list[list[str]]) -> str:
+    """Rows as aligned columns; the first row is the heading."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return "\n".join("  ".join(row).rstrip() for row in padded)

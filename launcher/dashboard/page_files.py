@@ -1,0 +1,46 @@
+"""The page's own files: what they are, and what a browser may do with them.
+
+Neighbours: `proxy/page_door.py` serves them, `page_folder.py` copies them. `static/ORIGIN` says where those
+of others are from. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).resolve().parent / "static"
+INDEX = "index.html"
+# In the order that the page loads them; `index.html` names them.
+NAMES = (
+    INDEX, "uPlot.iife.min.js", "uPlot.min.css", "page.css", "loading.js", "shown.js", "drawing.js",
+    "reading.js", "completions.js", "tables.js", "page.js",
+)  # fmt: skip
+LICENCE = "uPlot.LICENSE"
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+# Nothing from elsewhere, nothing inline, no frame around it.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def as_json(value: Any) -> bytes:
+    """A piece of data as the page reads it. Lone surrogates, which no UTF-8 has, become a question mark."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace")
+
+
+def read(name: str) -> bytes:
+    """One of `NAMES`, or the licence."""
+    return (_FOLDER / name).read_bytes()

@@ -1,0 +1,69 @@
+"""A run's page as a folder: plain files that open from a disk, with no server and no network.
+
+    results/page/index.html  page.js …       the page's own files
+    results/page/data/run.js  steps.js       the run's head and its steps
+    results/page/data/step-000007.js         what was said in a step: read when somebody looks at it
+
+A browser lets a page on a disk load scripts, and nothing else, from beside it; so each piece of data is a
+script that hands one value over. Neighbours: `launch open` asks; `run_page.py` has the values.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import PreflightError
+from launcher.dashboard import page_files
+from launcher.dashboard.run_page import RunPage
+
+FOLDER = "page"
+# In `index.html`: that what is beside it is all there is, and that a disk's own files may be loaded.
+_LIVE = '<html lang="en" data-kept="no">'
+_KEPT = '<html lang="en" data-kept="yes">'
+_HEAD = '<meta charset="utf-8">'
+_SELF = "'self'"
+
+
+def write(page: RunPage, results: Path) -> Path:
+    """Make the folder anew; its `index.html`. Whole, or as it was before. Raises PreflightError."""
+    target = results / FOLDER
+    aside, old = results / f".{FOLDER}.new", results / f".{FOLDER}.old"
+    try:
+        for path in (aside, old):
+            shutil.rmtree(path, ignore_errors=True)
+        _fill(page, aside)
+        if target.exists():
+            target.rename(old)
+        aside.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise PreflightError(
+            f"cannot write {target}", error.strerror or str(error), f"df -h {results}"
+        ) from error
+    return target / page_files.INDEX
+
+
+def _fill(page: RunPage, folder: Path) -> None:
+    data = folder / "data"
+    data.mkdir(mode=0o700, parents=True)
+    for name in (*page_files.NAMES, page_files.LICENCE):
+        (folder / name).write_bytes(page_files.read(name))
+    (folder / page_files.INDEX).write_bytes(_kept_index())
+    _hand_over(data, "run", page.head())
+    _hand_over(data, "steps", page.steps(at_once=None))
+    for step in page.steps_said():
+        _hand_over(data, f"step-{step}", page.said(step))
+
+
+def _kept_index() -> bytes:
+    text = page_files.read(page_files.INDEX).decode()
+    policy = page_files.POLICY.replace(_SELF, f"{_SELF} file:").replace("; frame-ancestors 'none'", "")
+    said = f'{_HEAD}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return text.replace(_LIVE, _KEPT, 1).replace(_HEAD, said, 1).encode()
+
+
+def _hand_over(data: Path, name: str, value: Any) -> None:
+    script = b'slipwayData("%b", %b);\n' % (name.encode(), page_files.as_json(value))
+    (data / f"{name}.js").write_bytes(script)

@@ -1,0 +1,107 @@
+"""What was said in a step, as the page reads it: one step at a time, and how old each step's samples were.
+
+Neighbours: `run_page.py` asks, `results/rollout_texts.py` has brought the files home with their secrets
+hidden. Only what is at home is read, never a machine's own file. Nothing here is markup: texts go out as JSON
+strings, and the page shows them as text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.dashboard.page_steps import number
+from launcher.results.rollout_texts import ROLLOUTS
+
+_NAME = re.compile(r"step-(\d{6,12})\.jsonl")
+# A step's file is a tenth of it at most; a larger one is read so far.
+_MOST_BYTES = 8 * 2**20
+_LONGEST_TEXT = 20_000
+_TEXTS = ("group", "rollout", "predictor", "failure", "dropped", "finish_reason", "prompt", "completion")
+_NUMBERS = ("call", "reward", "version", "temperature", "prompt_tokens", "tokens")
+_CUTS = ("prompt_cut", "completion_cut")
+# By one request no more files than these are looked through for the first time: the page asks again.
+AT_ONCE = 40
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Of one step's file. `lag`: how many versions its samples were behind what the step began from, by mean
+    and at most; None where none says its version."""
+
+    stamp: tuple[int, int]
+    lines: int
+    lag_mean: float | None
+    lag_most: float | None
+
+
+class Rollouts:
+    """The files of one run. Used from one thread at a time."""
+
+    def __init__(self, results: Path) -> None:
+        self._folder = results / ROLLOUTS
+        self._digests: dict[int, Digest] = {}
+
+    def stamps(self) -> dict[int, tuple[int, int]]:
+        """By step, what tells a file from the one that was there before."""
+        found = {}
+        try:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
+                    if named := _NAME.fullmatch(entry.name):
+                        it = entry.stat()
+                        found[int(named[1])] = (it.st_mtime_ns, it.st_size)
+        except OSError:
+            return {}
+        return found
+
+    def digests(self, most: int | None = AT_ONCE) -> dict[int, Digest]:
+        """By step; the newest first where not all can be looked through at once."""
+        stamps = self.stamps()
+        self._digests = {step: it for step, it in self._digests.items() if stamps.get(step) == it.stamp}
+        new = sorted(stamps.keys() - self._digests.keys(), reverse=True)
+        for step in new[:most]:
+            self._digests[step] = _digest(step, stamps[step], self.of_step(step))
+        return dict(self._digests)
+
+    def of_step(self, step: int) -> list[dict[str, Any]]:
+        """Its lines, each with the same keys; none where there is no such file."""
+        return list(_lines(self._folder / f"step-{step:06d}.jsonl"))
+
+
+def _digest(step: int, stamp: tuple[int, int], said: list[dict[str, Any]]) -> Digest:
+    begun = step - 1
+    lags = [max(0.0, begun - it["version"]) for it in said if it["version"] is not None]
+    mean, most = (sum(lags) / len(lags), max(lags)) if lags else (None, None)
+    return Digest(stamp, len(said), mean, most)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES)
+    except OSError:
+        return
+    for text in content.splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict):
+            yield {
+                **{name: _text(line.get(name)) for name in _TEXTS},
+                **{name: number(line.get(name)) for name in _NUMBERS},
+                **{name: line.get(name) is True for name in _CUTS},
+            }
+
+
+def _text(value: Any) -> str | None:
+    """Lone surrogates, which no UTF-8 has, become a question mark."""
+    if value is None:
+        return None
+    return str(value)[:_LONGEST_TEXT].encode(errors="replace").decode()

@@ -1,0 +1,162 @@
+"""One run as the page asks for it: its head, its steps, and one step's texts, out of the files at home.
+
+Neighbours: `page_steps.py` and `page_rollouts.py` read, `proxy/page_door.py` serves it while the run lives,
+`page_folder.py` keeps it as a folder. Each answer is a value of JSON. Reads files and the record; what only
+the living runtime and the door know is handed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.dashboard import page_steps
+from launcher.dashboard.page_rollouts import AT_ONCE, Rollouts
+from launcher.records import lives
+from launcher.records.endpoint import RESULTS
+from launcher.records.records import RecordStore, RunRecord
+from launcher.results import durable, report_data, rollout_texts
+
+_JOURNALS = (*durable.JOURNALS, "grpo.jsonl")
+
+
+class RunPage:
+    """What there is to see of one run. Used from one thread at a time."""
+
+    def __init__(self, store: RecordStore, run_id: str) -> None:
+        self._store = store
+        self._id = run_id
+        self._folder = store.folder(run_id)
+        self._rollouts = Rollouts(self._folder / RESULTS)
+        self._read: tuple[str, dict[str, Any]] | None = None
+
+    def head(
+        self, runtime: Mapping[str, Any] | None = None, door: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """All but the steps. `runtime`: what it says of itself; `door`: how the endpoint is doing."""
+        record = self._store.load(self._id)
+        now = time.time()
+        head = {
+            "now": now,
+            "revision": self._revision(record),
+            "run": _run(record, now),
+            "money": _money(record, now),
+            "lease": _lease(record, runtime, now),
+            "standing": self._standing(record),
+            "runtime": _runtime(runtime),
+            "door": None if door is None else dict(door),
+        }
+        return rollout_texts.clean(head)  # a command line may hold what looks like a secret
+
+    def steps(self, at_once: int | None = AT_ONCE) -> dict[str, Any]:
+        """Its steps, validations, proofs; `at_once`: how many files of texts may be looked through for it."""
+        record = self._store.load(self._id)
+        before, revision = len(self._rollouts.digests(0)), self._revision(record)
+        digests = self._rollouts.digests(at_once)
+        if self._read is None or self._read[0] != revision or len(digests) != before:
+            found = page_steps.of_run(self._folder / RESULTS, _machine(record))
+            for row in found["steps"]:
+                digest = digests.get(row["step"])
+                row["said"] = 0 if digest is None else digest.lines
+                row["lag_mean"] = None if digest is None else digest.lag_mean
+                row["lag_most"] = None if digest is None else digest.lag_most
+            self._read = revision, found | {"proofs": rollout_texts.clean(found["proofs"])}
+        waiting = len(self._rollouts.stamps()) > len(digests)
+        return {"revision": revision, "more": waiting, **self._read[1]}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to see of it yet."""
+        found = self.steps(0)
+        return not (found["steps"] or found["validations"] or found["proofs"])
+
+    def said(self, step: int) -> dict[str, Any]:
+        """What was said in one step."""
+        return {"step": step, "lines": self._rollouts.of_step(step)}
+
+    def steps_said(self) -> list[int]:
+        """The steps whose texts are at home."""
+        return sorted(self._rollouts.stamps())
+
+    def _revision(self, record: RunRecord) -> str:
+        """Another one whenever a file has changed that the steps are made of."""
+        digest = hashlib.sha256(repr(sorted(self._rollouts.stamps().items())).encode())
+        for name in _JOURNALS:
+            path = report_data.longer(self._folder / RESULTS, _machine(record), name)
+            try:
+                it = path.stat()
+                digest.update(f"{name} {it.st_mtime_ns} {it.st_size}".encode())
+            except OSError:
+                continue
+        return digest.hexdigest()[:16]
+
+    def _standing(self, record: RunRecord) -> dict[str, Any]:
+        machine = Path(record.machine.get("state_dir") or self._folder / "machine")
+        return durable.standing(machine, self._folder / RESULTS).to_dict()
+
+
+def _machine(record: RunRecord) -> Path | None:
+    """Its machine's folder, where that is on this computer and still written to."""
+    folder = record.machine.get("state_dir") if record.live else None
+    return Path(folder) if folder and record.machine.get("kind") == "local" else None
+
+
+def _run(record: RunRecord, now: float) -> dict[str, Any]:
+    plan, standing = record.details.get("plan") or {}, record.machine.get("standing") or {}
+    where = [standing.get("where") or plan.get("where"), standing.get("instance_type")]
+    return {
+        "id": record.id,
+        "name": record.name,
+        "label": record.name or record.id,
+        "model": str(plan.get("model") or ""),
+        "where": " · ".join(str(it) for it in where if it),
+        "state": record.state,
+        "live": record.live and record.attended,
+        "down": record.proof,
+        "command": " ".join(record.command),
+        "begun": record.life.begun,
+        "ended": record.ended,
+        "seconds": lives.seconds(record.lives, now),
+        "lives": len(record.lives),
+        "exit_code": record.exit_code,
+        "reason": record.reason,
+        "why": record.why,
+        "unpulled": record.unpulled,
+        "url": record.url,
+    }
+
+
+def _money(record: RunRecord, now: float) -> dict[str, Any]:
+    plan, standing = record.details.get("plan") or {}, record.machine.get("standing") or {}
+    return {
+        "per_hour": standing.get("price_per_hour", plan.get("price_per_hour")),
+        "spent": lives.cost(record.lives, now),
+        "at_most": plan.get("cost_at_most"),
+        "budget": plan.get("budget"),
+    }
+
+
+def _lease(record: RunRecord, runtime: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
+    plan = record.details.get("plan") or {}
+    deadline = plan.get("deadline_seconds")
+    return {
+        "seconds": plan.get("lease_seconds"),
+        "left_seconds": (runtime or {}).get("lease_left_seconds"),
+        "deadline_seconds": deadline,
+        "deadline_left_seconds": None if deadline is None else record.life.begun + deadline - now,
+    }
+
+
+def _runtime(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Of what it says, what the page shows."""
+    if said is None:
+        return None
+    children = [
+        {name: child.get(name) for name in ("name", "state", "restarts", "detail")}
+        for child in said.get("children", [])
+    ]
+    shown = {name: said.get(name) for name in ("phase", "model", "step", "version", "steps_queued")}
+    return {**shown, "children": children}

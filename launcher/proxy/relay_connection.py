@@ -1,0 +1,178 @@
+"""One client's connection to the relay: what malformed bytes get, how long it may stay, how it ended.
+
+A connection that never shows the run's token lives for seconds, and there are only so many of them (G30).
+Neighbours: `relay.py` serves through a `DoorServer` and says when a request showed the token;
+`relay_peers.py` knows whose program is at the other end; `relay_forward.py` marks a connection with the
+answer it was handed last. Knows HTTP's framing, nothing of the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+from aiohttp import web
+from aiohttp.http import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+
+from launcher.base.log import LOGGER
+from launcher.proxy import relay_peers, relay_rules
+
+log = LOGGER.getChild("relay")
+
+# A connection that has not shown the token by then is closed, whatever it is doing.
+UNPROVEN_SECONDS = 10.0
+# So many of them at a time; one more costs the oldest. Wider than the queue of a listening socket, so that
+# clients who come all at once, while the relay stood still, are all heard.
+MOST_UNPROVEN = 2048
+_IDLE_SECONDS = 600.0
+# What a refused client still sends is thrown away for so long, so that it can read why.
+_LINGERING_SECONDS = 5.0
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class RelayConnection(web.RequestHandler):
+    """One connection. `answered`: the id of the answer handed over last, until the next request begins."""
+
+    def __init__(self, server: DoorServer, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._door = server
+        self._clock: asyncio.TimerHandle | None = None
+        self._is_malformed = False
+        # Of the request whose head came last.
+        self._body: StreamReader = EMPTY_PAYLOAD
+        self.answered: str | None = None
+
+    @functools.cached_property
+    def is_this_users(self) -> bool:
+        """Whether a program of our own user is at the other end; looked up once, when first asked."""
+        if self.transport is None:
+            return False
+        own, peer = (self.transport.get_extra_info(end) for end in ("sockname", "peername"))
+        return bool(own and peer) and relay_peers.is_this_users(own, peer)
+
+    def prove(self) -> None:
+        """It showed the token, or needs none, or has ended: its time is no longer counted."""
+        self._door.unproven.pop(self, None)
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=0)  # drained means: the kernel has it all
+        self._door.unproven[self] = None
+        self._clock = self._loop.call_later(UNPROVEN_SECONDS / 2, self._age, False)
+        if len(self._door.unproven) > MOST_UNPROVEN:
+            next(iter(self._door.unproven)).abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.prove()
+        if exc is not None and self.answered is not None:
+            self._door.on_reset(self.answered)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_malformed:
+            return  # what follows is nothing; each piece of it would be kept as another error
+        queued = len(self._messages)
+        try:
+            super().data_received(data)
+        except ValueError:  # bytes the parser itself did not expect
+            self.abort()
+        for message, body in itertools.islice(self._messages, queued, None):
+            if isinstance(message, RawRequestMessage):
+                self._body = body
+                continue
+            self._is_malformed = True
+            if not self._body.is_eof():  # its reader would wait for the rest
+                self._body.set_exception(web.RequestPayloadError("malformed"))
+
+    def abort(self) -> None:
+        """Close it now, whatever was not sent yet."""
+        self.prove()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to bytes that are no request, and to a bug of ours; `message` may hold those bytes."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun")
+        if status >= 500:
+            log.error("the relay failed on a request", exc_info=exc)
+            return relay_rules.error(500, "the relay failed on this request", "relay_failed", closes=True)
+        self._door.on_malformed()
+        return relay_rules.error(400, "this is not a well-formed HTTP request", "bad_request", closes=True)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Into the run's log, by its type alone: what it says may be a client's bytes."""
+        log.warning("a connection ended by %s", type(kw.get("exc_info")).__name__)
+
+    def _age(self, is_old: bool) -> None:
+        """In two turns: after this computer slept, what was sent meanwhile is read between them."""
+        if is_old:
+            self.abort()
+        else:
+            self._clock = self._loop.call_later(UNPROVEN_SECONDS / 2, self._age, True)
+
+
+class DoorServer(web.Server):
+    """Makes the connections. `on_reset(id)`: a connection broke after that answer, before another request."""
+
+    def __init__(
+        self, handler: Handler, on_malformed: Callable[[], None], on_reset: Callable[[str], None]
+    ) -> None:
+        # A client that hangs up cancels its handler, which closes the connection to the gateway.
+        super().__init__(
+            handler,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=_IDLE_SECONDS,
+            lingering_time=_LINGERING_SECONDS,
+            logger=log,
+        )
+        self.on_malformed = on_malformed
+        self.on_reset = on_reset
+        # In the order they came.
+        self.unproven: dict[RelayConnection, None] = {}
+
+    def __call__(self) -> RelayConnection:
+        return RelayConnection(self, loop=self._loop, **self._kwargs)
+
+
+def look(transport: asyncio.BaseTransport | None) -> Literal["open", "closed", "reset"]:
+    """What the other end has done, as far as the kernel knows now; "reset" also where the connection is over.
+
+    The event loop may not have looked yet: after this computer slept, an answer and its program's hanging up
+    arrive together. An end that closes with something unread, or before it came, resets. The kernel says so
+    once: who looks again, the event loop too, finds it closed.
+    """
+    if transport is None or transport.is_closing():
+        return "reset"
+    watched = transport.get_extra_info("socket")
+    # The very descriptor: a copy is refused where no file more may be open. Its kind is said, or it would be
+    # asked for, which some systems refuse of one that was reset.
+    looking = socket.socket(watched.family, watched.type, watched.proto, watched.fileno())
+    try:
+        if looking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # reading says nothing of it after an end
+            return "reset"
+        return "open" if looking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) else "closed"
+    except BlockingIOError:
+        return "open"
+    except OSError:
+        return "reset"
+    finally:
+        looking.detach()

@@ -1,0 +1,164 @@
+"""Where a run's endpoint is and what a program must be told to use it.
+
+Neighbours: `run.py` makes one when the relay listens, `verbs.py` finds it again from a record.
+The token is in a file of its own (0600) in the run's folder, never in the record, and goes with the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.base import patience
+from launcher.base.errors import UsageError
+from launcher.base.log import REDACTOR
+from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
+
+if TYPE_CHECKING:
+    from launcher.types.settings import Settings
+
+_TOKEN_FILE = "token"
+RESULTS = "results"
+# Arbor's, and here that of ART's programs too; the relay takes the next free one when it is taken.
+DEFAULT_PORT = 7453
+SERVED_NAME = "policy"
+# Under `--arbor` first on the program's path; nothing but a package `arbor` is in it, and that is ours.
+ARBORS_PLACE = Path(__file__).resolve().parents[1] / "client" / "arbor" / "on_path"
+_PYTHONPATH = "PYTHONPATH"
+# Of the program that `launch` itself starts; `launch env` does not give it.
+PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
+_PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
+
+
+@dataclass(frozen=True)
+class LocalEndpoint:
+    """A run's door on this computer. `root` is its address without `/v1`. `patience_seconds`: for how long
+    the door itself asks a runtime that does not answer (`patience.py`)."""
+
+    root: str
+    token: str
+    run_id: str
+    run_dir: Path
+    patience_seconds: float
+    openai_env: bool = False
+    arbor: bool = False
+    art: bool = False
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client calls its base URL."""
+        return f"{self.root}/v1"
+
+    def variables(self) -> dict[str, str]:
+        """What the program finds in its environment."""
+        variables = {
+            "LAUNCH_BASE_URL": self.base_url,
+            "LAUNCH_API_KEY": self.token,
+            "LAUNCH_MODEL": SERVED_NAME,
+            "LAUNCH_RUN_DIR": str(self.run_dir),
+            "LAUNCH_RUN_ID": self.run_id,
+            patience.VARIABLE: str(math.ceil(self.patience_seconds)),
+        }
+        if self.openai_env:
+            variables |= {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.token}
+        return variables
+
+    def environ(self, environ: Mapping[str, str], after_step: int = 0) -> dict[str, str]:
+        """The program's whole environment: the user's, the variables, and no proxy before 127.0.0.1.
+
+        `after_step`: the step the run was resumed after, 0 in its first life. By its life a program that is
+        started again knows what an earlier one has left (client/dspy/training_place.py); nobody else's has
+        it. Two lives may be resumed after one step, where the first left the next one to be trained: each
+        has a name of its own.
+        """
+        mixed = {**environ, **self.variables(), RUN_VARIABLE: self.run_id}
+        mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}.{secrets.token_hex(4)}"
+        if self.arbor:
+            mixed |= arbors_path(environ)
+        if any(environ.get(name) for name in _PROXIES):
+            for name in ("no_proxy", "NO_PROXY"):
+                mixed[name] = ",".join(filter(None, [environ.get(name), "127.0.0.1"]))
+        return mixed
+
+    def exports(self, token_file: Path | None = None) -> str:
+        """Lines for a shell; with `token_file` they read the token from there instead of showing it."""
+        lines = []
+        for name, value in self.variables().items():
+            secret = token_file is not None and value == self.token
+            shown = f'"$(cat {shlex.quote(str(token_file))})"' if secret else shlex.quote(value)
+            lines.append(f"export {name}={shown}")
+        if self.arbor:
+            kept = f'"${{{_PYTHONPATH}:+:${_PYTHONPATH}}}"'
+            lines.append(f"export {_PYTHONPATH}={shlex.quote(str(ARBORS_PLACE))}{kept}")
+        return "\n".join(lines)
+
+    @classmethod
+    def of(cls, record: RunRecord, store: RecordStore) -> LocalEndpoint:
+        """The endpoint of a live run. Raises UsageError when it has none (yet, or any more)."""
+        folder = store.folder(record.id)
+        with contextlib.suppress(FileNotFoundError):
+            token = token_file(folder).read_text().strip()
+            REDACTOR.hide([token])
+            if record.url and is_open(record):
+                openai_env = bool(record.details.get("openai_env"))
+                arbor, art = bool(record.details.get("arbor")), bool(record.details.get("art"))
+                waits = patience.of_record(record.details.get("plan") or {})
+                return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env, arbor, art)
+        label = record.name or record.id
+        if record.elsewhere:
+            where = f"it lives on {record.whereabouts}"
+            raise UsageError(f"{label} has no endpoint here", where, f"launch status {label}")
+        raise UsageError(
+            f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"
+        )
+
+
+def arbors_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """What `--arbor` changes of the way a program's Python finds modules: ours is first."""
+    return {_PYTHONPATH: os.pathsep.join(filter(None, [str(ARBORS_PLACE), environ.get(_PYTHONPATH)]))}
+
+
+def wanted_port(settings: Settings) -> int | None:
+    """The one port that will do, None for any: a program for Arbor or ART has its port in its text."""
+    return DEFAULT_PORT if settings.port is None and keyless_by(settings) else settings.port
+
+
+def keyless_by(settings: Settings) -> str | None:
+    """The option by which this user's programs need no key; None where they do."""
+    return "--arbor" if settings.arbor else "--art" if settings.art else None
+
+
+def another_port(port: int, option: str) -> str:
+    """What to type where programs written for another trainer cannot have this one."""
+    if option == "--art":
+        return f"launch --art --port {port + 1}  # and {port + 1} in your program's addresses"
+    return f"launch --arbor --port {port + 1}  # and {port + 1} in your program's addresses"
+
+
+def is_open(record: RunRecord) -> bool:
+    """Whether the run's door can be there: the relay lives in the `launch` process, on its computer."""
+    return record.live and record.launch_alive
+
+
+def token_file(folder: Path) -> Path:
+    """The file of a run's token."""
+    return folder / _TOKEN_FILE
+
+
+def keep_token(folder: Path, token: str) -> None:
+    """Write the token, readable by this user only."""
+    descriptor = os.open(token_file(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(token + "\n")
+
+
+def drop_token(folder: Path) -> None:
+    """Forget the token."""
+    token_file(folder).unlink(missing_ok=True)

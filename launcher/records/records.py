@@ -1,0 +1,351 @@
+"""The ledger: one record for each run, written and fsynced *before* anything the run starts.
+
+Neighbours: `run.py` creates and updates, `guardian.py` and `launch status/down/gc` read and finish.
+A record is `runs/<id>/record.json`: replaced whole under a lock, never half. Holds no secret.
+Knows nothing of how a machine is made or ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from launcher.base import atomic, locks
+from launcher.base.errors import LaunchError, UsageError
+from launcher.base.home import Home
+from launcher.base.place import Place
+from launcher.base.processes import ProcessId
+from launcher.base.suggestions import suggestion
+from launcher.records import teardown_lock, whereabouts
+from launcher.records.lives import Life
+
+SCHEMA = 1
+RECORD = "record.json"
+# In the environment of every process a run starts, so that none is out of reach.
+RUN_VARIABLE = "SLIPWAY_RUN_ID"
+ID_PATTERN = re.compile(r"slip-[0-9a-f]{8}")
+NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+
+# The life of a run; the last two are ends.
+STATES = (
+    "created", "arm", "push", "setup", "serve", "connect", "work", "pull", "down", "unverified", "verified",
+)  # fmt: skip
+_PROCESSES = ("launch", "guardian", "minder")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is known of a run. `state` is the phase that was entered last, or how it ended.
+
+    `unverified`: ended, but nobody proved that nothing is left; such a run still counts as live.
+    `exit_code` is the user's command's own; `ended_by` is "launch", "guardian", "down", "gc" or "resume";
+    `reason` is what ended it, `why` why that. `details` is the caller's own (JSON). `begun`: when this life
+    of it began, None for the first; `earlier_lives` are those before. `unpulled`: why its newest results are
+    not at home; `given_up`: the user wants no more waiting for them. `troubles`: what else went wrong at its
+    end. `place`: where this life's processes are, None in records of older versions. `folder`: the run's, as
+    this process finds it; not in the file.
+    """
+
+    id: str
+    created: float
+    state: str = "created"
+    name: str | None = None
+    command: tuple[str, ...] = ()
+    machine: dict[str, Any] = field(default_factory=dict)
+    launch: ProcessId | None = None
+    guardian: ProcessId | None = None
+    minder: ProcessId | None = None
+    url: str | None = None
+    exit_code: int | None = None
+    ended: float | None = None
+    ended_by: str | None = None
+    reason: str | None = None
+    why: str | None = None
+    proof: dict[str, Any] | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    begun: float | None = None
+    earlier_lives: tuple[Life, ...] = ()
+    unpulled: str | None = None
+    given_up: bool = False
+    troubles: tuple[str, ...] = ()
+    place: Place | None = None
+    schema: int = SCHEMA
+    folder: Path = field(default=Path(), compare=False)
+
+    @property
+    def live(self) -> bool:
+        """Whether something of it may still run: only a proof says no."""
+        return self.state != "verified"
+
+    @property
+    def attended(self) -> bool:
+        """Whether its launcher is at it, or a guardian that does not rest, or may be where nobody sees it."""
+        if self.elsewhere or self.launch_alive:
+            return True
+        rests = self.state == "unverified" and teardown_lock.holder(self.folder) is None
+        return self.guardian is not None and not rests and self.guardian.alive()
+
+    @property
+    def launch_alive(self) -> bool:
+        """Whether its launcher is alive here, to be asked and signalled."""
+        return self.launch is not None and not self.elsewhere and self.launch.alive()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is live and its processes are another computer's or container's: unknown, not dead."""
+        return self.live and whereabouts.elsewhere(self.place, self.folder)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has given no sign of life for so long that nobody seems to attend it."""
+        return whereabouts.silent(self.folder)
+
+    @property
+    def rented(self) -> bool:
+        """Whether its machine is a provider's, who can be asked for it from any computer."""
+        return self.machine.get("kind", "local") != "local"
+
+    @property
+    def whereabouts(self) -> str:
+        """Where one that is `elsewhere` lives and when it was heard of, in words."""
+        return "here" if self.place is None else whereabouts.describe(self.place, self.folder)
+
+    @property
+    def may_have_results(self) -> bool:
+        """Whether it was ever ready in this life, and so may have something that is nowhere else."""
+        return bool(self.machine) and self.url is not None
+
+    @property
+    def logs_to_wandb(self) -> bool:
+        """Whether its trainer has a Weights & Biases run."""
+        return self.details.get("settings", {}).get("wandb", "disabled") != "disabled"
+
+    @property
+    def life(self) -> Life:
+        """The newest life: to its proven end, for what is not proven to be down is still paid for."""
+        price = (self.machine.get("standing") or {}).get("price_per_hour") or 0.0
+        begun = self.created if self.begun is None else self.begun
+        ended = begun if self.ended is None else self.ended
+        return Life(begun, None if self.live else ended, price)
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        """All its lives, the first one first: a run that is taken up costs nothing between two of them."""
+        return (*self.earlier_lives, self.life)
+
+    def to_json(self) -> str:
+        """The record as its file holds it."""
+        values = dataclasses.asdict(self)
+        del values["folder"]
+        return json.dumps(values, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, folder: Path = Path()) -> Self:
+        """Raises ValueError when the text is no record of a schema known here."""
+        try:
+            values = json.loads(text)
+            if values["schema"] > SCHEMA:
+                raise ValueError(f"written by a newer version (schema {values['schema']})")
+            known: dict[str, Any] = {key: values[key] for key in cls.__dataclass_fields__ if key in values}
+            for key in _PROCESSES:
+                known[key] = ProcessId(**known[key]) if known.get(key) else None
+            known["place"] = Place.from_dict(values["place"]) if values.get("place") else None
+            known["command"] = tuple(values["command"])
+            known["earlier_lives"] = tuple(map(Life.from_dict, values.get("earlier_lives", ())))
+            known["troubles"] = tuple(values.get("troubles", ()))
+            return cls(**known, folder=folder)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a run's record: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class UnreadableRecord:
+    """A run's folder whose record cannot be read: shown, never silently passed over."""
+
+    id: str
+    path: Path
+    why: str
+
+
+class LiveNameError(UsageError):
+    """A run with this name is live: attach to `record`, or take another name."""
+
+    def __init__(self, record: RunRecord) -> None:
+        state = record.state if record.attended else f"{record.state}, left alone"
+        lives = f"; it lives on {record.whereabouts}" if record.elsewhere else ""
+        super().__init__(
+            f"a run named {record.name} is live ({record.id})",
+            f"its state: {state}{lives}",
+            f"launch status {record.name}  # to end it: launch down {record.name}; or take another --name",
+        )
+        self.record = record
+
+
+class LiveRunError(UsageError):
+    """A run that is to be taken up has not ended."""
+
+    def __init__(self, record: RunRecord) -> None:
+        label = record.name or record.id
+        lives = f"; it lives on {record.whereabouts}" if record.elsewhere else ""
+        super().__init__(
+            f"{label} is live: there is nothing to resume",
+            f"its state: {record.state}{lives}",
+            f"launch status {label}  # to end it: launch down {label}",
+        )
+        self.record = record
+
+
+class RecordStore:
+    """The records of one home. Every write survives a crash of the program and of the computer."""
+
+    def __init__(self, home: Home) -> None:
+        self.runs = home.runs
+
+    @classmethod
+    def holding(cls, record: Path) -> Self:
+        """The store of a record's file: runs/<id>/record.json."""
+        store = cls.__new__(cls)
+        store.runs = record.parent.parent
+        return store
+
+    def folder(self, run_id: str) -> Path:
+        """The run's folder."""
+        return self.runs / run_id
+
+    def path(self, run_id: str) -> Path:
+        """The run's record's file."""
+        return self.runs / run_id / RECORD
+
+    def create(self, *, name: str | None = None, command: tuple[str, ...] = (), **fields: Any) -> RunRecord:
+        """Mint an id and write the record; on disk when this returns.
+
+        Raises LiveNameError when a run with the name is live, UsageError for a name that cannot be one.
+        """
+        atomic.make_folder(self.runs)
+        with _locked(self.runs / ".lock"):
+            self.check_name(name)
+            run_id = self._mint()
+            teardown_lock.make(self.folder(run_id))
+            ours: dict[str, Any] = {"launch": ProcessId.own(), "place": Place.here()}
+            ours |= {"name": name, "command": command, "folder": self.folder(run_id)}
+            record = RunRecord(run_id, time.time(), **(ours | fields))
+            self._write(record)
+            atomic.sync(self.runs)
+        return record
+
+    def reopen(self, run_id: str, **fields: Any) -> RunRecord:
+        """Begin another life of a run that is over: the same id and folder, this process its launcher.
+
+        Raises LiveRunError when it is not over, LiveNameError when another live run has its name by now.
+        """
+        with _locked(self.runs / ".lock"):
+            record = self._read(run_id)
+            if record.live:
+                raise LiveRunError(record)
+            self.check_name(record.name)
+            teardown_lock.make(self.folder(run_id))
+            ended = {"guardian": None, "minder": None, "url": None, "exit_code": None, "ended": None}
+            ended |= {"ended_by": None, "reason": None, "why": None, "proof": None, "unpulled": None}
+            life = {"troubles": (), "given_up": False, "begun": time.time(), "earlier_lives": record.lives}
+            life |= {"launch": ProcessId.own(), "place": Place.here()}
+            return self.update(run_id, state="created", **(ended | life | fields))
+
+    def check_name(self, name: str | None) -> None:
+        """Raise what `create` would for this name, without making anything."""
+        if name is None:
+            return
+        if not NAME_PATTERN.fullmatch(name) or ID_PATTERN.fullmatch(name):
+            raise UsageError(
+                f"{name!r} is not a valid run name",
+                "a name has 1 to 40 of a-z, 0-9 and -, no - at either end, and must not look like a run id",
+                "launch --name my-run",
+            )
+        for record in self.list():
+            if record.name == name and record.live:
+                raise LiveNameError(record)
+
+    def update(self, run_id: str, **changes: Any) -> RunRecord:
+        """Change fields of the newest record on disk, whoever wrote it; durable when this returns."""
+        with _locked(self.folder(run_id) / ".lock"):
+            record = dataclasses.replace(self._read(run_id), **changes)
+            self._write(record)
+        return record
+
+    def load(self, id_or_name: str) -> RunRecord:
+        """The run with this id; or with this name: the live one, else the newest. Raises UsageError."""
+        if ID_PATTERN.fullmatch(id_or_name) and self.path(id_or_name).exists():
+            try:
+                return self._read(id_or_name)
+            except ValueError as error:
+                raise LaunchError(
+                    f"the record of {id_or_name} cannot be read", str(error), f"less {self.path(id_or_name)}"
+                ) from error
+        records = self.list()
+        named = [record for record in records if record.name == id_or_name]
+        if named:
+            return max(named, key=lambda record: (record.live, record.created))
+        close = suggestion(id_or_name, [record.name or record.id for record in records])
+        raise UsageError(
+            f"there is no run {id_or_name!r}",
+            f"did you mean {close}?" if close else f"{len(records)} runs are recorded under {self.runs}",
+            f"launch status {close}" if close else "launch status",
+        )
+
+    def list(self) -> list[RunRecord]:
+        """All readable records, oldest first."""
+        found = [record for record in self._all() if isinstance(record, RunRecord)]
+        return sorted(found, key=lambda record: (record.created, record.id))
+
+    def unreadable(self) -> list[UnreadableRecord]:
+        """The records that cannot be read, each with why."""
+        return [record for record in self._all() if isinstance(record, UnreadableRecord)]
+
+    def _all(self) -> Iterator[RunRecord | UnreadableRecord]:
+        try:
+            entries = sorted(os.listdir(self.runs))
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            if not ID_PATTERN.fullmatch(entry):
+                continue
+            try:
+                yield self._read(entry)
+            except FileNotFoundError:
+                # A crash between the folder and its record: nothing had been started.
+                continue
+            except (OSError, ValueError) as error:
+                yield UnreadableRecord(entry, self.path(entry), str(error))
+
+    def _read(self, run_id: str) -> RunRecord:
+        return RunRecord.from_json(self.path(run_id).read_text(), self.folder(run_id))
+
+    def _write(self, record: RunRecord) -> None:
+        atomic.write(self.path(record.id), record.to_json(), durable=True, private=True, locked=True)
+
+    def _mint(self) -> str:
+        """A new id with its folder (0700). The id is nobody else's: making the folder decides."""
+        while True:
+            run_id = f"slip-{secrets.token_hex(4)}"
+            with contextlib.suppress(FileExistsError):
+                self.folder(run_id).mkdir(mode=0o700)
+                return run_id
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder; the system frees it when the holder dies."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        locks.hold(descriptor, path)
+        yield
+    finally:
+        os.close(descriptor)

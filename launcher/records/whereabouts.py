@@ -1,0 +1,50 @@
+"""Whether a run lives where its processes can be seen: another computer's or container's are unknown here.
+
+What is unknown is left alone: nothing of it is ended, resumed or advised against, unless `launch down` names
+it. Neighbours: `place.py` compares places, `heartbeat.py` has the sign of life, `records.py` asks. Knows
+nothing of how a run is ended.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.base import clock
+from launcher.base.place import Place
+from launcher.base.units import format_duration
+from launcher.records import heartbeat, teardown_lock
+
+
+def elsewhere(place: Place | None, folder: Path) -> bool:
+    """Whether processes of `place` may live though they are not seen here.
+
+    None, of older versions, is here. Those of an earlier boot of this computer are dead, but for a sign of
+    its launch's life that is newer than this boot: then another computer has the same name and machine-id.
+    """
+    if place is None:
+        return False
+    seen = place.seen_from(Place.here())
+    if seen != "rebooted":
+        return seen == "elsewhere"
+    age = heartbeat.age_seconds(folder)
+    return age is not None and age < clock.boot_seconds()
+
+
+def silent(folder: Path) -> bool:
+    """Whether its sign of life is so old that nobody attends it, as far as anybody can tell from here: also
+    nobody elsewhere who ends it."""
+    age = heartbeat.age_seconds(folder)
+    if age is None or age <= heartbeat.SILENT_SECONDS:
+        return False
+    at_it = teardown_lock.holder(folder)
+    return at_it is None or at_it.host is None or at_it.stands_still(folder)
+
+
+def describe(place: Place, folder: Path) -> str:
+    """ "another computer or container (gpubox), heard of 4s ago"."""
+    age = heartbeat.age_seconds(folder)
+    where = place.describe(Place.here())
+    if age is None:
+        return f"{where}, with no sign of life that can be read"
+    heard = f"{format_duration(age)} ago" if age >= 1 else "just now"
+    return f"{where}, {'silent: last ' if silent(folder) else ''}heard of {heard}"

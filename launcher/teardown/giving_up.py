@@ -1,0 +1,37 @@
+"""Whether anybody still waits for a run's results: `launch down --give-up-results` says no, whoever types it.
+
+Neighbours: `ending.py` and `teardown/take_down.py` ask while they bring results home; `ending_verbs.py`
+writes it into the record. Knows nothing of machines, and nothing of how results come home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from launcher.records.records import RecordStore
+from launcher.types.machine import Stopped
+
+# A look reads a small file.
+_LOOK_EVERY_SECONDS = 0.5
+
+
+def by_name(store: RecordStore, run_id: str) -> Stopped:
+    """Whether its record says so, whoever wrote it; what was said is not taken back. To be asked often."""
+    said, looked_at = False, float("-inf")
+
+    def given_up() -> bool:
+        nonlocal said, looked_at
+        if not said and time.monotonic() - looked_at >= _LOOK_EVERY_SECONDS:
+            looked_at = time.monotonic()
+            with contextlib.suppress(Exception):  # what cannot be read says nothing, and so gives nothing up
+                said = store.load(run_id).given_up
+        return said
+
+    return given_up
+
+
+def after(seconds: float, given_up: Stopped) -> Stopped:
+    """The same of a copy that begins now and has so long all the same: most are home by then."""
+    bound = time.monotonic() + seconds
+    return lambda: time.monotonic() >= bound and given_up()

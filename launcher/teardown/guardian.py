@@ -1,0 +1,296 @@
+"""The detached process that takes a run's machine down when its launcher is gone, however it went.
+
+    python -m launcher.teardown.guardian RUNS/<id>/record.json
+
+`launch` holds the other end of a pipe on its standard input. The line "released" lets it go; the end of the
+pipe without that line means that the launcher is dead, and the system says so within milliseconds.
+Neighbours: `run.py` starts it before the machine is armed; `backends/machine_of_record.py` finds the machine
+again. Imports little, so that it stands before anything else does; then at once what its machine's end
+takes, which at the moment of death may be another version's: of a rented one also who asks its provider, in
+a process of its own that rests until then. Knows nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from launcher.backends import machine_of_record
+from launcher.backends.machine_of_record import NoMachine, StandIn, from_record
+from launcher.base import clock, descriptors, processes, running
+from launcher.base.errors import JobFailed, PreflightError, described
+from launcher.base.own_python import own_module
+from launcher.base.processes import ProcessId
+from launcher.records import teardown_lock
+from launcher.records.endpoint import RESULTS, drop_token
+from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.records.teardown_lock import Turn
+from launcher.teardown import giving_up, last_copy, self_ended, take_down
+from launcher.types.machine import Proof, Stopped, silent
+
+if TYPE_CHECKING:
+    from launcher.types.machine import Machine
+
+LOG = "guardian.log"
+_RELEASE = b"released\n"
+_READY = b"ready\n"
+_START_SECONDS = 20.0
+# The user's command has its own minder, which sees the same end; this is for what it could not end.
+_COMMAND_SECONDS = 5.0
+# What is not proven is tried again after these pauses, each twice the one before: a login may have ended, and
+# the user may log in again. In between anybody else may end the run. All of it has a day, asleep or awake.
+_PAUSE_SECONDS = 2.0
+_LONGEST_PAUSE_SECONDS = 300.0
+_GIVE_UP_SECONDS = 86400.0
+# A computer that has slept for so long has no network yet, and its user has to log in again: it has its time.
+_SLEPT_SECONDS = 60.0
+_AWAKE_SECONDS = 3600.0
+# What the end of a Weights & Biases run may take, before the copy: no byte comes meanwhile.
+_WANDB_SECONDS = 6.0
+# A record that cannot be written is tried again so often: a full disk may be emptied.
+_WRITES = 30
+
+
+class Guardian:
+    """The launcher's hold on its guardian. Let it go out of scope and the guardian acts."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], process: ProcessId) -> None:
+        self._popen = popen
+        self.process = process
+
+    def alive(self) -> bool:
+        """Whether it still watches."""
+        return self._popen.poll() is None
+
+    def release(self) -> None:
+        """The run has ended in order, down and verified: the guardian need not act."""
+        assert self._popen.stdin is not None  # start() made the pipe
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.write(_RELEASE)
+            self._popen.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=5)
+
+
+def start(record: Path) -> Guardian:
+    """Start the guardian of a run and wait until it watches. Raises PreflightError."""
+    with record.with_name(LOG).open("ab") as log:
+        popen = subprocess.Popen(
+            [*own_module("launcher.teardown.guardian"), str(record)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert popen.stdout is not None  # a pipe, as asked for
+    said = descriptors.readable([popen.stdout.fileno()], _START_SECONDS)
+    process = ProcessId.of(popen.pid)
+    if not said or popen.stdout.read(len(_READY)) != _READY or process is None:
+        popen.kill()
+        popen.wait()
+        raise PreflightError(
+            "the run's guardian did not start", "nothing was started", f"less {record.with_name(LOG)}"
+        )
+    popen.stdout.close()
+    return Guardian(popen, process)
+
+
+def main(arguments: list[str]) -> int:
+    """Wait for the end of the pipe; then, unless released, end the run. Exit code 0 when all is well."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    record = Path(arguments[0]).absolute()
+    os.write(1, _READY)
+    os.dup2(2, 1)  # nothing of ours may hang on a pipe to the launcher
+    os.chdir("/")
+    launch, stand_in = _prepare(record)
+    try:
+        if _released():
+            return 0
+        return _end(RecordStore.holding(record), record.parent.name, launch, stand_in)
+    finally:
+        if stand_in is not None:
+            stand_in.remove()
+
+
+def _released() -> bool:
+    """Whether the launcher said so before its end of the pipe closed."""
+    said = b""
+    while chunk := os.read(0, 4096):
+        said += chunk
+    return said.endswith(_RELEASE)
+
+
+def _prepare(record: Path) -> tuple[ProcessId | None, StandIn | None]:
+    """Have ready what the end of this machine takes, while nobody is dead; whose guardian this is, and who
+    stands by."""
+    launch = None
+    try:
+        found = RecordStore.holding(record).load(record.parent.name)
+        launch = found.launch
+        return launch, machine_of_record.prepare(found)
+    except Exception:  # noqa: BLE001 - at the end it is tried again
+        _say(traceback.format_exc())
+        return launch, None
+
+
+def _end(store: RecordStore, run_id: str, launch: ProcessId | None, stand_in: StandIn | None = None) -> int:
+    """End the run, unless somebody does already and proves it, or another launch has taken it up."""
+    pause, until = _PAUSE_SECONDS, clock.boot_seconds() + _GIVE_UP_SECONDS
+    asleep, copying = clock.asleep_seconds(), last_copy.OneLease()
+    while True:
+        with teardown_lock.alone(store.folder(run_id), "guardian", _say, insist=True) as turn:
+            code = _end_alone(store, run_id, launch, stand_in, turn, copying)
+        if clock.asleep_seconds() - asleep > _SLEPT_SECONDS:
+            asleep, pause = clock.asleep_seconds(), _PAUSE_SECONDS
+            until = max(until, clock.boot_seconds() + _AWAKE_SECONDS)
+        if code == 0 or clock.boot_seconds() >= until:
+            return code
+        _say(f"{run_id}: not proven to be down; tried again in {pause:.0f} s")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _end_alone(
+    store: RecordStore,
+    run_id: str,
+    launch: ProcessId | None,
+    stand_in: StandIn | None,
+    turn: Turn,
+    copying: last_copy.OneLease,
+) -> int:
+    try:
+        record = store.load(run_id)
+    except Exception:  # noqa: BLE001 - without a record there are still the processes
+        _say(traceback.format_exc())
+        return 1 if processes.end(lambda: running.carrying(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
+    if not record.live or (launch is not None and record.launch != launch):
+        return 0
+    gone = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended unexpectedly"
+    reason = record.reason or gone
+    _say(f"{run_id}: {reason}; taking the machine down")
+    # From here on a full disk or a lost folder must not stop us: the machine matters, the record follows.
+    _note(store, run_id, state="down", ended_by="guardian", reason=reason)
+    with contextlib.suppress(Exception):
+        drop_token(store.folder(run_id))
+    turn.doing("copying results")
+    ended_before = _self_ended(record)  # before anything here is heard of by its machine
+    unpulled = copying.unpulled = _bring_home(store, record, copying)
+    turn.doing("down")
+    proof = _take_down(record, stand_in)
+    _end_own_children()
+    _say(f"{run_id}: {proof.detail}")
+    turn.doing("saving the record")
+    state = "verified" if proof.verified else "unverified"
+    ended = time.time() if ended_before is None else ended_before
+    said = {"state": state, "proof": proof.to_dict(), "ended": ended, "unpulled": unpulled}
+    for _ in range(_WRITES):
+        if _note(store, run_id, **said):
+            break
+        time.sleep(_PAUSE_SECONDS)
+    return 0 if proof.verified else 1
+
+
+def _self_ended(record: RunRecord) -> float | None:
+    """When a machine that is gone had ended itself at the latest: it was paid for until then, and not until
+    somebody could prove it. None where that is to come, or it is still there."""
+    latest = self_ended.at_latest(record)
+    if latest is None or latest >= time.time():
+        return None
+    try:
+        cast("Machine", from_record(record)).ended()
+    except JobFailed:
+        return latest
+    except Exception as error:  # noqa: BLE001 - then nobody says that it is gone
+        _say(described(error))
+    return None
+
+
+def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.OneLease) -> str | None:
+    """What goes with the machine's disk, brought home as long as it comes; why it was not."""
+    before = copying.unpulled if copying.begun() else record.unpulled
+    # What did not come is tried again while the lease lasts that all tries of this guardian have.
+    again = copying.goes_on() and before is not None and not record.given_up
+    if record.state in ("down", "unverified") and not again:  # whoever was at it before had come to that
+        return before
+    if not record.may_have_results:
+        return None
+    given_up = giving_up.by_name(store, record.id)
+    if record.logs_to_wandb and not record.given_up:
+        take_down.close_wandb(record, _say, _WANDB_SECONDS)
+    try:
+        why = last_copy.bring(
+            record,
+            store.folder(record.id),
+            lambda stopped: _bring(store, record, stopped),
+            given_up,
+            copying,
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
+        why = described(error)
+    if why is not None:
+        _say(f"{record.id}: its newest results are lost with it: {why}")
+    return why
+
+
+def _bring(store: RecordStore, record: RunRecord, stopped: Stopped) -> str | None:
+    machine = from_record(record)
+    if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
+        return None
+    if record.given_up:
+        return "they were given up"
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, silent, stopped).lost
+
+
+def _take_down(record: RunRecord, stand_in: StandIn | None) -> Proof:
+    """End the machine and the user's command, with proof."""
+    try:
+        machine = from_record(record, stand_in)
+        return machine_of_record.end(machine, _say, lambda: _end_command(record))
+    except Exception as error:  # noqa: BLE001 - whatever it is: said in the record, and tried again
+        _say(traceback.format_exc())
+        return Proof(False, f"the guardian failed: {error!r}")
+
+
+def _end_own_children() -> None:
+    """A copy that was left behind waits for a machine that is gone."""
+    own = ProcessId.own()
+    processes.end(lambda: processes.tree({own}) - {own}, 0)
+
+
+def _end_command(record: RunRecord) -> None:
+    """End what the minder has left of the user's command, and the minder."""
+    minder = {record.minder} if record.minder else set()
+    processes.end(
+        lambda: processes.tree(minder) | running.carrying(RUN_VARIABLE, record.id), _COMMAND_SECONDS
+    )
+
+
+def _note(store: RecordStore, run_id: str, **changes: Any) -> bool:
+    """Whether the record says so now."""
+    try:
+        store.update(run_id, **changes)
+    except FileNotFoundError:  # the run's folder is gone: there is no record to write
+        _say(traceback.format_exc())
+        return True
+    except Exception:  # noqa: BLE001 - whatever it is, the machine comes before its record
+        _say(traceback.format_exc())
+        return False
+    return True
+
+
+def _say(text: str) -> None:
+    """A line in guardian.log."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

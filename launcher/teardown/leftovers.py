@@ -1,0 +1,316 @@
+"""What is left of local runs, wherever it hides, and taking it away with proof.
+
+`look` finds, `remove` takes away one find. Only ours: a process is ended when its environment names a run of
+this home and that run is over, unknown or left alone; whatever belongs to another home's run is not touched.
+A live run of another computer or container that shares this home is named and left alone.
+Neighbours: `ending_verbs.py` has `launch gc`, `take_down.py` ends a run; `records.py` is the ledger.
+Knows nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.base import processes, running
+from launcher.base.errors import LaunchError, TeardownUnverified
+from launcher.base.home import Home
+from launcher.base.processes import ProcessId
+from launcher.base.units import format_duration
+from launcher.records.endpoint import RESULTS
+from launcher.records.records import ID_PATTERN, RUN_VARIABLE, RecordStore, RunRecord
+from launcher.teardown import take_down
+
+# An environment that nobody asked for in so long is offered.
+IDLE_SECONDS = 7 * 86400.0
+_GRACE_SECONDS = 5.0
+# The sockets of a run that this home does not know may be another home's, whose runtime is just starting.
+_SOCKETS_SECONDS = 600.0
+# In the environment of a run's processes: paths that name the home the run belongs to.
+_HOME_VARIABLES = ("PYTHONPATH", "LAUNCH_RUN_DIR")
+_STEP = re.compile(r"step-(\d+)")
+_DEBRIS = (
+    "results/.incoming-*", "results/**/.*.tmp", ".record.json.tmp", ".skypilot.going", "skypilot-spare*",
+    ".skypilot-spare*.going",
+    "machine/steps/.tmp-*", "machine/checkpoints/.tmp-*",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Find:
+    """Something that is left. `kind` is a word for `--json`; `remove` does so, or raises LaunchError."""
+
+    kind: str
+    what: str
+    why: str
+    remove: Callable[[], str]
+    run_id: str | None = None
+    pids: tuple[int, ...] = ()
+    path: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `--json` shows it."""
+        path = str(self.path) if self.path else None
+        return {
+            "kind": self.kind, "what": self.what, "why": self.why, "run_id": self.run_id,
+            "pids": list(self.pids), "path": path,
+        }  # fmt: skip
+
+
+def look(
+    home: Home,
+    older_than_seconds: float | None,
+    unpulled: bool,
+    idle_seconds: float,
+    given_up: Collection[str] = (),
+    note: Callable[[str], None] = take_down.silent,
+) -> list[Find]:
+    """Everything that is left. Old runs' folders only when `older_than_seconds` says how old; environments
+    that nobody asked for in `idle_seconds`. `given_up`: the runs, by name or id, that end without results."""
+    store = RecordStore(home)
+    # Processes before records: a run that starts meanwhile is then in neither, or known and live.
+    carriers, carried = _carriers(home), {run_id for run_id, *_ in _all_carriers()}
+    records = {record.id: record for record in store.list()}
+    unreadable = {record.id for record in store.unreadable()}
+    finds = [*_left_alone(store, records.values(), given_up, note)]
+    finds += _stray_processes(store, home, records, unreadable, carriers)
+    finds += _stale_sockets(records, unreadable, carried)
+    if not any(record.elsewhere for record in records.values()):  # it may run from any of them
+        finds += _environments(home, idle_seconds)
+    finds += _debris(store, records.values())
+    finds += _benches(home, older_than_seconds, note)
+    if older_than_seconds is not None:
+        finds += _old_runs(store, records.values(), older_than_seconds, unpulled)
+    return finds
+
+
+# ------------------------------------------------------------------ runs
+
+
+def _left_alone(
+    store: RecordStore,
+    records: Iterable[RunRecord],
+    given_up: Collection[str],
+    note: Callable[[str], None],
+) -> Iterator[Find]:
+    """Live in the ledger, but its launch and its guardian are both gone; what may be alive elsewhere is only
+    named."""
+    for record in records:
+        if record.elsewhere:
+            note(left_alone(record))
+        if not record.live or record.attended:
+            continue
+
+        def remove(record: RunRecord = record) -> str:
+            if not (now := store.load(record.id)).live or now.attended:
+                return "its run is alive after all" if now.live else "down: verified"
+            give_up = not {now.id, now.name}.isdisjoint(given_up)
+            ended = take_down.take_down(store, now, "gc", note, give_up=give_up)
+            without = f"; without its newest results: {ended.unpulled}" if ended.unpulled else ""
+            return f"down: verified{without}"
+
+        why = f"its state is {record.state}, and neither its launch nor its guardian is alive"
+        yield Find("run", f"run {record.name or record.id}", why, remove, record.id)
+
+
+def left_alone(record: RunRecord) -> str:
+    """What is said of a live run whose processes cannot be seen here."""
+    label = record.name or record.id
+    return f"{label} lives on {record.whereabouts}: left alone; launch down {label} ends it"
+
+
+# ------------------------------------------------------------------ processes
+
+
+def _stray_processes(
+    store: RecordStore,
+    home: Home,
+    records: dict[str, RunRecord],
+    unreadable: set[str],
+    carriers: dict[str, set[ProcessId]],
+) -> Iterator[Find]:
+    """Processes of this home's runs that are over, or that the ledger does not know (any more)."""
+    for run_id, found in sorted(carriers.items()):
+        record = records.get(run_id)
+        if run_id in unreadable or (record is not None and record.live):
+            continue  # a broken record is shown by `status`; a live run is looked after, or a find of its own
+        if record is None and not all(map(running.here, found)):
+            continue  # a container's own home may have the same path as this one
+        why = "the run is over" if record else f"no record of it is left in {home.runs}"
+
+        def remove(run_id: str = run_id) -> str:
+            if any(known.live for known in store.list() if known.id == run_id):
+                return "it is alive after all"
+            left = processes.end(lambda: _carriers(home).get(run_id, set()), _GRACE_SECONDS)
+            if left:
+                pids = ", ".join(str(process.pid) for process in sorted(left))
+                raise TeardownUnverified(f"processes of {run_id} still run", pids, f"kill -9 {pids}")
+            return "ended"
+
+        pids = tuple(sorted(process.pid for process in found))
+        names = ", ".join(f"{process.pid} {running.name_of(process)}" for process in sorted(found))
+        yield Find("processes", f"processes of {run_id}: {names}", why, remove, run_id, pids)
+
+
+def _all_carriers() -> Iterator[tuple[str, ProcessId, dict[str, str]]]:
+    """Every process that carries a run's id, whosever run: the id, the process and its environment."""
+    for process, environ in running.environments():
+        run_id = environ.get(RUN_VARIABLE, "")
+        if ID_PATTERN.fullmatch(run_id):
+            yield run_id, process, environ
+
+
+def _carriers(home: Home) -> dict[str, set[ProcessId]]:
+    """By run: the processes whose environment says that they belong to a run of this home."""
+    found: dict[str, set[ProcessId]] = {}
+    for run_id, process, environ in _all_carriers():
+        paths = [path for name in _HOME_VARIABLES for path in environ.get(name, "").split(os.pathsep) if path]
+        folder = os.path.realpath(home.run_folder(run_id))
+        ours = any(os.path.realpath(path).startswith(folder + os.sep) for path in paths)
+        if ours:
+            found.setdefault(run_id, set()).add(process)
+    return found
+
+
+# ------------------------------------------------------------------ files
+
+
+def socket_parents() -> list[Path]:
+    """Where runs of this user may have their socket folders (`backends/local.py`)."""
+    return list(dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))))
+
+
+def _stale_sockets(records: dict[str, RunRecord], unreadable: set[str], carried: set[str]) -> Iterator[Find]:
+    """Socket folders of runs that are over, or that nobody knows and nobody runs."""
+    for parent in socket_parents():
+        for folder in sorted(parent.glob("slip-*")):
+            run_id = folder.name
+            record = records.get(run_id)
+            if not ID_PATTERN.fullmatch(run_id) or run_id in carried or run_id in unreadable:
+                continue
+            try:
+                seen = folder.lstat()
+            except OSError:
+                continue
+            fresh = record is None and time.time() - seen.st_mtime < _SOCKETS_SECONDS
+            if seen.st_uid != os.getuid() or fresh or (record is not None and record.live):
+                continue
+            why = "the run is over" if record else "no process of the run is left"
+            yield _folder_find("sockets", f"sockets of {run_id}", why, folder, run_id)
+
+
+def _environments(home: Home, idle_seconds: float) -> Iterator[Find]:
+    from launcher.backends import environments
+
+    root = home.environments
+    if not root.is_dir():
+        return
+    for folder in environments.half_built(root):
+        yield _folder_find(
+            "half-built", f"half-built environment {folder.name}", "the process that built it is gone", folder
+        )
+    for folder in environments.outdated(root):
+        idle = time.time() - environments.last_used(folder)
+        if idle < idle_seconds or running.runs_from(folder):
+            continue
+
+        def remove(folder: Path = folder) -> str:
+            environments.remove(folder)
+            return "removed"
+
+        why = f"this version does not use it; last used {format_duration(idle)} ago"
+        yield Find("environment", f"environment {folder.name}", why, remove, path=folder)
+
+
+def _debris(store: RecordStore, records: Iterable[RunRecord]) -> Iterator[Find]:
+    """What a kill left half-written in the folders of runs that are over."""
+    for record in records:
+        if record.live:
+            continue
+        for pattern in _DEBRIS:
+            for path in sorted(store.folder(record.id).glob(pattern)):
+                what = f"half-written {path.relative_to(store.runs)}"
+                yield _unless_live(store, _folder_find("debris", what, "the run is over", path, record.id))
+
+
+def _old_runs(
+    store: RecordStore, records: Iterable[RunRecord], older_than_seconds: float, unpulled: bool
+) -> Iterator[Find]:
+    """What old runs keep beside their results: checkpoints, samples, batches. Results and record stay, so
+    that a run can still be taken up after its last durable step."""
+    for record in records:
+        folder = store.folder(record.id) / "machine"
+        age = time.time() - (record.ended or record.created)
+        if record.live or age < older_than_seconds or not folder.is_dir():
+            continue
+        if not unpulled and not results_are_home(store.folder(record.id)):
+            continue
+        why = f"ended {format_duration(age)} ago; its results and durable steps stay"
+        what = f"checkpoints and samples of {record.name or record.id}"
+        yield _unless_live(store, _folder_find("old run", what, why, folder, record.id))
+
+
+def _benches(home: Home, older_than_seconds: float | None, note: Callable[[str], None]) -> Iterator[Find]:
+    """What old benches ran, each run in a home of its own; and of these runs those that are left alone."""
+    homes = sorted(home.benches.glob("*/*/home"))
+    busy = {environ.get("LAUNCH_HOME") for _, environ in running.environments()} if homes else set()
+    for own in homes:
+        store = RecordStore(Home(own, own, own / "cache"))
+        records = store.list()
+        yield from _left_alone(store, records, (), note)
+        if older_than_seconds is None or str(own) in busy or any(it.live for it in records):
+            continue
+        ended = [own.stat().st_mtime, *(it.ended or it.created for it in records)]
+        if (age := time.time() - max(ended)) < older_than_seconds:
+            continue
+        why = f"ended {format_duration(age)} ago; its figures and logs stay"
+        what = f"runs of bench {own.parent.parent.name}, {own.parent.name}"
+        yield _folder_find("old bench", what, why, own)
+
+
+def results_are_home(folder: Path) -> bool:
+    """Whether the newest checkpoint of a run's folder is among its results; so where there is none."""
+    steps = [
+        match for path in folder.glob("machine/checkpoints/step-*") if (match := _STEP.fullmatch(path.name))
+    ]
+    newest = max((int(match[1]) for match in steps), default=0)
+    if newest == 0:
+        return True
+    try:
+        return int(json.loads((folder / RESULTS / "adapter" / "state.json").read_text())["step"]) >= newest
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _unless_live(store: RecordStore, find: Find) -> Find:
+    """The same, left alone when its run was taken up again meanwhile (`launch --resume`)."""
+
+    def remove() -> str:
+        assert find.run_id is not None  # it is in a run's folder
+        return "its run is alive again" if store.load(find.run_id).live else find.remove()
+
+    return replace(find, remove=remove)
+
+
+def _folder_find(kind: str, what: str, why: str, path: Path, run_id: str | None = None) -> Find:
+    def remove() -> str:
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        except FileNotFoundError:
+            return "already gone"
+        except OSError as error:
+            raise LaunchError(f"{path} cannot be removed", error.strerror, f"ls -la {path}") from error
+        return "removed"
+
+    return Find(kind, what, why, remove, run_id, path=path)

@@ -1,0 +1,83 @@
+"""What the user's program prints, kept in the run's folder: `program.log`, bounded, without secrets.
+
+Neighbours: `teardown/minder.py` writes it, from what `teardown/program_streams.py` hands on to the terminal;
+`launch logs RUN --which program` shows it. A line that was drawn over and over (a progress bar) is kept as
+it was last. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+from launcher.base.log import MOST_BYTES, REDACTOR, before
+
+FILE = "program.log"
+# A line may be as long as this before its beginning is written.
+_LONGEST_LINE = 65536
+
+
+class ProgramLog:
+    """The file at `path`; several streams write to it, each in whole lines. Raises nothing: a full disk costs
+    the copy and not the program."""
+
+    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._path = path
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._size = 0
+
+    def write(self, text: str) -> None:
+        """Whole lines; what was written last when the file is full goes to the one before."""
+        content = REDACTOR.clean(text).encode(errors="surrogateescape")
+        with self._lock, contextlib.suppress(OSError):
+            if self._file is None or self._size + len(content) > self._most_bytes:
+                self._open_anew()
+            assert self._file is not None  # it was opened, or that raised
+            self._size += os.write(self._file, content)
+
+    def _open_anew(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            self._path.replace(before(self._path))
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._size = os.fstat(self._file).st_size
+
+
+class Lines:
+    """One stream of a program, cut into lines for the log."""
+
+    def __init__(self, log: ProgramLog) -> None:
+        self._log = log
+        self._rest = ""
+
+    def hear(self, piece: bytes) -> None:
+        """The next of its bytes."""
+        *whole, rest = (self._rest + piece.decode(errors="surrogateescape")).split("\n")
+        if whole:
+            self._log.write("".join(f"{_last_drawn(line)}\n" for line in whole))
+        self._rest = rest if rest.endswith("\r") else _last_drawn(rest)
+        if len(self._rest) > _LONGEST_LINE:
+            self._shorten()
+
+    def end(self) -> None:
+        """It is over; a last line may have no end."""
+        if self._rest:
+            self._log.write(f"{_last_drawn(self._rest)}\n")
+        self._rest = ""
+
+    def _shorten(self) -> None:
+        """Write the beginning of a line, but for what may be the beginning of a secret."""
+        clean = REDACTOR.clean(self._rest)
+        cut = max(0, len(clean) - REDACTOR.longest)
+        self._log.write(clean[:cut])
+        self._rest = clean[cut:]
+
+
+def _last_drawn(line: str) -> str:
+    """What of a line is still there when it was written over."""
+    return line.removesuffix("\r").rpartition("\r")[2]

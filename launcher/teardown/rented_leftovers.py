@@ -1,0 +1,95 @@
+"""Rented machines that nobody looks after, asked for at their providers: for `launch gc`.
+
+Neighbours: `backends/skypilot/forgotten_machines.py` finds them, `leftovers.py` has what is left on this
+computer, `records.py` the ledger, which may have been deleted. Only ours: a machine is offered when its
+label or this ledger says that a run of this home began it; what is another home's or another computer's is
+named and left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from launcher.backends.skypilot import forgotten_machines
+from launcher.backends.skypilot.forgotten_machines import ForgottenMachine, Look
+from launcher.base import atomic
+from launcher.base.home import Home
+from launcher.base.units import format_duration
+from launcher.records.records import RecordStore
+from launcher.teardown.leftovers import Find
+from launcher.types.clouds import OWN, clouds_of
+
+# Beside the runs: the clouds they were on, for when their records are gone.
+_CLOUDS = "clouds.json"
+
+
+def remember(home: Home, infra: Iterable[str]) -> None:
+    """On disk before a provider is asked for a machine: from now on `launch gc` asks there."""
+    known = _remembered(home)
+    clouds = sorted({*known, *clouds_of(list(infra))})
+    if clouds == known:
+        return
+    atomic.write(home.data / _CLOUDS, json.dumps(clouds))
+
+
+def clouds(home: Home) -> list[str]:
+    """The clouds that runs of this home were on. Clusters of one's own are not asked: nobody bills for
+    them, and they list their jobs themselves."""
+    used = set(_remembered(home))
+    for record in RecordStore(home).list():
+        if record.machine.get("kind") == "cloud":
+            used |= set(clouds_of(record.machine["infra"]))
+    return sorted(used - OWN)
+
+
+def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple[list[Find], Look]:
+    """What the providers list of runs of this home that are over or unknown; and who answered."""
+    # Providers before records: the run of a machine that is listed has its record by now.
+    seen = forgotten_machines.find(clouds_of(list(infra)), home.runs)
+    if seen.answered:
+        note(f"asked {', '.join(seen.answered)}")
+    for cloud, why in sorted(seen.unasked.items()):
+        note(f"{cloud} was not asked for machines of earlier runs: {why}")
+    for place, why in sorted(seen.denied.items()):
+        note(f"{place} did not answer: the account may not list machines there ({why})")
+    return list(_finds(RecordStore(home), seen.found, note)), seen
+
+
+def _finds(
+    store: RecordStore, found: Iterable[ForgottenMachine], note: Callable[[str], None]
+) -> Iterator[Find]:
+    records = {record.id: record for record in store.list()}
+    unreadable = {record.id for record in store.unreadable()}
+    for machine in found:
+        record = records.get(machine.run_id)
+        what = f"{machine.instance_type} {machine.id} of {machine.run_id} at {machine.where}"
+        age = "" if machine.began is None else f" began {format_duration(time.time() - machine.began)} ago"
+        if machine.run_id in unreadable or (record is not None and record.live):
+            continue  # looked after, or a find of its own
+        if record is None and not machine.ours:
+            whose = "a run of another computer, user or LAUNCH_HOME; left alone"
+            if machine.ours is None:
+                whose = f"no label says whose it is, and no record of {machine.run_id} is here; left alone: "
+                whose += f"end it in the console of {machine.where} if it is yours"
+            note(f"{what}{age}: {whose}")
+            continue
+        why = "the run is over" if record else f"no record of the run is left in {store.runs}"
+
+        def remove(machine: ForgottenMachine = machine) -> str:
+            if any(known.live for known in store.list() if known.id == machine.run_id):
+                return "its run is alive after all"
+            return forgotten_machines.end(machine)
+
+        why += f"; it{age and f'{age} and'} costs money; its data cannot be copied"
+        yield Find("machine", what, why, remove, machine.run_id)
+
+
+def _remembered(home: Home) -> list[str]:
+    try:
+        found = json.loads(Path(home.data / _CLOUDS).read_text())
+    except (OSError, ValueError):
+        return []
+    return [str(cloud) for cloud in found] if isinstance(found, list) else []

@@ -1,0 +1,39 @@
+"""When a rented machine that nobody attended had ended itself at the latest: it costs nothing since.
+
+Its runtime waits for its lease, then the machine for its idle minutes. Neighbours: `take_down.py` asks before
+it reaches for the machine; `heartbeat.py` has the launch's sign of life, `remote_folder.py` brings what is
+seen of the machine, and each such look renews the lease, whoever looks. Knows nothing of providers.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from launcher.records import heartbeat
+from launcher.records.records import RunRecord
+from launcher.types.machine import TIMER_SECONDS
+
+# What was seen of the run's folder on its machine, below the run's folder here.
+_SEEN = "machine"
+
+
+def at_latest(record: RunRecord) -> float | None:
+    """On the wall clock; None where that is not known: of a run that was never ready, or has no sign of
+    life."""
+    lease = (record.details.get("plan") or {}).get("lease_seconds")
+    idle = record.machine.get("idle_minutes")
+    age = heartbeat.age_seconds(record.folder)
+    known = record.rented and record.may_have_results
+    if not known or lease is None or idle is None or age is None:
+        return None
+    heard = max(record.life.begun, time.time() - age, _seen_at(record.folder / _SEEN))
+    return heard + lease + 60 * idle + TIMER_SECONDS
+
+
+def _seen_at(folder: Path) -> float:
+    """When the machine said last how it is; 0 where it never did."""
+    try:
+        return max((path.lstat().st_mtime for path in folder.iterdir() if path.is_file()), default=0.0)
+    except OSError:
+        return 0.0

@@ -1,0 +1,294 @@
+"""Ending a run that nobody looks after: its results home, everything down, the proof in its record.
+
+Neighbours: `launch down`, `launch gc` and `launch --resume` end runs by this; `guardian.py` and `ending.py`
+do it in their own order. A machine whose disk goes with it is not ended while its results cannot be brought
+home: it is kept until its own lease ends it, deadline or budget is reached, or they are given up by name.
+Knows nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from launcher.backends import machine_of_record
+from launcher.backends.machine_of_record import NoMachine, from_record
+from launcher.base import processes, running
+from launcher.base.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified, described
+from launcher.base.processes import ProcessId
+from launcher.base.units import format_money
+from launcher.records import lives, teardown_lock
+from launcher.records.endpoint import RESULTS, drop_token
+from launcher.records.lease import Limits
+from launcher.records.records import RecordStore, RunRecord
+from launcher.records.teardown_lock import Holder
+from launcher.results.background_copy import pull_patiently
+from launcher.teardown import giving_up, self_ended
+from launcher.types.machine import (
+    CLOSE_WANDB_SECONDS,
+    Machine,
+    Progress,
+    Proof,
+    PullReport,
+    Stopped,
+    never,
+    silent,
+)
+
+# Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
+# A copy of what was given up may take as long.
+TRIES_SECONDS = 60.0
+_LOOK_SECONDS = 1.0
+# A guardian that is stopped does nothing any more.
+_STILL_SECONDS = teardown_lock.STILL_SECONDS
+# A guardian that does not hold the lock for so long rests, whatever the record could be made to say.
+_IDLE_SECONDS = 5.0
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """`unpulled`: why the newest results are not at home, None when they are. `gone`: the provider's list had
+    no machine of the run, before anything was ended."""
+
+    unpulled: str | None
+    gone: bool = False
+
+
+def pull(
+    store: RecordStore, record: RunRecord, progress: Progress = silent, stopped: Stopped = never
+) -> PullReport:
+    """What the run has, brought home, or until `stopped`. Raises NotPulled."""
+    machine = from_record(record)
+    if isinstance(machine, NoMachine):
+        raise NotPulled(
+            f"{record.id} has nothing to copy", "it ended before it had a machine", "launch status"
+        )
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress, stopped)
+
+
+class Keeping:
+    """How long somebody waits for a launch that keeps the machine of a run for its results: for `seconds`,
+    and then says 8 while that goes on."""
+
+    def __init__(self, store: RecordStore, run_id: str, seconds: float) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def look(self, at_it: Holder | None) -> None:
+        """To be called all the time, with whoever ends the run. Raises NotPulled."""
+        now = time.monotonic()
+        if at_it is None or at_it.doing != teardown_lock.KEEPING:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since > self._seconds:
+            raise _kept_by(at_it, self._store.load(self._run_id))
+
+
+def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunRecord:
+    """The record when no guardian is at work on the run any more, or it rests between two tries: two must not
+    take one machine down at once.
+
+    Raises TeardownUnverified for one that stands still.
+    """
+    guardian = record.guardian
+    if record.elsewhere or not record.live or record.launch_alive or guardian is None or not guardian.alive():
+        return record
+    note(f"{record.name or record.id}: its guardian is still taking it down")
+    still = idle = 0.0
+    while not processes.wait_gone(guardian, _LOOK_SECONDS):
+        record, is_stopped = store.load(record.id), running.stopped(guardian)
+        rests = not is_stopped and teardown_lock.holder(store.folder(record.id)) is None
+        idle = idle + _LOOK_SECONDS if rests else 0.0
+        if rests and (record.state == "unverified" or idle > _IDLE_SECONDS):
+            break
+        still = still + _LOOK_SECONDS if is_stopped else 0.0
+        if still > _STILL_SECONDS:
+            raise _stands_still(record, guardian)
+    return store.load(record.id)
+
+
+def take_down(
+    store: RecordStore,
+    record: RunRecord,
+    ended_by: str,
+    note: Note = silent,
+    progress: Progress = silent,
+    *,
+    give_up: bool = False,
+) -> RunRecord:
+    """End a run that nobody looks after, or find it ended by whoever was at it. `give_up`: the user wants no
+    waiting for its results. The record says in `unpulled` why the newest are not at home. `progress` is told
+    how far the copy is.
+
+    Raises NotPulled when the machine is kept for them, TeardownUnverified; the record then stays live. So it
+    does where its processes are another computer's or container's: only a rented machine is ended from here.
+    """
+    if record.elsewhere and not record.rented:
+        raise _out_of_reach(record)
+    keeping = Keeping(store, record.id, TRIES_SECONDS)
+    with teardown_lock.alone(store.folder(record.id), ended_by, note, look=keeping.look) as turn:
+        record = store.load(record.id)
+        if not record.live:
+            return record
+        turn.doing("copying results")
+        latest = self_ended.at_latest(record)  # before anything here is heard of by its machine
+        brought = _bring_home(store, record, note, turn.telling("copying results", progress), give_up)
+        turn.doing("down")
+        proof = machine_of_record.end(from_record(record), note)
+        turn.doing("saving the record")
+        ended = time.time() if latest is None or not brought.gone else min(latest, time.time())
+        return _write_down(store, record, ended_by, ended, proof, brought.unpulled, note)
+
+
+def closed_by_word(store: RecordStore, record: RunRecord) -> RunRecord:
+    """The record of a run on another computer or container that, as whoever types this says, is no more:
+    nothing here can prove that. Raises TeardownUnverified where there is a sign of its life."""
+    if not record.silent:
+        raise _out_of_reach(record)
+    where = record.place.host if record.place else "?"
+    proof = Proof(True, f"nothing here can see its processes; that {where} is gone was your word")
+    drop_token(store.folder(record.id))
+    changes = {"ended": time.time(), "ended_by": "down", "proof": proof.to_dict()}
+    return store.update(record.id, state="verified", **changes)
+
+
+def limit_reached(record: RunRecord, now: float) -> str | None:
+    """Which limit the run is past, in words: its newest life's time, all its lives' money. Nothing is kept
+    beyond one."""
+    plan, life = record.details.get("plan") or {}, record.life
+    until = (plan.get("deadline_seconds"), plan.get("budget"), life.price_per_hour)
+    limits = Limits(life.begun, *until, spent=lives.cost(record.earlier_lives, now))
+    return limits.reached(now)
+
+
+def _bring_home(
+    store: RecordStore, record: RunRecord, note: Note, progress: Progress, give_up: bool
+) -> _Brought:
+    """Raises NotPulled when the machine is kept."""
+    given_up = (lambda: True) if give_up else giving_up.by_name(store, record.id)
+    if record.logs_to_wandb and not give_up:
+        close_wandb(record, note)
+    try:
+        report = pull(store, record, progress, giving_up.after(TRIES_SECONDS, given_up))
+        return _missing(record, report, note)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
+        why = described(error)
+    machine = from_record(record)
+    if not record.may_have_results:
+        note(why)
+        return _Brought(None)
+    if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
+        return _Brought(why)
+    reached = limit_reached(record, time.time())
+    if not (reached or given_up()):
+        note(f"{why}; trying for a minute")
+        results = store.folder(record.id) / RESULTS
+        tries = (cast("Machine", machine), results, TRIES_SECONDS, given_up, progress)
+        if (report := pull_patiently(*tries)) is not None:
+            return _missing(record, report, note)
+        if not given_up():
+            raise _kept(record, why)
+    note(f"its newest results are lost with it: {reached or 'they were given up'} ({why})")
+    return _Brought(why)
+
+
+def close_wandb(record: RunRecord, note: Note, seconds: float = CLOSE_WANDB_SECONDS) -> None:
+    """Before the last copy: the end of its Weights & Biases run, which has so long."""
+    try:
+        machine = from_record(record)
+        if not isinstance(machine, NoMachine):
+            cast("Machine", machine).close_wandb(seconds)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
+        note(described(error))
+
+
+def _missing(record: RunRecord, report: PullReport, note: Note) -> _Brought:
+    """Say what did not come; why the newest never will, where there may have been some."""
+    for missing in report.missing:
+        note(f"not copied: {missing}")
+    return _Brought(report.lost if record.may_have_results else None, gone=report.lost is not None)
+
+
+def _out_of_reach(record: RunRecord) -> TeardownUnverified:
+    label = record.name or record.id
+    there = "  # typed there"
+    if record.silent:
+        there = " --elsewhere  # if that computer or container no longer exists"
+    return TeardownUnverified(
+        f"{label} cannot be ended from here",
+        f"its processes are on {record.whereabouts}",
+        f"launch down {label}{there}",
+    )
+
+
+def _kept(record: RunRecord, why: str) -> NotPulled:
+    label, price = record.name or record.id, record.life.price_per_hour
+    so_far = lives.cost([record.life], time.time())
+    cost = f" at {format_money(price)}/h, {format_money(so_far)} so far" if price else ""
+    return NotPulled(
+        f"{label} is kept: its newest results could not be copied",
+        f"{why}; its machine keeps running{cost}, until its own lease is over",
+        f"launch down {label} --give-up-results  # ends it without them",
+    )
+
+
+def _kept_by(at_it: Holder, record: RunRecord) -> NotPulled:
+    label = record.name or record.id
+    return NotPulled(
+        f"{label} is kept: its newest results could not be copied",
+        f"{record.unpulled or 'copying fails'}; {at_it.who} (pid {at_it.process.pid}) keeps trying while "
+        "lease, deadline and budget allow, then ends it without them",
+        f"launch down {label} --give-up-results  # ends it now, without them",
+    )
+
+
+def _write_down(
+    store: RecordStore,
+    record: RunRecord,
+    ended_by: str,
+    ended: float,
+    proof: Proof,
+    unpulled: str | None,
+    note: Note,
+) -> RunRecord:
+    label = record.name or record.id
+    unwritten: Exception | None = None
+    try:
+        drop_token(store.folder(record.id))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the record must be true
+        note(f"{label}: its token is still in its folder: {described(error)}")
+    try:
+        record = store.update(
+            record.id,
+            state="verified" if proof.verified else "unverified",
+            ended=ended,
+            ended_by=ended_by,
+            proof=proof.to_dict(),
+            unpulled=unpulled,
+        )
+    except Exception as error:  # noqa: BLE001 - what is proven of the machine is said first
+        unwritten = error
+    if not proof.verified:
+        raise TeardownUnverified(
+            f"could not verify that {label} is down", proof.detail, proof.hint or f"launch down {label}"
+        )
+    if unwritten is not None:
+        what = f"{label} is down, but its record cannot be written"
+        why = described(unwritten)
+        raise PreflightError(what, why, f"launch down {label}") from unwritten
+    return record
+
+
+def _stands_still(record: RunRecord, guardian: ProcessId) -> LaunchError:
+    return TeardownUnverified(
+        f"could not verify that {record.name or record.id} is down",
+        f"its guardian (pid {guardian.pid}) is stopped",
+        f"kill -CONT {guardian.pid}",
+    )

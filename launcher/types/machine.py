@@ -1,0 +1,187 @@
+"""What a run needs of a place to run: the Machine protocol, its progress, its proof, its results.
+
+Neighbours: `run.py` drives these calls in order, `local.py` is a machine made of processes on this
+computer; `teardown/guardian.py` calls `down` and `proof` when the launcher is gone.
+Knows nothing of prices, programs or the terminal.
+
+    arm → push → setup → serve → (work) → pull → down → proof
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # pydantic costs 0.25 s, the guardian must start at once
+    from launcher.types.standing import Standing
+    from runtime.shared.runtime_config import RuntimeConfig
+
+# A machine's own timer looks once a minute, and the provider takes a while to end it.
+TIMER_SECONDS = 90.0
+# One line of what is going on, for the terminal and the log.
+Progress = Callable[[str], None]
+
+
+# Whether nobody wants any more what is under way.
+Stopped = Callable[[], bool]
+
+
+# A trainer in mid-step ends wandb's run after it, and nobody waits for that.
+CLOSE_WANDB_SECONDS = 15.0
+
+
+def silent(line: str) -> None:
+    """A Progress that says nothing."""
+
+
+def never() -> bool:
+    """A Stopped for what is wanted to its end."""
+    return False
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What came home. `skipped` names what was there but not whole, each with its reason; `lost` is why the
+    newest cannot come any more."""
+
+    into: Path
+    files: int
+    bytes: int
+    seconds: float
+    step: int | None
+    skipped: tuple[str, ...] = ()
+    lost: str | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """All that did not come, a line each."""
+        return [*self.skipped, *([] if self.lost is None else [self.lost])]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether it is proven that nothing of the machine is left. Silence is never success.
+
+    `hint`: a command that proves more, where typing the same again does not."""
+
+    verified: bool
+    detail: str
+    hint: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class Machine(Protocol):
+    """One place a runtime runs, for the length of one run. All waits inside are bounded.
+
+    Before `arm` nothing exists; `describe()` is complete from the start, so that the record holds
+    everything `down` needs before anything is created. `state_dir` and `socket_dir` are paths *there*,
+    for the RuntimeConfig.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The word under which `from_record` finds the class."""
+        ...
+
+    @property
+    def state_dir(self) -> str:
+        """The folder of the run's state on the machine."""
+        ...
+
+    @property
+    def socket_dir(self) -> str:
+        """The folder (0700, a short path) of the runtime's sockets on the machine."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """What the runtime there computes on: "cpu" or "cuda"."""
+        ...
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """What it costs, in US dollars, by the provider's list; None before that is known."""
+        ...
+
+    @property
+    def unarmed_seconds(self) -> float | None:
+        """How long it had no armed timer of its own, at most; None for one that needs none."""
+        ...
+
+    @property
+    def ephemeral(self) -> bool:
+        """Whether its disk goes when it is taken down, with all that is not at home."""
+        ...
+
+    def arm(self, progress: Progress = silent) -> None:
+        """Make the place. Raises PreflightError, CapacityError."""
+        ...
+
+    def push(self) -> None:
+        """Bring the runtime's code and the model there."""
+        ...
+
+    def setup(self, progress: Progress = silent) -> None:
+        """Build the runtime's environment there. Raises PreflightError, JobFailed."""
+        ...
+
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+        """Start the runtime, wait until it is ready; a Unix socket on this computer that answers HTTP.
+
+        Raises JobFailed with the last lines of the log of what failed.
+        """
+        ...
+
+    def ended(self) -> str | None:
+        """Why the runtime has ended by itself; None while it runs, or where that cannot be known.
+
+        Raises JobFailed when the machine itself is gone.
+        """
+        ...
+
+    def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
+        """Before the last pull: have the trainer end its Weights & Biases run, where it has one, as what is
+        buffered is in its files only then. It has so long. Raises NotPulled where it is not ended."""
+        ...
+
+    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+        """Bring the results home, whole files only: as long as it moves, or until `stopped`.
+
+        Raises NotPulled.
+        """
+        ...
+
+    def committed(self) -> int | None:
+        """The newest step of which everything is whole on the machine; None when there is none."""
+        ...
+
+    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+        """Make what is committed durable: bring it home, whole. Asked often, so cheap when it is. What is
+        under way when it is `stopped` is broken off.
+
+        Raises NotPulled.
+        """
+        ...
+
+    def seed(self, results: Path, progress: Progress = silent) -> int:
+        """After `push`, on a machine without the run's state: begin at the last durable step; that step.
+
+        Raises PreflightError, JobFailed.
+        """
+        ...
+
+    def down(self) -> None:
+        """End everything, whoever asks and however often. Never raises for what is already gone."""
+        ...
+
+    def proof(self) -> Proof:
+        """Look for what is left."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """All that another process needs to take this machine down, as JSON."""
+        ...

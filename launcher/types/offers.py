@@ -1,0 +1,180 @@
+"""What is offered of the GPUs that were asked for: which offers there are, which are within the price.
+
+Neighbours: `prices.py` brings the market from SkyPilot's catalogs, `plan.py` makes a plan of what is left.
+Pure: no files, no network. Where nothing is left it says why, and what to ask for instead.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from launcher.base.errors import CapacityError, PreflightError, UsageError
+from launcher.base.suggestions import suggestion
+from launcher.base.units import format_money
+from launcher.types.settings import OWN_GPUS, Settings
+from runtime.shared import gpu_memory
+
+# By SkyPilot's names. What a machine really has is looked at again before the long install (fitness.py).
+_NOT_NVIDIA = ("tpu", "mi", "trainium", "inferentia", "gaudi", "radeon")
+_TOO_OLD = frozenset({"K80", "M60", "P4", "P40", "P100", "T4", "V100", "V100-32GB", "RTX6000", "RTX8000"})
+_ARM = frozenset({"GH200", "T4G"})
+_ALIKE = 0.5
+
+
+class NoPricesError(PreflightError):
+    """There is no catalog at hand that could have a price: what needs none can be said all the same."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One kind of machine at one place, by SkyPilot's price catalog; its `infra` came of the entry `asked`.
+
+    `instance_type` is None on a cluster of one's own, which has no price either.
+    """
+
+    asked: str
+    infra: str
+    instance_type: str | None
+    gpu: str
+    count: int
+    price_per_hour: float
+
+
+@dataclass(frozen=True)
+class Market:
+    """All the catalogs at hand say of the GPUs asked for, the cheapest offer first.
+
+    `types`: every type there and how many of it one machine has; `elsewhere`: other clouds that have
+    the type; `without_prices`: clouds asked for without a catalog; `as_of`: its oldest file's time.
+    `snapshot_of`: the prices are those that came with the package, the oldest of them of this day (ISO).
+    """
+
+    offers: tuple[Offer, ...] = ()
+    types: dict[str, list[int]] | None = None
+    elsewhere: tuple[str, ...] = ()
+    without_prices: tuple[str, ...] = ()
+    as_of: float | None = None
+    snapshot_of: str | None = None
+
+
+def gpus_of(text: str) -> tuple[str, int]:
+    """Type and count of "H100:4"."""
+    gpu, _, count = text.rpartition(":")
+    return gpu, int(count)
+
+
+def available(settings: Settings, market: Market) -> tuple[Offer, ...]:
+    """All there is of what was asked for. Raises where there is nothing, with why."""
+    gpu, count = gpus_of(settings.gpus or "")
+    _refuse_unfit(settings, gpu)
+    if market.offers:
+        return market.offers
+    types = market.types or {}
+    infra = ",".join(settings.infra)
+    if not types and market.without_prices:
+        raise NoPricesError(
+            f"there are no prices for {', '.join(market.without_prices)} on this computer",
+            "prices come from SkyPilot's catalogs, which launch fetches only on request",
+            f"{plan_again(settings, f'{gpu}:{count}', ','.join(market.without_prices))} --refresh",
+        )
+    known = next((name for name in types if name.lower() == gpu.lower()), None)
+    if known is not None and count in types[known]:
+        raise CapacityError(
+            f"no cloud offers {count}×{known}{_on(infra)}",
+            "other regions have them",
+            plan_again(settings, f"{known}:{count}", infra.partition("/")[0]),
+        )
+    if known is not None:
+        best = max([one for one in types[known] if one < count], default=min(types[known]))
+        raise CapacityError(
+            f"no machine has {count} {known}{_on(infra)}",
+            f"a machine there has {', '.join(map(str, types[known]))}",
+            plan_again(settings, f"{known}:{best}", infra),
+        )
+    if market.elsewhere:
+        raise CapacityError(
+            f"no cloud offers {gpu}{_on(infra)}",
+            f"{', '.join(market.elsewhere)} may have them",
+            plan_again(settings, f"{gpu}:{count}", market.elsewhere[0]),
+        )
+    refuse_unknown(settings, types)
+    raise CapacityError(
+        f"no cloud offers {gpu}{_on(infra)}",
+        f"there are {', '.join(sorted(types)) or 'none'}",
+        plan_again(settings, f"{next(iter(sorted(types)), 'H100')}:{count}", infra),
+    )
+
+
+def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
+    """A name that neither these catalogs' `types` nor the table of GPUs' memory have. Raises UsageError.
+
+    Without catalogs there may be such a GPU all the same.
+    """
+    gpu, count = gpus_of(settings.gpus or "")
+    named = {name.upper(): name for name in (*types, *gpu_memory.TABLE_MIB, OWN_GPUS)}
+    if gpu.upper() in named or gpu_memory.memory_bytes(gpu) is not None:
+        return
+    meant = named.get(suggestion(gpu.upper(), named, _ALIKE) or "")
+    infra = "" if meant == OWN_GPUS else ",".join(settings.infra)
+    unknown = f"no GPU is called {gpu}" if types else f"launch knows no GPU that is called {gpu}"
+    raise UsageError(
+        f"--gpus {settings.gpus}: {unknown}",
+        (f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(named.values()))}")
+        + ("" if types else " (others may be in SkyPilot's catalogs, which are not on this computer)"),
+        plan_again(settings, f"{meant or 'H100'}:{count}", infra),
+    )
+
+
+def plan_again(settings: Settings, gpus: str, infra: str = "") -> str:
+    """The command that asks for the plan of the same model on other GPUs or elsewhere."""
+    said = settings.values.get("model")
+    model = f" --model {shlex.quote(said.value)}" if said is not None and said.source != "default" else ""
+    return f"launch plan{model} --gpus {gpus}{f' --infra {infra}' if infra else ''}"
+
+
+def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """Those within --max-price, cheapest first. Raises CapacityError when none is."""
+    offers = tuple(sorted(offers, key=lambda offer: (offer.price_per_hour, offer.infra)))
+    cap = settings.max_price
+    found = offers if cap is None else tuple(offer for offer in offers if offer.price_per_hour <= cap)
+    if found:
+        return found
+    cheapest = offers[0]
+    enough = math.ceil(cheapest.price_per_hour * 100) / 100
+    raise CapacityError(
+        f"--max-price {format_money(cap or 0)}: nothing is that cheap",
+        f"{cheapest.count}×{cheapest.gpu} cost {format_money(cheapest.price_per_hour)}/h or more, "
+        f"on {cheapest.infra}",
+        f"{plan_again(settings, settings.gpus or '')} --max-price {enough:.2f}  # or other GPUs",
+    )
+
+
+def places(candidates: tuple[Offer, ...], offers: tuple[Offer, ...]) -> tuple[str, ...]:
+    """Where SkyPilot may look, in the order of price: what was asked for, as it was.
+
+    Its regions one by one where some of them are too dear.
+    """
+    too_dear = {offer.asked for offer in offers if offer not in candidates}
+    places = [offer.infra if offer.asked in too_dear else offer.asked for offer in candidates]
+    return tuple(dict.fromkeys(places))
+
+
+def _refuse_unfit(settings: Settings, gpu: str) -> None:
+    """A GPU that the runtime's build cannot use. Raises UsageError, before anything is rented."""
+    if gpu.lower().startswith(_NOT_NVIDIA):
+        why = "the runtime is built for NVIDIA's CUDA"
+    elif gpu.upper() in _TOO_OLD:
+        why = "it has no bfloat16; Ampere, Ada, Hopper and newer GPUs do"
+    elif gpu.upper() in _ARM:
+        why = "its machines have ARM processors; the runtime needs x86-64"
+    else:
+        return
+    other = f"{plan_again(settings, 'L4:1')}  # or A100:1, H100:1"
+    raise UsageError(f"--gpus {gpu}: this GPU cannot be used", why, other)
+
+
+def _on(infra: str) -> str:
+    return f" on {infra}" if infra else ""

@@ -1,0 +1,334 @@
+"""What a run will use and the most it can cost, before anything starts. Pure: no files, no network.
+
+Neighbours: `offers.py` has what can be rented, `pricing.py` brings its prices, `agreement.py` has the plan
+agreed to, `run.py` keeps to it, `setting_sources.py` gives the wishes. A run on this computer costs nothing,
+whatever its budget.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher.base.errors import UsageError
+from launcher.base.units import format_duration, format_money
+from launcher.types.adapter import Continued
+from launcher.types.machine import TIMER_SECONDS
+from launcher.types.offers import Market, Offer, affordable, available, gpus_of, places
+from launcher.types.settings import Settings
+from runtime.fitness import Needs
+from runtime.shared.memory.planning import MemoryPlan
+
+HERE = "this computer"
+# What bounds a rented run for which nobody gave a deadline or a budget.
+RENTED_SECONDS = 4 * 3600.0
+# Settings of the runtime that the plan of the GPUs' memory decides where nobody else does.
+PLANNED = (
+    "train.activation_checkpointing",
+    "train.pack_tokens",
+    "engine.max_model_len",
+    "engine.max_num_seqs",
+    "engine.memory_fraction",
+    "engine.kv_cache_gib",
+)
+# What only a rented run has; on the command line they ask for one.
+_RENTED_ONLY = ("infra", "budget", "max_price", "disk", "copy_rate")
+# What a run has whose GPUs are named, rented or not.
+_WITH_GPUS = ("train_gpus", "infer_gpus")
+# The image, the driver and the runtime's environment; checkpoints, samples and logs.
+_SYSTEM_GB = 60
+_NO_PRICE = "no price: a cluster of your own"
+_LEAST_DISK_GB = 100
+_DISK_STEP_GB = 50
+
+
+class Shares:
+    """GPUs and how they are shared out, rented or this computer's own. With one GPU, training and inference
+    share it. `model_bytes`: the weights, None where their size is not known; `dtype`: what they are computed
+    in. `memory`: how it fits, None where that is not known: for the model, unless
+    `without_memory` says what else it is."""
+
+    gpus: str
+    train_gpus: int
+    infer_gpus: int
+    model_bytes: int | None
+    dtype: str
+    memory: MemoryPlan | None
+    without_memory: str | None
+
+    @property
+    def shared(self) -> bool:
+        """Whether engine and trainer are on the same GPU."""
+        return self.train_gpus + self.infer_gpus > gpus_of(self.gpus)[1]
+
+    def needs(self, variant: str) -> Needs:
+        """What a machine must have for them, with this build of the runtime."""
+        return Needs(
+            variant,
+            self.gpus,
+            self.train_gpus,
+            self.infer_gpus,
+            self.model_bytes or 0,
+            self.dtype,
+            self.memory.gpu_bytes if self.memory else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Own(Shares):
+    """This computer's own GPUs: `gpus` is "local:2"."""
+
+    gpus: str
+    train_gpus: int
+    infer_gpus: int
+    model_bytes: int | None = None
+    dtype: str = "bfloat16"
+    memory: MemoryPlan | None = None
+    without_memory: str | None = None
+
+
+@dataclass(frozen=True)
+class Rented(Shares):
+    """What is rented, for the machine: one of these GPUs, at the first place of `infra` that has them.
+
+    `disk_gb` None leaves the size to SkyPilot. Nothing dearer than `max_price_per_hour` was agreed to, None
+    where nothing has a price.
+    """
+
+    gpus: str
+    infra: tuple[str, ...]
+    idle_minutes: int
+    disk_gb: int | None
+    train_gpus: int
+    infer_gpus: int
+    max_price_per_hour: float | None = None
+    model_bytes: int | None = None
+    dtype: str = "bfloat16"
+    memory: MemoryPlan | None = None
+    without_memory: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where, for how long, and for how much. Prices in US dollars; that of a rented run is the cheapest
+    candidate's until it is known which one it got. `candidates`: in the order they are tried. `prices_of`:
+    the day (ISO) of a snapshot that the prices are from; None where they are SkyPilot's catalogs'. `adapter`:
+    the one that is trained on. `spent`: of the budget, in earlier lives of the run."""
+
+    where: str
+    model: str
+    price_per_hour: float
+    deadline_seconds: float | None
+    lease_seconds: float
+    budget: float | None
+    rented: Rented | None = None
+    candidates: tuple[Offer, ...] = ()
+    prices_of: str | None = None
+    own: Own | None = None
+    adapter: Continued | None = None
+    spent: float = 0.0
+
+    @property
+    def gpus(self) -> Shares | None:
+        """The GPUs it runs on, whosever they are."""
+        return self.rented or self.own
+
+    @property
+    def what(self) -> str:
+        """What is trained, in words."""
+        return f"{self.model} with {self.adapter.describe()}" if self.adapter else self.model
+
+    @property
+    def dearest_per_hour(self) -> float:
+        """The price of the dearest candidate: nobody knows yet which one has room."""
+        return max([self.price_per_hour, *[offer.price_per_hour for offer in self.candidates]])
+
+    @property
+    def unpriced(self) -> bool:
+        """It is on a cluster of one's own, which has no price here."""
+        return self.rented is not None and self.dearest_per_hour == 0
+
+    @property
+    def cost_at_most(self) -> float | None:
+        """The dearest candidate's price until the last rung has ended it. None when nothing bounds it.
+
+        The last rung: this computer and the runtime are lost just before the deadline, then the lease runs
+        out, then the machine's own timer. The budget is kept on the machine as well: then the timer runs.
+        """
+        if self.dearest_per_hour == 0:
+            return 0.0
+        timer_seconds = (60 * self.rented.idle_minutes if self.rented else 0) + TIMER_SECONDS
+        bounds = []
+        if self.budget is not None:
+            bounds.append(self.budget - self.spent + self.dearest_per_hour * timer_seconds / 3600)
+        if self.deadline_seconds is not None:
+            seconds = self.deadline_seconds + self.lease_seconds + timer_seconds
+            bounds.append(self.dearest_per_hour * seconds / 3600)
+        return min(bounds) if bounds else None
+
+    def describe(self) -> str:
+        """One line: "tiny on this computer, $0.00/h, deadline 4h", "4×H100 on aws/us-east-1, $27.52/h, …"."""
+        what = self.where if self.rented else f"{self.what} on {self.where}"
+        price = _NO_PRICE if self.unpriced else f"{format_money(self.price_per_hour)}/h"
+        if self.dearest_per_hour > self.price_per_hour:
+            price += f" (up to {format_money(self.dearest_per_hour)}/h elsewhere)"
+        return f"{what}, {price}, {self._limits()}"
+
+    def describe_cost(self) -> str:
+        """The same with the most it can cost: what is agreed to."""
+        if self.unpriced:
+            return self.describe()
+        # Up to the next cent: less would not be the most.
+        most = math.ceil(round((self.cost_at_most or 0) * 100, 6)) / 100
+        return f"{self.describe()}: at most {format_money(most)}"
+
+    def _limits(self) -> str:
+        limits = []
+        if self.deadline_seconds is not None:
+            limits.append(f"deadline {format_duration(self.deadline_seconds)}")
+        if self.rented and self.budget is not None:
+            limits.append(self.describe_budget(self.budget))
+        return ", ".join(limits) or "no deadline"
+
+    def describe_budget(self, budget: float) -> str:
+        """ "budget $40", "budget $40, $12.50 of it left"."""
+        left = f", {format_money(budget - self.spent)} of it left" if self.spent else ""
+        return f"budget {format_money(budget)}{left}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"cost_at_most": self.cost_at_most, "dearest_per_hour": self.dearest_per_hour}
+
+
+def make_plan(settings: Settings, market: Market | None = None, model_bytes: int | None = None) -> Plan:
+    """The plan for these settings; `market` where GPUs are to be rented.
+
+    Raises UsageError, CapacityError, and NoPricesError where there are no prices at hand.
+    """
+    refuse_what_is_rented_only(settings)
+    if settings.gpus is None:
+        return _free(settings, HERE)
+    count = gpus_of(settings.gpus)[1]
+    if settings.own_gpus:
+        own = own_shares(settings, model_bytes)
+        return _free(settings, f"{count} GPU{'s' if count > 1 else ''} of {HERE}", own)
+    train, infer = split(count, settings.train_gpus, settings.infer_gpus)
+    market = market or Market()
+    candidates = affordable(settings, available(settings, market))
+    deadline = settings.max_seconds
+    first = candidates[0]
+    dearest = max(offer.price_per_hour for offer in candidates)
+    # What has no price spends no budget.
+    if deadline is None and (settings.budget is None or dearest == 0):
+        deadline = RENTED_SECONDS
+    return Plan(
+        where=f"{count}×{first.gpu} on {first.infra}",
+        model=settings.model,
+        price_per_hour=first.price_per_hour,
+        deadline_seconds=deadline,
+        lease_seconds=settings.lease_seconds,
+        budget=settings.budget,
+        rented=Rented(
+            gpus=f"{first.gpu}:{count}",
+            infra=places(candidates, market.offers),
+            idle_minutes=round(settings.idle_seconds / 60),
+            disk_gb=settings.disk_gb or disk_for(model_bytes),
+            train_gpus=train,
+            infer_gpus=infer,
+            max_price_per_hour=dearest or None,
+            model_bytes=model_bytes,
+            dtype=_dtype(settings),
+        ),
+        candidates=candidates,
+        prices_of=market.snapshot_of,
+        adapter=_adapter(settings),
+    )
+
+
+def _free(settings: Settings, where: str, own: Own | None = None) -> Plan:
+    """The plan of a run on this computer."""
+    return Plan(
+        where=where,
+        model=settings.model,
+        price_per_hour=0.0,
+        deadline_seconds=settings.max_seconds,
+        lease_seconds=settings.lease_seconds,
+        budget=settings.budget,
+        own=own,
+        adapter=_adapter(settings),
+    )
+
+
+def unpriced_shares(settings: Settings) -> Rented:
+    """How GPUs would be shared out for which there are no prices. Raises UsageError."""
+    assert settings.gpus is not None
+    train, infer = split(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
+    idle = round(settings.idle_seconds / 60)
+    return Rented(settings.gpus, settings.infra, idle, settings.disk_gb, train, infer, dtype=_dtype(settings))
+
+
+def _adapter(settings: Settings) -> Continued | None:
+    found = settings.adapter
+    return Continued(str(found.folder), found.rank) if found else None
+
+
+def own_shares(settings: Settings, model_bytes: int | None = None) -> Own:
+    """How this computer's own GPUs are shared out, where the settings name some. Raises UsageError."""
+    assert settings.gpus is not None
+    train, infer = split(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
+    return Own(settings.gpus, train, infer, model_bytes, _dtype(settings))
+
+
+def _dtype(settings: Settings) -> str:
+    """What a run on GPUs computes in, unless it was told otherwise."""
+    return settings.runtime.get("dtype", "bfloat16")
+
+
+def split(count: int, train: int | None = None, infer: int | None = None) -> tuple[int, int]:
+    """How many of `count` GPUs train and how many serve; with one, both share it. Raises UsageError.
+
+    By default a quarter trains, and at least one. A token is sampled by reading all the weights for each of a
+    few dozen sequences, and is trained once, thousands at a time: about three times as many tokens per second
+    and GPU. What samples is also what waits for programs and metrics.
+    """
+    if count == 1:
+        found = (train or 1, infer or 1)
+        fits = found == (1, 1)
+    else:
+        wanted = train or (max(1, count // 4) if infer is None else count - infer)
+        found = (wanted, infer or count - wanted)
+        fits = min(found) >= 1 and sum(found) == count
+    if fits:
+        return found
+    given = " and ".join(
+        f"--{name}-gpus {value}" for name, value in (("train", train), ("infer", infer)) if value
+    )
+    train, infer = split(count)
+    why = "a single GPU does both" if count == 1 else f"they must add up to {count}, at least 1 each"
+    hint = f"say --train-gpus {train} --infer-gpus {infer}, or neither of them: that is the default"
+    raise UsageError(f"{given}: not a valid split of {count} GPU{'s' if count > 1 else ''}", why, hint)
+
+
+def disk_for(model_bytes: int | None) -> int | None:
+    """GB of disk for a model, which is there twice while it is downloaded; None for one of unknown size."""
+    if model_bytes is None:
+        return None
+    needed = _SYSTEM_GB + 2 * model_bytes / 10**9
+    return max(_LEAST_DISK_GB, math.ceil(needed / _DISK_STEP_GB) * _DISK_STEP_GB)
+
+
+def refuse_what_is_rented_only(settings: Settings) -> None:
+    """Where no GPUs are rented, options that ask for it. From a file they wait for one. Raises UsageError."""
+    if settings.rented:
+        return
+    for key in _RENTED_ONLY if settings.own_gpus else (*_WITH_GPUS, *_RENTED_ONLY):
+        option = "--" + key.replace("_", "-")
+        if key in settings.values and settings.values[key].source == option:
+            without = f"with --gpus {settings.gpus}" if settings.own_gpus else "without --gpus"
+            raise UsageError(
+                f"{option} needs {'rented GPUs' if settings.own_gpus else '--gpus'}",
+                f"{without} the run stays on this computer",
+                f"say --gpus as well, such as --gpus H100:4, or leave out {option}"
+                if not settings.own_gpus
+                else f"leave out {option}, or rent GPUs: --gpus H100:4",
+            )
