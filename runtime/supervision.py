@@ -139,13 +139,13 @@ class Supervisor:
         finally:
             self._stopping = True
             self._write()
-            failpoints.passing("supervisor.stopping")
+            failpoints.failpoint("supervisor.stopping")
             for task in (*tasks, *waits):
                 task.cancel()
             await asyncio.gather(*tasks, *waits, return_exceptions=True)
             for rank in sorted({child.spec.stop_rank for child in self._children}):
                 await asyncio.gather(*(self._stop(c) for c in self._children if c.spec.stop_rank == rank))
-                failpoints.passing("supervisor.stopped")
+                failpoints.failpoint("supervisor.stopped")
         return 1 if self._failed_for_good.is_set() else 0
 
     async def _beat(self) -> None:
@@ -161,7 +161,7 @@ class Supervisor:
         while True:
             started = self._start(child)
             trouble, well_seconds = await self._watch(child)
-            failpoints.passing("supervisor.noticed")
+            failpoints.failpoint("supervisor.noticed")
             await self._end(child, by_force=True)
             failures = 1 if well_seconds >= self._restarts.settled_seconds else failures + 1
             detail = f"{trouble}; last log lines: " + " | ".join(last_words(child.spec.log))
@@ -169,7 +169,7 @@ class Supervisor:
                 self._fail(child, f"failed {failures} times in a row: {detail}")
                 await asyncio.Event().wait()  # stays failed until the supervisor ends
             self._set(child, state="restarting", pid=None, restarts=child.state.restarts + 1, detail=detail)
-            failpoints.passing("supervisor.restarting")
+            failpoints.failpoint("supervisor.restarting")
             wait_seconds = self._restarts.wait_seconds(failures)
             await asyncio.sleep(max(0.0, wait_seconds - (time.monotonic() - started)))
 
@@ -183,14 +183,14 @@ class Supervisor:
             stdin=subprocess.DEVNULL if spec.stdin_line is None else subprocess.PIPE,
             environ=spec.environ(),
         )
-        failpoints.passing("supervisor.spawned")
+        failpoints.failpoint("supervisor.spawned")
         if process.stdin is not None and spec.stdin_line is not None:
             process.stdin.write(spec.stdin_line + b"\n")
             process.stdin.close()
         child.process = process
         state = "starting" if child.state.restarts == 0 else "restarting"
         self._set(child, state=state, pid=None)
-        failpoints.passing("supervisor.started")
+        failpoints.failpoint("supervisor.started")
         return time.monotonic()
 
     async def _watch(self, child: Child) -> tuple[str, float]:
@@ -228,7 +228,7 @@ class Supervisor:
                         if ready_at is None:
                             ready_at = now
                         if child.state.state != "ready" or child.state.detail != spec.check.note:
-                            failpoints.passing("supervisor.ready")
+                            failpoints.failpoint("supervisor.ready")
                             self._set(child, state="ready", detail=spec.check.note)
                             self._was_ready[spec.name].set()
                     elif ready_at is None and now - started > spec.start_seconds:

@@ -38,9 +38,9 @@ from launcher.backends.still_there import StillThere
 from launcher.backends.waiting_for_runtime import RuntimeStart, last_lines, reason_of_end
 from launcher.base import clock
 from launcher.base.errors import LaunchError, PreflightError, described
-from launcher.base.failpoints import passing
+from launcher.base.failpoints import failpoint
+from launcher.base.inhibit_sleep import inhibit_sleep
 from launcher.base.log import LOGGER
-from launcher.base.staying_awake import staying_awake
 from launcher.records.lease import NO_LIMITS, Limits
 from launcher.results.rollout_texts import not_closed
 from launcher.types.machine import CLOSE_WANDB_SECONDS, Progress, Proof, PullReport, Stopped, never, silent
@@ -191,9 +191,9 @@ class CloudMachine:
         self._there.forget()  # an earlier life's
         self._order.labels[forgotten_machines.LABEL] = forgotten_machines.mark(self._folder.parent)
         provisioning = Provisioning(self._order, self._home, self._sky, self._trying, self._warn, progress)
-        with staying_awake("a machine is being rented"):
+        with inhibit_sleep("a machine is being rented"):
             self._standing = provisioning.run()
-            passing("cloud.launched")
+            failpoint("cloud.launched")
             self._keep(self.describe())
             unarmed.close(self.host, self._standing["where"])
         if self._asked_at is not None:
@@ -218,7 +218,7 @@ class CloudMachine:
         with tempfile.TemporaryDirectory(prefix="slipway-push-") as staging:
             shutil.copytree(package, Path(staging) / "runtime", ignore=without)
             self._there.code().send(Path(staging))
-        passing("cloud.pushed")
+        failpoint("cloud.pushed")
 
     def setup(self, progress: Progress = silent) -> None:
         """See machine.py. What it builds is found built on an image that has it; a model that is brought
@@ -228,7 +228,7 @@ class CloudMachine:
         if self._model is not None:
             models = RemoteFolder(self.host, self._there.model_path(str(self._model)), self._folder)
             model_upload.bring(models, self._model, progress, self._still_there.check)
-        passing("cloud.prepared")
+        failpoint("cloud.prepared")
 
     def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = silent) -> None:
         """A script on the machine, to its end. Raises JobFailed with its last line."""
@@ -244,7 +244,7 @@ class CloudMachine:
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
         given = machine_scripts.given(token, self._secrets)
         RemoteJob(remote, "serve").start(machine_scripts.serve(self.state_dir), stdin=given)
-        passing("cloud.serving")
+        failpoint("cloud.serving")
         sockets = short_folder(self._run_id)
         make_own_folder(sockets)
         gateway = sockets / _DOOR

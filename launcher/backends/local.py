@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 from launcher.backends.waiting_for_runtime import RuntimeStart, reason_of_end
 from launcher.base import credentials, processes, running
 from launcher.base.errors import PreflightError
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
 from launcher.records.records import RUN_VARIABLE
 
@@ -225,7 +225,7 @@ class LocalMachine:
         """End the keeper, which ends the runtime in order; then whatever else carries the run's id."""
         if self._keeper is not None and self._keeper.alive():
             self._keeper.send(signal.SIGTERM)
-            processes.wait_gone(self._keeper, KEEPER_SECONDS)
+            processes.wait_for_end(self._keeper, KEEPER_SECONDS)
         processes.end(self._left, STRAGGLER_SECONDS)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._sockets)
@@ -258,7 +258,7 @@ class LocalMachine:
             environ |= own_gpus.variables(own_gpus.choose(self._needs, os.environ))
         with (self._folder / "logs" / "keeper.log").open("ab") as log:
             keeper = subprocess.Popen(
-                [*own_module("runtime.keeper", self._python), "--config", str(config)],
+                [*module_command("runtime.keeper", self._python), "--config", str(config)],
                 cwd=self._folder,
                 env=environ,
                 stdin=subprocess.PIPE,
@@ -276,7 +276,7 @@ class LocalMachine:
 
     def _left(self) -> set[ProcessId]:
         named = {self._keeper} if self._keeper is not None else set()
-        return processes.tree(named) | running.carrying(RUN_VARIABLE, self._run_id)
+        return processes.tree(named) | running.with_variable(RUN_VARIABLE, self._run_id)
 
 
 def short_folder(run_id: str) -> Path:

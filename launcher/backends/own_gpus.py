@@ -97,7 +97,7 @@ def _trouble(index: int, gpu: Gpu, needs: Needs) -> str | None:
     except HostError as unfit:
         return str(unfit)
     if gpu.memory_bytes and gpu.used_bytes and gpu.used_bytes > _MOST_USED * gpu.memory_bytes:
-        used, all_of_it = disk.in_units(gpu.used_bytes), disk.in_units(gpu.memory_bytes)
+        used, all_of_it = disk.format_bytes(gpu.used_bytes), disk.format_bytes(gpu.memory_bytes)
         return f"{what} is in use: {used} of its {all_of_it} are taken (nvidia-smi says by whom)"
     return None
 

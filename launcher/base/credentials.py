@@ -67,22 +67,22 @@ def read_dotenv(named: Path | None, folder: Path) -> DotEnv:
     except OSError as error:
         raise ConfigError(f"{shown} cannot be read", error.strerror, f"ls -ld {path}") from None
     variables = _parse(text, shown, path)
-    secrets = [name for name, value in variables.items() if value and secret_name(name)]
+    secrets = [name for name, value in variables.items() if value and is_secret_name(name)]
     REDACTOR.hide(variables[name] for name in secrets)
     if secrets and mode & _OTHERS_MAY_READ:
         return DotEnv(variables, (f"{shown} holds secrets and other users can read it: chmod 600 {path}",))
     return DotEnv(variables)
 
 
-def secret_name(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Whether a variable of this name holds a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
-def hide_environment(environ: Mapping[str, str]) -> None:
+def hide_secrets_of(environ: Mapping[str, str]) -> None:
     """Never write the environment's secrets, whosever they are; the path of a key's file is none."""
     REDACTOR.hide(
-        value for name, value in environ.items() if secret_name(name) and not value.startswith(("/", "~"))
+        value for name, value in environ.items() if is_secret_name(name) and not value.startswith(("/", "~"))
     )
 
 
@@ -101,7 +101,7 @@ def _parse(text: str, shown: str, path: Path) -> dict[str, str]:
     from dotenv.parser import parse_stream
 
     for binding in parse_stream(io.StringIO(text)):
-        bare = binding.key is not None and binding.value is None and _meant_for_us(binding.key)
+        bare = binding.key is not None and binding.value is None and _is_launch_variable(binding.key)
         if binding.error or bare:
             start = binding.original.string
             line = binding.original.line + _newlines(start[: len(start) - len(start.lstrip())])
@@ -114,7 +114,7 @@ def _parse(text: str, shown: str, path: Path) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _meant_for_us(name: str) -> bool:
+def _is_launch_variable(name: str) -> bool:
     return name in SECRETS or name.startswith("LAUNCH_")
 
 

@@ -13,7 +13,7 @@ import os
 import select
 from collections.abc import Sequence
 
-_SELECT_KNOWS = 1024
+_SELECT_LIMIT = 1024
 
 
 def readable(descriptors: Sequence[int], seconds: float | None = None) -> list[int]:
@@ -21,14 +21,14 @@ def readable(descriptors: Sequence[int], seconds: float | None = None) -> list[i
 
     Raises OSError where one is not open.
     """
-    if max(descriptors) < _SELECT_KNOWS:
+    if max(descriptors) < _SELECT_LIMIT:
         return select.select(descriptors, [], [], seconds)[0]
     return _polled(descriptors, select.POLLIN, seconds)
 
 
 def until_writable(descriptor: int) -> None:
     """Wait until it takes something. Raises OSError where it is not open."""
-    if descriptor < _SELECT_KNOWS:
+    if descriptor < _SELECT_LIMIT:
         select.select([], [descriptor], [])
     else:
         _polled([descriptor], select.POLLOUT, None)

@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 
 
-def unwritable(folder: Path) -> str | None:
+def why_unwritable(folder: Path) -> str | None:
     """Why nothing can be written in a folder that may not exist yet; None when it can."""
     try:
-        existing = _existing(folder)
+        existing = _nearest_existing(folder)
     except OSError as error:
         return error.strerror
     if not existing.is_dir():
@@ -28,15 +28,15 @@ def unwritable(folder: Path) -> str | None:
 
 def free_bytes(folder: Path) -> int:
     """What this user may still write on the disk of a folder that may not exist yet."""
-    return shutil.disk_usage(_existing(folder)).free
+    return shutil.disk_usage(_nearest_existing(folder)).free
 
 
-def in_units(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes for people: "8.0 GB", "312 MB"."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size, 0) / 1e6:.0f} MB"
 
 
-def _existing(folder: Path) -> Path:
+def _nearest_existing(folder: Path) -> Path:
     """The nearest folder above that is there. Raises OSError for a path that cannot be."""
     for path in (folder, *folder.parents):
         try:

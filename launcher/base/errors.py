@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # What this computer refuses whoever asks: no bug of ours.
-_THIS_COMPUTERS = _NO_ROOM | frozenset(
+_LOCAL_ERRNOS = _DISK_FULL | frozenset(
     {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES}
     | {errno.EPERM, errno.ETIMEDOUT, errno.ENOLCK, errno.ESTALE}
 )  # fmt: skip
@@ -136,15 +136,15 @@ class NotPulled(LaunchError):
     exit_code = 8
 
 
-def failure_of(error: Exception, log: Path | None = None) -> LaunchError:
+def as_launch_error(error: Exception, log: Path | None = None) -> LaunchError:
     """What was raised as one of these; `log` has the traceback, else --debug shows it."""
     if isinstance(error, LaunchError):
         return error
     look = f"less {log}" if log else "run the same command with --debug to see the traceback"
-    if isinstance(error, OSError) and error.errno in _THIS_COMPUTERS:
+    if isinstance(error, OSError) and error.errno in _LOCAL_ERRNOS:
         why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         room = f"df -h {log.parent}" if log else "df -h"
-        hint = room if error.errno in _NO_ROOM else look
+        hint = room if error.errno in _DISK_FULL else look
         return PreflightError("an error on this computer stopped launch", why, hint)
     return LaunchError("launch has a bug", f"{type(error).__name__}: {error}", look)
 

@@ -47,14 +47,14 @@ NAMES = (
 )
 
 
-def passing(name: str) -> None:
+def failpoint(name: str) -> None:
     """Act if this is the instant. Raises ConfigError for a text that names none."""
     if os.environ.get(VARIABLE):
-        _ours().passing(name)
+        _of_this_process().reached(name)
 
 
 @functools.cache
-def _ours() -> Failpoints:
+def _of_this_process() -> Failpoints:
     from runtime.shared import failpoints
 
     try:

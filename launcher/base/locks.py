@@ -17,21 +17,21 @@ HOLD_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 
 
-class Held:
+class HeldLock:
     """A lock that is held; who holds it for long says now and then that it is at work."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def still_here(self) -> None:
+    def touch(self) -> None:
         """Whoever waits for the lock waits on."""
         with contextlib.suppress(OSError):
             os.utime(self._descriptor)
 
 
-def hold(descriptor: int, path: object, bound_seconds: float | None = None) -> None:
+def acquire(descriptor: int, path: object, bound_seconds: float | None = None) -> None:
     """Lock an open file or folder for this process alone. Raises TimeoutError, an OSError, when its holder
-    has shown no sign of life (`Held.still_here`) for so long."""
+    has shown no sign of life (`Held.touch`) for so long."""
     bound = HOLD_SECONDS if bound_seconds is None else bound_seconds
     end = time.monotonic() + bound
     sign = os.fstat(descriptor).st_mtime_ns
@@ -49,12 +49,12 @@ def hold(descriptor: int, path: object, bound_seconds: float | None = None) -> N
 
 
 @contextlib.contextmanager
-def alone(folder: Path, bound_seconds: float | None = None) -> Iterator[Held]:
+def exclusive(folder: Path, bound_seconds: float | None = None) -> Iterator[HeldLock]:
     """Hold a folder's lock: a file beside it, opened for writing. A folder cannot be, and NFS locks nothing
     else for one process alone. Raises TimeoutError, an OSError, past the bound."""
     descriptor = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        hold(descriptor, folder, bound_seconds)
-        yield Held(descriptor)
+        acquire(descriptor, folder, bound_seconds)
+        yield HeldLock(descriptor)
     finally:
         os.close(descriptor)

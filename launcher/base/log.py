@@ -17,9 +17,9 @@ from urllib.parse import quote
 LOGGER = logging.getLogger("launcher")
 LOGGER.addHandler(logging.NullHandler())  # before there is a file, nothing goes to stderr
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
-_SHORTEST_SECRET = 8  # shorter values would blank out ordinary words
+_MIN_SECRET_LENGTH = 8  # shorter values would blank out ordinary words
 # Of a log of ours; the one before it is kept beside it, under the name that `before` gives it.
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 
 
 class Redactor(logging.Formatter):
@@ -33,7 +33,7 @@ class Redactor(logging.Formatter):
         """Never write these values from now on, nor a line of one that has several."""
         for secret in secrets:
             for part in {secret, *secret.splitlines()}:
-                if len(part) >= _SHORTEST_SECRET:
+                if len(part) >= _MIN_SECRET_LENGTH:
                     self._secrets |= _spellings(part)
 
     @property
@@ -41,19 +41,19 @@ class Redactor(logging.Formatter):
         """All that is never written: for another process that writes on our behalf."""
         return sorted(self._secrets)
 
-    def know(self, spellings: Iterable[str]) -> None:
+    def add_spellings(self, spellings: Iterable[str]) -> None:
         """Never write these either, as they stand: another process's `spellings`."""
         self._secrets.update(spellings)
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """How long a secret may be: so much of a text's end may be the beginning of one."""
         return max(map(len, self._secrets), default=0)
 
     def format(self, record: logging.LogRecord) -> str:
-        return self.clean(super().format(record))
+        return self.redact(super().format(record))
 
-    def clean(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """`text` without the secrets, plain, in a URL or in base64."""
         for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
@@ -72,27 +72,27 @@ def _spellings(secret: str) -> set[str]:
     return found
 
 
-def before(log: Path) -> Path:
+def rotated(log: Path) -> Path:
     """What was in a log before it was full."""
     return log.with_name(f"{log.name}.1")
 
 
-class _Appending(logging.FileHandler):
+class _RotatingHandler(logging.FileHandler):
     """A bounded file, perhaps on a full disk: a line lost there is not worth a traceback in the terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """One more line; a full file is begun anew, with the one before it kept."""
         with contextlib.suppress(OSError):
-            if self.stream is not None and self.stream.tell() > MOST_BYTES:
+            if self.stream is not None and self.stream.tell() > MAX_BYTES:
                 self.close()
                 self.stream = None  # type: ignore[assignment] - the next line opens it again
-                os.replace(self.baseFilename, before(Path(self.baseFilename)))
+                os.replace(self.baseFilename, rotated(Path(self.baseFilename)))
         super().emit(record)
 
     def _open(self) -> io.TextIOWrapper:
         """For nobody but this user, the next one as well."""
         return open(  # type: ignore[return-value] - text, as it is opened
-            self.baseFilename, self.mode, encoding=self.encoding, opener=_for_us_alone
+            self.baseFilename, self.mode, encoding=self.encoding, opener=_open_private
         )
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -104,7 +104,7 @@ class _Appending(logging.FileHandler):
             super().close()
 
 
-def _for_us_alone(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
@@ -114,7 +114,7 @@ REDACTOR = Redactor()
 def open_log(path: Path) -> None:
     """Append what `LOGGER` gets to this file (0600) from now on, and to no other."""
     close_log()
-    handler = _Appending(path, encoding="utf-8")
+    handler = _RotatingHandler(path, encoding="utf-8")
     handler.setFormatter(REDACTOR)
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.DEBUG)

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from launcher.base import place
+from launcher.base import process_location
 
 _POLL_SECONDS = 0.02
 # Every look reads what all processes of the computer say of themselves: soon at first, then more rarely.
-_RAREST_POLL_SECONDS = 0.25
+_MAX_POLL_SECONDS = 0.25
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded and looked up here, never first in the child of a process with threads: one of those may hold the
@@ -111,10 +111,10 @@ def end(
                 process.send(signal.SIGKILL)
         known |= left
         time.sleep(pause)
-        pause = min(1.5 * pause, _RAREST_POLL_SECONDS)
+        pause = min(1.5 * pause, _MAX_POLL_SECONDS)
 
 
-def wait_gone(process: ProcessId, seconds: float) -> bool:
+def wait_for_end(process: ProcessId, seconds: float) -> bool:
     """Wait for its end, at most so long; whether it ended."""
     bound = time.monotonic() + seconds
     while process.alive():
@@ -140,16 +140,16 @@ def die_with_parent(number: signal.Signals, parent: int) -> None:
 
 def all_running() -> dict[ProcessId, int]:
     """Every running process with its parent's pid."""
-    seen = ((pid, _look(pid)) for pid in psutil.pids())
+    seen = ((pid, _stat(pid)) for pid in psutil.pids())
     return {ProcessId(pid, look[0]): look[1] for pid, look in seen if look is not None}
 
 
 def _started(pid: int) -> str | None:
-    look = _look(pid)
+    look = _stat(pid)
     return None if look is None else look[0]
 
 
-def _look(pid: int) -> tuple[str, int] | None:
+def _stat(pid: int) -> tuple[str, int] | None:
     """When the process with this pid started, as an opaque text, and its parent; None when none runs."""
     if sys.platform == "linux":
         try:
@@ -169,7 +169,7 @@ def _look(pid: int) -> tuple[str, int] | None:
 
 
 def _boot() -> str:
-    return (place.boot_id() or "")[:8]
+    return (process_location.boot_id() or "")[:8]
 
 
 def _prctl(option: int, value: int) -> None:

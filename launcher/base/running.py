@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import psutil
 
-from launcher.base import place
+from launcher.base import process_location
 from launcher.base.processes import ProcessId, all_running
 
 _Answer = TypeVar("_Answer")
 
 
-def carrying(variable: str, value: str) -> set[ProcessId]:
+def with_variable(variable: str, value: str) -> set[ProcessId]:
     """The living processes that were started with `variable=value` in their environment.
 
     Without this one and those above it: who asks is not what is left over. Only this user's processes can
@@ -28,9 +28,9 @@ def carrying(variable: str, value: str) -> set[ProcessId]:
     return {process for process, environ in environments() if environ.get(variable) == value}
 
 
-def here(process: ProcessId) -> bool:
+def in_our_namespace(process: ProcessId) -> bool:
     """Whether it is of our own PID namespace: to one of a container a path may mean another file."""
-    return place.pid_namespace(process.pid) == place.pid_namespace("self")
+    return process_location.pid_namespace(process.pid) == process_location.pid_namespace("self")
 
 
 def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
@@ -42,29 +42,29 @@ def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
     while own is not None:
         own = parents.pop(own, None)
     for process in running:
-        if process.pid in parents and (environ := _asked(process, psutil.Process.environ)) is not None:
+        if process.pid in parents and (environ := _query(process, psutil.Process.environ)) is not None:
             yield process, environ
 
 
-def working_in(folder: Path) -> set[ProcessId]:
+def with_working_folder(folder: Path) -> set[ProcessId]:
     """The living processes, but this one, whose working folder this is."""
     others = (process for process in all_running() if process.pid != os.getpid())
-    return {process for process in others if _asked(process, psutil.Process.cwd) == str(folder)}
+    return {process for process in others if _query(process, psutil.Process.cwd) == str(folder)}
 
 
 def runs_from(folder: Path) -> bool:
     """Whether a process runs a program of this folder."""
     inside = str(folder) + os.sep
-    commands = (_asked(process, psutil.Process.cmdline) for process in all_running())
+    commands = (_query(process, psutil.Process.cmdline) for process in all_running())
     return any(command and command[0].startswith(inside) for command in commands)
 
 
 def name_of(process: ProcessId) -> str:
     """What the system calls it."""
-    return _asked(process, psutil.Process.name) or "(gone)"
+    return _query(process, psutil.Process.name) or "(gone)"
 
 
-def _asked(process: ProcessId, question: Callable[[psutil.Process], _Answer]) -> _Answer | None:
+def _query(process: ProcessId, question: Callable[[psutil.Process], _Answer]) -> _Answer | None:
     """None of one that has ended, and of other users' where only they may ask."""
     try:
         return question(psutil.Process(process.pid))
@@ -72,9 +72,9 @@ def _asked(process: ProcessId, question: Callable[[psutil.Process], _Answer]) ->
         return None
 
 
-def stopped(process: ProcessId) -> bool:
+def is_stopped(process: ProcessId) -> bool:
     """Whether it is stopped (Ctrl-Z) at this moment, and so gets nowhere."""
-    return _asked(process, psutil.Process.status) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return _query(process, psutil.Process.status) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def listens(pid: int, port: int) -> bool:

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 
 
-def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+def closest_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known word that `word` most likely meant, or None."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return close[0] if close else None

@@ -11,11 +11,11 @@ import re
 
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
-_LONGEST_SECONDS = 366 * 86400.0
+_MAX_SECONDS = 366 * 86400.0
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg])b(?:/s)?", re.IGNORECASE | re.ASCII)
 _POWERS = {"k": 1e3, "m": 1e6, "g": 1e9}
 # Slower than this nothing of a run comes home in time.
-_SLOWEST_BYTES_PER_SECOND = 100e3
+_MIN_BYTES_PER_SECOND = 100e3
 _MONEY = re.compile(r"\$?\s*(-?\d+(?:\.\d{1,2})?)\s*(?:\$|usd)?", re.IGNORECASE | re.ASCII)
 
 
@@ -28,7 +28,7 @@ def parse_duration(text: str) -> float:
     seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
     if seconds <= 0:
         raise ValueError("a duration must be longer than zero")
-    if seconds > _LONGEST_SECONDS:
+    if seconds > _MAX_SECONDS:
         raise ValueError("a duration can be at most a year")
     return seconds
 
@@ -50,8 +50,8 @@ def parse_rate(text: str) -> float:
     if match is None:
         raise ValueError("a rate is a number of bytes per second with a unit: 500kB/s, 2MB/s; or none")
     rate = float(match.group(1)) * _POWERS[match.group(2).lower()]
-    if rate < _SLOWEST_BYTES_PER_SECOND:
-        raise ValueError(f"the minimum is {format_rate(_SLOWEST_BYTES_PER_SECOND)}")
+    if rate < _MIN_BYTES_PER_SECOND:
+        raise ValueError(f"the minimum is {format_rate(_MIN_BYTES_PER_SECOND)}")
     return rate
 
 
@@ -75,13 +75,13 @@ def format_duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
-        return _two(whole, 60, "m", 1, "s")
+        return _two_units(whole, 60, "m", 1, "s")
     if whole < 86400:
-        return _two(whole, 3600, "h", 60, "m")
-    return _two(whole, 86400, "d", 3600, "h")
+        return _two_units(whole, 3600, "h", 60, "m")
+    return _two_units(whole, 86400, "d", 3600, "h")
 
 
-def _two(whole: int, large: int, large_unit: str, small: int, small_unit: str) -> str:
+def _two_units(whole: int, large: int, large_unit: str, small: int, small_unit: str) -> str:
     rest = whole % large // small
     return f"{whole // large}{large_unit}" + (f" {rest:02d}{small_unit}" if rest else "")
 

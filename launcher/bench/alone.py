@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from launcher.base.home import Home
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
 from launcher.bench import our_side, this_computer
 from launcher.bench.ready import our_environment, refuse_what_cannot_run
 from launcher.bench.remarks import no_record_because, remarks, staleness
@@ -153,6 +153,6 @@ def _help_seconds() -> float:
     took = []
     for _ in range(_HELP_RUNS):
         began = time.perf_counter()
-        subprocess.run([*own_module("launcher.cli.main"), "--help"], capture_output=True, check=True)
+        subprocess.run([*module_command("launcher.cli.main"), "--help"], capture_output=True, check=True)
         took.append(time.perf_counter() - began)
     return statistics.median(took)

@@ -18,7 +18,7 @@ from typing import Any
 
 from launcher.base.errors import JobFailed
 from launcher.base.home import Home
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
 from launcher.bench import child
 from launcher.bench.side_run import Log, SideRun, Step, lines_of, side_run
 from launcher.config import runtime_config
@@ -42,7 +42,7 @@ def run(
     program = [sys.executable, str(_PROGRAM), str(task_file), str(log)]
     lived = child.run(
         "the run of the bench",
-        [*own_module("launcher.cli.main"), "--json", "--model", "tiny", *options, "--", *program],
+        [*module_command("launcher.cli.main"), "--json", "--model", "tiny", *options, "--", *program],
         folder=folder,
         environ=environ_of(own),
         most_seconds=most_seconds,

@@ -28,12 +28,12 @@ def refuse_what_cannot_run(home: Home) -> None:
             "pip install 'slipway-rl[dspy]'",
         )
     preflight.check_environment(home)
-    if trouble := disk.unwritable(home.data):
+    if trouble := disk.why_unwritable(home.data):
         raise PreflightError(f"cannot write {home.data}", trouble, f"ls -ld {home.data}")
     if (free := disk.free_bytes(home.data)) < _RUN_BYTES:
         raise PreflightError(
-            f"a bench needs {disk.in_units(_RUN_BYTES)} of disk for its runs",
-            f"{disk.in_units(free)} are free at {home.data}",
+            f"a bench needs {disk.format_bytes(_RUN_BYTES)} of disk for its runs",
+            f"{disk.format_bytes(free)} are free at {home.data}",
             f"df -h {home.data}",
         )
 

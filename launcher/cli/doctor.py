@@ -177,9 +177,9 @@ def _memory() -> Check:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = psutil.virtual_memory()
-    detail = f"{cores} cores, {disk.in_units(memory.available)} of {disk.in_units(memory.total)} free"
+    detail = f"{cores} cores, {disk.format_bytes(memory.available)} of {disk.format_bytes(memory.total)} free"
     if memory.available < _LEAST_MEMORY_BYTES:
-        least = disk.in_units(_LEAST_MEMORY_BYTES)
+        least = disk.format_bytes(_LEAST_MEMORY_BYTES)
         return Check("memory", "warn", f"{detail}; a run needs about {least}", "close other programs")
     if cores < _LEAST_CORES:
         return Check("memory", "warn", f"{detail}; engine and trainer share one core", "expect a slow run")
@@ -209,11 +209,11 @@ def _disk(home: Home) -> Check:
     from runtime import bootstrap
 
     free = disk.free_bytes(home.environments)
-    detail = f"{disk.in_units(free)} are free at {home.environments}"
+    detail = f"{disk.format_bytes(free)} are free at {home.environments}"
     needed = bootstrap.NEEDED_BYTES["cpu"]
     if free < needed and not bootstrap.is_ready(home.environments):
         fix = "free some space, or set LAUNCH_HOME to a folder on a larger disk"
-        return Check("disk", "fail", f"{detail}; the environment needs {disk.in_units(needed)}", fix)
+        return Check("disk", "fail", f"{detail}; the environment needs {disk.format_bytes(needed)}", fix)
     if free < 10**9:
         return Check("disk", "warn", detail, "free some space: a run writes checkpoints")
     return Check("disk", "ok", detail)

@@ -130,7 +130,7 @@ def _let_end(
     launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
     told_at = said_at = time.monotonic()
     keeping = take_down.Keeping(store, record.id, _KEEPING_SECONDS)
-    while not processes.wait_gone(launch, _LOOK_SECONDS) and store.load(record.id).live:
+    while not processes.wait_for_end(launch, _LOOK_SECONDS) and store.load(record.id).live:
         now, at_it = time.monotonic(), teardown_lock.holder(store.folder(record.id))
         if now - said_at > _SAY_EVERY_SECONDS:
             output.note(f"{name}: {at_it.describe() if at_it else 'launch has not begun to end it'}; waiting")

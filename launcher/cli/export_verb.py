@@ -21,7 +21,7 @@ from launcher.base import credentials
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import REDACTOR
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
 from launcher.console.output import Output
 from launcher.models import model_folder
 from launcher.records.records import RecordStore
@@ -132,7 +132,7 @@ def _merge(
             # Of ours the runtime alone: beside it may lie packages that are not that environment's.
             Path(alone, "runtime").symlink_to(Path(bootstrap.__file__).parent)
             done = subprocess.run(
-                [*own_module("runtime.trainer.merging", python), *words],
+                [*module_command("runtime.trainer.merging", python), *words],
                 cwd=alone,
                 env=_environ(env_file) | {"PYTHONPATH": alone},
                 capture_output=True,
@@ -160,7 +160,7 @@ def _environ(env_file: Path | None) -> dict[str, str]:
 
 
 def _not_merged(weights: RunWeights, base: str, said: str) -> LaunchError:
-    last = REDACTOR.clean((said.strip() or "it ended without a word").splitlines()[-1])
+    last = REDACTOR.redact((said.strip() or "it ended without a word").splitlines()[-1])
     return PreflightError(
         f"{weights.label} cannot be merged into {base}", last, f"launch export {weights.label} --to DIR"
     )

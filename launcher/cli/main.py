@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from launcher.base.errors import EXIT_INTERRUPTED, PreflightError, failure_of
+from launcher.base.errors import EXIT_INTERRUPTED, PreflightError, as_launch_error
 
 _OLDEST_PYTHON = (3, 11)
 # A command line with one of these does not start a run.
@@ -83,16 +83,16 @@ def _dispatch(own: list[str], command: list[str] | None) -> int:
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a bug gets three lines and code 1
         _hide_secrets()
         output.traceback(show="--debug" in own)
-        failure = shadowing.met(error) or failure_of(error)
+        failure = shadowing.met(error) or as_launch_error(error)
         output.error(failure)
         return failure.exit_code
 
 
 def _hide_secrets() -> None:
     """An error may quote what the environment holds."""
-    from launcher.base.credentials import hide_environment
+    from launcher.base.credentials import hide_secrets_of
 
-    hide_environment(os.environ)
+    hide_secrets_of(os.environ)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from launcher.base.errors import UsageError
-from launcher.base.suggestions import suggestion
+from launcher.base.suggestions import closest_match
 from launcher.cli.invocation import Invocation
 
 VERBS = (
@@ -63,7 +63,7 @@ def usage_error(
         option = message.rpartition(" ")[2]
         if option in known and command != "launch":
             return _option_of_a_run(option, words[0])
-        meant = suggestion(option, known if command == "launch" else of_verbs.get(words[0], known))
+        meant = closest_match(option, known if command == "launch" else of_verbs.get(words[0], known))
         message = f"no such option: {option}"
         why = f"did you mean {meant}?" if meant else why
     return UsageError(message, why, f"{command} --help")
@@ -74,6 +74,6 @@ def _not_a_verb(stranger: str, own: list[str]) -> UsageError:
     if shutil.which(stranger) or Path(stranger).exists():
         program = " ".join(own[own.index(stranger) :])
         return UsageError(message, "a program goes after --", f"launch -- {program}")
-    if meant := suggestion(stranger, VERBS):
+    if meant := closest_match(stranger, VERBS):
         return UsageError(message, f"did you mean {meant}?", f"launch {meant}")
     return UsageError(message, f"the verbs are {', '.join(VERBS)}", "launch --help")

@@ -19,8 +19,8 @@ from typing import Any
 
 from launcher.base.errors import EXIT_OK, UsageError
 from launcher.base.home import Home
-from launcher.base.log import before
-from launcher.base.suggestions import suggestion
+from launcher.base.log import rotated
+from launcher.base.suggestions import closest_match
 from launcher.base.units import format_duration, format_money
 from launcher.console.output import Output, columns
 from launcher.records import lives
@@ -72,8 +72,8 @@ def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
         return follow and now.live and now.attended and not (now.elsewhere and now.silent)
 
     with output.log() as write:
-        if before(path).exists():
-            _show(write, before(path), lambda: False)
+        if rotated(path).exists():
+            _show(write, rotated(path), lambda: False)
         _show(write, path, going_on)
     return EXIT_OK
 
@@ -298,7 +298,7 @@ def _log_file(folder: Path, name: str, which: str) -> Path:
     if which in found and found[which].exists():
         return found[which]
     known = [*_LAUNCHER_LOGS, *found]
-    meant = suggestion(which, known) or "launch"
+    meant = closest_match(which, known) or "launch"
     raise UsageError(
         f"{name} has no log {which}", f"it has {', '.join(known)}", f"launch logs {name} --which {meant}"
     )

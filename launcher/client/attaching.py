@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
 from launcher.client.failures import NotConnected
 from launcher.client.wire import PATIENCE_VARIABLE, Endpoint, Patience
 
-LAUNCH = tuple(own_module("launcher.cli.main"))
+LAUNCH = tuple(module_command("launcher.cli.main"))
 _WHY_CHARACTERS = 300
 
 

@@ -2,7 +2,7 @@
 
 Neighbours: `runtime/shared/schema.py` and `statuses.py` have the runtime's, and a test compares; `wire.py`
 and `connection.py` send these. What is sent has exactly the runtime's keys, what is read at most those. Knows
-nothing of HTTP or of DSPy, and imports pydantic, and `base/harmless.py` for what is printed.
+nothing of HTTP or of DSPy, and imports pydantic, and `base/sanitize.py` for what is printed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from launcher.base.harmless import line as harmless
+from launcher.base.sanitize import one_line as sanitized
 
 ROLLOUT_HEADER = "x-slipway-rollout"
 PREDICTOR_HEADER = "x-slipway-predictor"
@@ -242,7 +242,7 @@ class StepStatus(Answer):
         ]
         told += [] if reward is None else [f"reward {reward:.3f}"]
         told += [self.error] if self.error else []
-        return harmless(f"<{' · '.join(told)}>")
+        return sanitized(f"<{' · '.join(told)}>")
 
     __str__ = __repr__
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from launcher.base.harmless import line as harmless
+from launcher.base.sanitize import one_line as sanitized
 from launcher.client.answers import json_of
 from launcher.client.bodies import CheckpointInfo
 from launcher.client.connection import Connection
@@ -32,7 +32,7 @@ def pin(connection: Connection, name: str, best_of: str | None) -> CheckpointInf
 
 
 def _say_let_go(model: str, checkpoints: Iterable[str]) -> None:
-    names = ", ".join(f"{harmless(model)}@v{int(it.removeprefix('step-'))}" for it in checkpoints)
+    names = ", ".join(f"{sanitized(model)}@v{int(it.removeprefix('step-'))}" for it in checkpoints)
     sys.stderr.write(
         f"slipway: no longer pinned, because others were pinned since: {names}. Pin again what a program "
         "still names, while it answers\n"

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.failures import ClientError
 
 # Where code lies that is not the program's: Python's own, what is installed, ours.
@@ -57,7 +57,7 @@ class _Hook:
             else [f"  caused by {type(cause).__name__} at {it}" for it in own_lines(cause)]
         )
         lines = [f"{kind.__name__}: {error}", *(f"  at {it}" for it in own_lines(error)), *of_cause]
-        sys.stderr.write(harmless("\n".join(lines)) + "\n")
+        sys.stderr.write(sanitized("\n".join(lines)) + "\n")
 
 
 def _short(filename: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 
-from launcher.base.harmless import line as harmless
+from launcher.base.sanitize import one_line as sanitized
 from launcher.client.bodies import StepCounts
 
 _MOST = 0.5
@@ -49,7 +49,7 @@ class LeftOut:
         changed_by = next((it for begins, it in _CHANGED_BY if reason.startswith(begins)), _ELSE)
         sys.stderr.write(
             f"slipway: {counts.dropped[reason]} of {_answers(counts)} answers of step {step} are left out: "
-            f"{harmless(reason)} ({changed_by})\n"
+            f"{sanitized(reason)} ({changed_by})\n"
         )
         sys.stderr.flush()
 

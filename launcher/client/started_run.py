@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.base.harmless import text as harmless
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client import attaching
 from launcher.client.failures import ClientError, NotConnected
 from launcher.client.holder import DONE
@@ -114,7 +114,7 @@ class _Launch:
 
     def __init__(self, options: Sequence[str], quiet: bool) -> None:
         theirs, self._pipe = os.pipe()
-        program = own_module("launcher.client.holder")
+        program = module_command("launcher.client.holder")
         launch = [*attaching.LAUNCH, "--json", *options, "--", *program]
         self._process = subprocess.Popen(
             [*program, "--pipe", str(theirs), "--", *launch],
@@ -183,7 +183,7 @@ class _Launch:
         if words:
             self._last = [*self._last[-_LAST_LINES:], words]
             if not self._quiet:
-                sys.stderr.write(f"{harmless(words)}\n")
+                sys.stderr.write(f"{sanitized(words)}\n")
                 sys.stderr.flush()
 
 

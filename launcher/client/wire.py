@@ -28,7 +28,7 @@ _NOT_NOW = frozenset({429, 502, 503, 504})
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 8.0
 _CONNECT_SECONDS = 10.0
-# The launcher's own copies of these are in `launcher/base/patience.py`.
+# The launcher's own copies of these are in `launcher/base/timeout_budget.py`.
 PATIENCE_VARIABLE = "LAUNCH_PATIENCE_SECONDS"
 # Of a rented run with the usual lease: for a program that was given an address and nothing else.
 _USUAL_SECONDS = 900.0

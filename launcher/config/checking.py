@@ -16,7 +16,7 @@ from launcher.backends import own_gpus
 from launcher.base import credentials
 from launcher.base.errors import ConfigError, PreflightError, UsageError
 from launcher.base.home import Home
-from launcher.base.suggestions import suggestion
+from launcher.base.suggestions import closest_match
 from launcher.config import (
     agreement,
     earlier_run,
@@ -79,7 +79,7 @@ def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: No
 
 def secret_values(settings: Settings) -> dict[str, str]:
     """The secrets of a run, to be handed to its runtime; they are hidden from all that is written."""
-    credentials.hide_environment(os.environ)
+    credentials.hide_secrets_of(os.environ)
     return {name: secret.value for name, secret in settings.secrets.items()}
 
 
@@ -145,7 +145,7 @@ def _check_layers(settings: Settings, config: Mapping[str, Any], chosen: Sequenc
     if there is None or not wrong:
         return
     source = settings.values[_LAYERS].source
-    meant = dict.fromkeys(name if name in there else suggestion(name, there) for name in chosen)
+    meant = dict.fromkeys(name if name in there else closest_match(name, there) for name in chosen)
     names = ",".join(name for name in meant if name) or ",".join(there)
     error = UsageError if source.startswith("--") else ConfigError
     place = source if _LAYERS in source else f"{source}: {_LAYERS}"

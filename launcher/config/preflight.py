@@ -137,11 +137,11 @@ def find_model(
 def check_folders(home: Home) -> None:
     """The home can be written, and so can the folder of the runtime's sockets. Creates nothing."""
     for folder in (home.runs, home.environments):
-        if trouble := disk.unwritable(folder):
+        if trouble := disk.why_unwritable(folder):
             hint = "set LAUNCH_HOME to a folder of yours"
             raise PreflightError(f"cannot write under {folder}", trouble, hint)
     temporary = Path(tempfile.gettempdir())
-    if trouble := disk.unwritable(temporary):
+    if trouble := disk.why_unwritable(temporary):
         raise PreflightError(f"cannot write under {temporary}", trouble, "set TMPDIR to a folder of yours")
 
 
@@ -152,8 +152,8 @@ def check_disk(settings: Settings, model_path: str, home: Home) -> None:
     free = disk.free_bytes(home.runs)
     if free < needed:
         raise PreflightError(
-            f"a run with {keep} checkpoints needs {disk.in_units(needed)} of disk",
-            f"{disk.in_units(free)} are free at {home.runs}",
+            f"a run with {keep} checkpoints needs {disk.format_bytes(needed)} of disk",
+            f"{disk.format_bytes(free)} are free at {home.runs}",
             "free some space, or set LAUNCH_HOME to a folder on a larger disk",
         )
 
@@ -184,8 +184,8 @@ def check_environment(home: Home, variant: str = "cpu") -> None:
     free = disk.free_bytes(home.environments)
     if free < needed:
         raise PreflightError(
-            f"the runtime's environment needs {disk.in_units(needed)} of disk",
-            f"{disk.in_units(free)} are free at {home.environments}",
+            f"the runtime's environment needs {disk.format_bytes(needed)} of disk",
+            f"{disk.format_bytes(free)} are free at {home.environments}",
             "free some space, or set LAUNCH_HOME to a folder on a larger disk",
         )
     try:

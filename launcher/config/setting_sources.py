@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.base import credentials
 from launcher.base.errors import ConfigError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
-from launcher.base.suggestions import suggestion
+from launcher.base.suggestions import closest_match
 from launcher.types.settings import SETTINGS, TINY_MODEL, Setting, Settings, Value, variable_of
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _from_variables(variables: Mapping[str, str], known: list[str], place: str) 
             continue
         if name in by_variable:
             values[by_variable[name]] = value
-        elif meant := suggestion(name, by_variable, _TYPO):
+        elif meant := closest_match(name, by_variable, _TYPO):
             why = f"did you mean {meant}?"
             here = f"unset {name}; export {meant}={shlex.quote(value)}"
             hint = here if place == _ENVIRONMENT else f"in {place}: {meant} in the place of {name}"
@@ -280,7 +280,7 @@ def _meant(key: str, known: list[str]) -> str | None:
     last = key.rpartition(".")[2]
     last = _ALIASES.get(last, last)
     by_word = {name.rpartition(".")[2]: name for name in known}
-    word = last if last in by_word else suggestion(last, by_word, _ALIKE)
+    word = last if last in by_word else closest_match(last, by_word, _ALIKE)
     return by_word[word] if word else None
 
 

@@ -1,7 +1,7 @@
 """The only place that prints: for people (a live line on a terminal, else plain lines) or as JSON.
 
 stdout is the result, stderr everything else. With `--json` stdout has one object a line, each with "schema".
-Much of it is said by machines and models: nothing of that acts on the terminal (`base/harmless.py`).
+Much of it is said by machines and models: nothing of that acts on the terminal (`base/sanitize.py`).
 Neighbours: `run.py` and the verbs of `main.py` say what happens; `terminal.py` draws the live line;
 `log.py` keeps a copy of everything said. Knows nothing of how things are done.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from launcher.base import harmless
+from launcher.base import sanitize
 from launcher.base.errors import JobFailed, LaunchError, NotStarted
 from launcher.base.log import LOGGER, REDACTOR, log_path
 from launcher.base.units import format_duration, format_money
@@ -95,7 +95,7 @@ class Output:
         if self.as_json:
             self._object(data)
         elif text:
-            self._print(self._stdout, harmless.text(text))
+            self._print(self._stdout, sanitize.plain_text(text))
 
     def note(self, text: str) -> None:
         """Beside the answer of a verb: a line on stderr, whatever stdout has."""
@@ -105,7 +105,7 @@ class Output:
     @contextlib.contextmanager
     def log(self) -> Iterator[Callable[[str], None]]:
         """A log, to stdout; yields what takes its pieces."""
-        shown = harmless.LogStream()
+        shown = sanitize.LogStream()
 
         def write(text: str) -> None:
             with contextlib.suppress(OSError):
@@ -113,7 +113,7 @@ class Output:
                 self._stdout.flush()
 
         try:
-            yield lambda piece: write(shown.hear(piece))
+            yield lambda piece: write(shown.feed(piece))
         finally:
             write(shown.end())
 
@@ -130,14 +130,14 @@ class Output:
         last = error.last_lines if isinstance(error, JobFailed | NotStarted) else []
         for line in last:
             LOGGER.info("| %s", line)
-        lines = [self._styled(_DIM, f"  | {harmless.line(line)}") for line in last]
-        lines.append(self._styled(_RED + _BOLD, f"Error: {harmless.line(error.message)}"))
-        lines += [f"  {harmless.text(line)}" for line in (error.why or "").splitlines()]
+        lines = [self._styled(_DIM, f"  | {sanitize.one_line(line)}") for line in last]
+        lines.append(self._styled(_RED + _BOLD, f"Error: {sanitize.one_line(error.message)}"))
+        lines += [f"  {sanitize.plain_text(line)}" for line in (error.why or "").splitlines()]
         if error.hint:
-            lines.append(f"Hint: {harmless.line(error.hint)}")
+            lines.append(f"Hint: {sanitize.one_line(error.hint)}")
         if path:
             lines.append(self._styled(_DIM, f"Log: {path}"))
-        self._print(self._stderr, REDACTOR.clean("\n".join(lines)))
+        self._print(self._stderr, REDACTOR.redact("\n".join(lines)))
 
     def traceback(self, *, show: bool) -> None:
         """The exception being handled: always in the log, on stderr when it was asked for."""
@@ -145,7 +145,7 @@ class Output:
         if show:
             import traceback
 
-            self._print(self._stderr, harmless.text(REDACTOR.clean(traceback.format_exc())))
+            self._print(self._stderr, sanitize.plain_text(REDACTOR.redact(traceback.format_exc())))
 
     # -------------------------------------------------------------- a run
 
@@ -290,10 +290,10 @@ class Output:
 
     def _draw(self, text: str, style: str = _DIM) -> None:
         if self._line:
-            self._line.draw(harmless.line(text), self._style(style))
+            self._line.draw(sanitize.one_line(text), self._style(style))
 
     def _say(self, text: str, style: str = "") -> None:
-        line = self._styled(style, harmless.text(REDACTOR.clean(text)))
+        line = self._styled(style, sanitize.plain_text(REDACTOR.redact(text)))
         if self._line:
             self._line.write(line)
         else:
@@ -301,7 +301,7 @@ class Output:
 
     def _object(self, data: Mapping[str, Any]) -> None:
         text = json.dumps({"schema": SCHEMA, **data}, default=str, ensure_ascii=False)
-        self._print(self._stdout, harmless.in_json(REDACTOR.clean(text)))
+        self._print(self._stdout, sanitize.json_text(REDACTOR.redact(text)))
 
     def _print(self, stream: TextIO, text: str) -> None:
         # A reader or a terminal that went away is no reason to leave a run half-way.

@@ -1,6 +1,6 @@
 """A command whose output is ours: to a file or a pipe as it is, to a terminal made harmless.
 
-Neighbours: `cli/remote_verbs.py` runs ssh by it; `base/harmless.py` says what a terminal is shown.
+Neighbours: `cli/remote_verbs.py` runs ssh by it; `base/sanitize.py` says what a terminal is shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from launcher.base import descriptors, harmless
+from launcher.base import descriptors, sanitize
 
 _BYTES = 65536
 _LOOK_EVERY_SECONDS = 0.1
@@ -44,12 +44,12 @@ class _Way:
         self.reading, self.writing = os.pipe()
         self._target = target
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._log = harmless.LogStream()
+        self._log = sanitize.LogStream()
 
     def hand_on(self) -> bool:
         """The next piece; False at its end."""
         piece = os.read(self.reading, _BYTES)
-        self._show(self._log.hear(self._decoder.decode(piece, final=not piece)))
+        self._show(self._log.feed(self._decoder.decode(piece, final=not piece)))
         return bool(piece)
 
     def close(self) -> None:

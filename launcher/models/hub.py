@@ -126,8 +126,8 @@ def _check_space(model: str, environ: Mapping[str, str], token: str | None) -> N
     free = disk.free_bytes(_cache(environ))
     if free < needed:
         raise PreflightError(
-            f"the model {model} needs {disk.in_units(needed)} of disk",
-            f"{disk.in_units(free)} are free at {_cache(environ)}",
+            f"the model {model} needs {disk.format_bytes(needed)} of disk",
+            f"{disk.format_bytes(free)} are free at {_cache(environ)}",
             "free some space, or set HF_HOME to a folder on a larger disk",
         )
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from launcher.base.suggestions import suggestion as closest
+from launcher.base.suggestions import closest_match as closest
 
 _ALIKE = 0.75
 _NUMBER = re.compile(r"\d+")

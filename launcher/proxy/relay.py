@@ -31,9 +31,9 @@ from typing import Any
 import aiohttp
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from launcher.base import patience
+from launcher.base import timeout_budget
 from launcher.base.errors import PreflightError
-from launcher.base.failpoints import passing
+from launcher.base.failpoints import failpoint
 from launcher.proxy import page_door, relay_rules
 from launcher.proxy.page_door import Page, PageDoor
 from launcher.proxy.relay_body import BODY_BYTES as BODY_BYTES
@@ -85,7 +85,7 @@ class Relay:
         self,
         socket: Path,
         port: int | None = None,
-        replay_seconds: float = patience.LEAST_SECONDS,
+        replay_seconds: float = timeout_budget.MIN_SECONDS,
         token: str | None = None,
         keyless_by: str | None = None,
         page: Page | None = None,
@@ -153,7 +153,7 @@ class Relay:
         await self._runner.setup()
         port = await self._listen()
         self._prober = asyncio.create_task(self._probe_for_ever())
-        passing("relay.opened")
+        failpoint("relay.opened")
         return port
 
     async def _listen(self) -> int:
@@ -214,7 +214,7 @@ class Relay:
             body = await read_body(request) if needs_token else b""
         except BodyError as error:
             return self._refuse(error.status, str(error), error.code)
-        passing("relay.read")
+        failpoint("relay.read")
         self._tally.requests += 1
         self._tally.active += 1
         try:

@@ -17,7 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from launcher.base.failpoints import passing
+from launcher.base.failpoints import failpoint
 from launcher.proxy import relay_rules
 from launcher.proxy.relay_connection import RelayConnection, look
 from launcher.proxy.relay_receipts import Receipts
@@ -174,7 +174,7 @@ class Forwarder:
                 wait_seconds = max(pause_seconds, min(error.after_seconds or 0.0, _LONGEST_PAUSE_SECONDS))
                 if self._closing or wait_seconds > waiting.left:
                     return self._given_up(str(error))
-            passing("relay.replaying")
+            failpoint("relay.replaying")
             self._tally.replays += 1
             await asyncio.sleep(wait_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
@@ -215,7 +215,7 @@ class Forwarder:
                 allow_redirects=False,
                 skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
             ) as upstream:
-                passing("relay.forwarded")
+                failpoint("relay.forwarded")
                 retry_after = upstream.headers.get("Retry-After")
                 if upstream.status == 503 and retry_after is not None:
                     text = (await upstream.text(errors="replace"))[:200]
@@ -223,7 +223,7 @@ class Forwarder:
                 if _streams(upstream):
                     return await self._stream(call, upstream)
                 whole = await upstream.read()
-                passing("relay.answered")
+                failpoint("relay.answered")
                 return web.Response(
                     status=upstream.status,
                     reason=upstream.reason,
@@ -253,7 +253,7 @@ class Forwarder:
                 if is_end or upstream.content_type != _EVENTS:
                     was_there = look(call.request.transport) == "open"
                 await response.write(piece)
-                passing("relay.streaming")
+                failpoint("relay.streaming")
                 if is_end:  # some programs leave at this, before the stream has ended
                     await self._sign(call, response, was_there)
                 piece = await anext(pieces, b"")

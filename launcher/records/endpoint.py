@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.base import patience
+from launcher.base import timeout_budget
 from launcher.base.errors import UsageError
 from launcher.base.log import REDACTOR
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
@@ -40,7 +40,7 @@ _PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
 @dataclass(frozen=True)
 class LocalEndpoint:
     """A run's door on this computer. `root` is its address without `/v1`. `patience_seconds`: for how long
-    the door itself asks a runtime that does not answer (`patience.py`)."""
+    the door itself asks a runtime that does not answer (`timeout_budget.py`)."""
 
     root: str
     token: str
@@ -64,7 +64,7 @@ class LocalEndpoint:
             "LAUNCH_MODEL": SERVED_NAME,
             "LAUNCH_RUN_DIR": str(self.run_dir),
             "LAUNCH_RUN_ID": self.run_id,
-            patience.VARIABLE: str(math.ceil(self.patience_seconds)),
+            timeout_budget.VARIABLE: str(math.ceil(self.patience_seconds)),
         }
         if self.openai_env:
             variables |= {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.token}
@@ -109,7 +109,7 @@ class LocalEndpoint:
             if record.url and is_open(record):
                 openai_env = bool(record.details.get("openai_env"))
                 arbor, art = bool(record.details.get("arbor")), bool(record.details.get("art"))
-                waits = patience.of_record(record.details.get("plan") or {})
+                waits = timeout_budget.of_record(record.details.get("plan") or {})
                 return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env, arbor, art)
         label = record.name or record.id
         if record.elsewhere:

@@ -22,9 +22,9 @@ from typing import Any, Self
 from launcher.base import atomic, locks
 from launcher.base.errors import LaunchError, UsageError
 from launcher.base.home import Home
-from launcher.base.place import Place
+from launcher.base.process_location import ProcessLocation
 from launcher.base.processes import ProcessId
-from launcher.base.suggestions import suggestion
+from launcher.base.suggestions import closest_match
 from launcher.records import teardown_lock, whereabouts
 from launcher.records.lives import Life
 
@@ -77,7 +77,7 @@ class RunRecord:
     unpulled: str | None = None
     given_up: bool = False
     troubles: tuple[str, ...] = ()
-    place: Place | None = None
+    place: ProcessLocation | None = None
     schema: int = SCHEMA
     folder: Path = field(default=Path(), compare=False)
 
@@ -158,7 +158,7 @@ class RunRecord:
             known: dict[str, Any] = {key: values[key] for key in cls.__dataclass_fields__ if key in values}
             for key in _PROCESSES:
                 known[key] = ProcessId(**known[key]) if known.get(key) else None
-            known["place"] = Place.from_dict(values["place"]) if values.get("place") else None
+            known["place"] = ProcessLocation.from_dict(values["place"]) if values.get("place") else None
             known["command"] = tuple(values["command"])
             known["earlier_lives"] = tuple(map(Life.from_dict, values.get("earlier_lives", ())))
             known["troubles"] = tuple(values.get("troubles", ()))
@@ -235,7 +235,7 @@ class RecordStore:
             self.check_name(name)
             run_id = self._mint()
             teardown_lock.make(self.folder(run_id))
-            ours: dict[str, Any] = {"launch": ProcessId.own(), "place": Place.here()}
+            ours: dict[str, Any] = {"launch": ProcessId.own(), "place": ProcessLocation.here()}
             ours |= {"name": name, "command": command, "folder": self.folder(run_id)}
             record = RunRecord(run_id, time.time(), **(ours | fields))
             self._write(record)
@@ -256,7 +256,7 @@ class RecordStore:
             ended = {"guardian": None, "minder": None, "url": None, "exit_code": None, "ended": None}
             ended |= {"ended_by": None, "reason": None, "why": None, "proof": None, "unpulled": None}
             life = {"troubles": (), "given_up": False, "begun": time.time(), "earlier_lives": record.lives}
-            life |= {"launch": ProcessId.own(), "place": Place.here()}
+            life |= {"launch": ProcessId.own(), "place": ProcessLocation.here()}
             return self.update(run_id, state="created", **(ended | life | fields))
 
     def check_name(self, name: str | None) -> None:
@@ -293,7 +293,7 @@ class RecordStore:
         named = [record for record in records if record.name == id_or_name]
         if named:
             return max(named, key=lambda record: (record.live, record.created))
-        close = suggestion(id_or_name, [record.name or record.id for record in records])
+        close = closest_match(id_or_name, [record.name or record.id for record in records])
         raise UsageError(
             f"there is no run {id_or_name!r}",
             f"did you mean {close}?" if close else f"{len(records)} runs are recorded under {self.runs}",
@@ -345,7 +345,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a folder; the system frees it when the holder dies."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        locks.hold(descriptor, path)
+        locks.acquire(descriptor, path)
         yield
     finally:
         os.close(descriptor)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from launcher.base import running
 from launcher.base.errors import TeardownUnverified
-from launcher.base.place import Place
+from launcher.base.process_location import ProcessLocation
 from launcher.base.processes import ProcessId
 from launcher.records import heartbeat
 
@@ -48,12 +48,12 @@ class Holder:
     who: str
     process: ProcessId
     doing: str
-    place: Place | None = None
+    place: ProcessLocation | None = None
 
     @property
     def host(self) -> str | None:
         """Where its process is not seen from here, the name of its computer or container."""
-        here = self.place is None or self.place.seen_from(Place.here()) == "here"
+        here = self.place is None or self.place.visibility_from(ProcessLocation.here()) == "here"
         return None if here or self.place is None else self.place.host
 
     def describe(self) -> str:
@@ -65,7 +65,7 @@ class Holder:
         """Whether its process is stopped, and so gets nowhere; of one that is not seen here, whether the
         run's folder has no sign of its life."""
         if self.host is None:
-            return running.stopped(self.process)
+            return running.is_stopped(self.process)
         age = heartbeat.age_seconds(folder, heartbeat.ENDING)
         return age is None or age > heartbeat.SILENT_SECONDS
 
@@ -80,7 +80,7 @@ class Turn:
     def doing(self, what: str) -> None:
         """Say to whoever waits how far it is; harmless where that cannot be said."""
         with contextlib.suppress(OSError):  # also where this process may open no more files
-            said = dataclasses.asdict(Holder(self._who, ProcessId.own(), what, Place.here()))
+            said = dataclasses.asdict(Holder(self._who, ProcessId.own(), what, ProcessLocation.here()))
             self._write(json.dumps(said).encode())
 
     def telling(self, what: str, progress: Callable[[str], None]) -> Callable[[str], None]:
@@ -216,7 +216,7 @@ def _locked(descriptor: int) -> bool:
 def _read(descriptor: int) -> Holder | None:
     try:
         said = json.loads(os.pread(descriptor, _ROOM_BYTES, 0))
-        place = Place.from_dict(said["place"]) if said.get("place") else None
+        place = ProcessLocation.from_dict(said["place"]) if said.get("place") else None
         found = Holder(str(said["who"]), ProcessId(**said["process"]), str(said["doing"]), place)
         return found if found.host or found.process.alive() else None
     except (OSError, ValueError, KeyError, TypeError):

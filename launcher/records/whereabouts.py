@@ -1,8 +1,8 @@
 """Whether a run lives where its processes can be seen: another computer's or container's are unknown here.
 
 What is unknown is left alone: nothing of it is ended, resumed or advised against, unless `launch down` names
-it. Neighbours: `place.py` compares places, `heartbeat.py` has the sign of life, `records.py` asks. Knows
-nothing of how a run is ended.
+it. Neighbours: `process_location.py` compares places, `heartbeat.py` has the sign of life, `records.py` asks.
+Knows nothing of how a run is ended.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.base import clock
-from launcher.base.place import Place
+from launcher.base.process_location import ProcessLocation
 from launcher.base.units import format_duration
 from launcher.records import heartbeat, teardown_lock
 
 
-def elsewhere(place: Place | None, folder: Path) -> bool:
+def elsewhere(place: ProcessLocation | None, folder: Path) -> bool:
     """Whether processes of `place` may live though they are not seen here.
 
     None, of older versions, is here. Those of an earlier boot of this computer are dead, but for a sign of
@@ -23,7 +23,7 @@ def elsewhere(place: Place | None, folder: Path) -> bool:
     """
     if place is None:
         return False
-    seen = place.seen_from(Place.here())
+    seen = place.visibility_from(ProcessLocation.here())
     if seen != "rebooted":
         return seen == "elsewhere"
     age = heartbeat.age_seconds(folder)
@@ -40,10 +40,10 @@ def silent(folder: Path) -> bool:
     return at_it is None or at_it.host is None or at_it.stands_still(folder)
 
 
-def describe(place: Place, folder: Path) -> str:
+def describe(place: ProcessLocation, folder: Path) -> str:
     """ "another computer or container (gpubox), heard of 4s ago"."""
     age = heartbeat.age_seconds(folder)
-    where = place.describe(Place.here())
+    where = place.describe(ProcessLocation.here())
     if age is None:
         return f"{where}, with no sign of life that can be read"
     heard = f"{format_duration(age)} ago" if age >= 1 else "just now"

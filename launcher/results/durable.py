@@ -23,7 +23,7 @@ from typing import Any
 
 from launcher.base import atomic
 from launcher.base.errors import NotPulled, PreflightError
-from launcher.base.failpoints import passing
+from launcher.base.failpoints import failpoint
 from launcher.results import checked_files, checkpoints, whole_checkpoints
 from launcher.results.checked_files import NotWholeError
 from launcher.results.checkpoints import Best
@@ -140,7 +140,7 @@ def seed(results: Path, state_dir: Path) -> int:
         state = checkpoints.read_state(state_dir / SEEDING / newest)
         step = checkpoints.step_of(newest)
         _tell_rewound(home, state_dir, step, state.get("client_state"))
-        passing("durable.seeding")
+        failpoint("durable.seeding")
         (state_dir / SEEDING).rename(state_dir / "checkpoints")
         atomic.sync(state_dir)
     except (OSError, NotWholeError) as error:

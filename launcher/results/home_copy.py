@@ -23,7 +23,7 @@ from pathlib import Path
 
 from launcher.base import locks
 from launcher.base.errors import NotPulled
-from launcher.base.failpoints import passing
+from launcher.base.failpoints import failpoint
 from launcher.results import checked_files, checkpoints, durable, journals, rollout_texts, whole_checkpoints
 from launcher.results.checked_files import NotWholeError
 from launcher.types.machine import PullReport
@@ -61,7 +61,7 @@ def pull(state_dir: Path, into: Path, last: bool = False) -> PullReport:
         brought = durable.bring(state_dir, into, incoming, last)
         tally.files, tally.bytes, tally.skipped = brought.files, brought.bytes, brought.skipped
         step = _pull_adapters(state_dir / "checkpoints", into, incoming, tally, last)
-        passing("cli.pulling")
+        failpoint("cli.pulling")
         for name in durable.JOURNALS:
             _pull_journal(state_dir, name, into, tally)
         for brought in (
@@ -154,7 +154,7 @@ def _receiving(state_dir: Path, into: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _only_pull(into: Path) -> Iterator[None]:
-    with locks.alone(into, _PULL_SECONDS):
+    with locks.exclusive(into, _PULL_SECONDS):
         for debris in into.glob(".incoming-*"):
             shutil.rmtree(debris)
         yield

@@ -50,7 +50,7 @@ class DownloadedTexts:
 def bring(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
     """Every step's file that is new, or was written anew, with its secrets hidden. Raises OSError."""
     # The guardian, which brings the last ones home, was told of no secret.
-    credentials.hide_environment(os.environ)
+    credentials.hide_secrets_of(os.environ)
     brought = DownloadedTexts()
     there, home = state_dir / _LOGS / ROLLOUTS, results / ROLLOUTS
     for path in _files(there):
@@ -88,7 +88,7 @@ def bring_wandb(state_dir: Path, results: Path, incoming: Path) -> DownloadedTex
                 continue
             with _noting(brought, f"{WANDB}/{place}"):
                 content = _read(state_dir, path, _WANDB_BYTES)
-                if REDACTOR.clean(text := content.decode("latin-1")) != text:
+                if REDACTOR.redact(text := content.decode("latin-1")) != text:
                     raise NotWholeError("it holds a secret")
                 (results / WANDB / place.parent).mkdir(mode=0o700, parents=True, exist_ok=True)
                 _put(content, results / WANDB / place, incoming, _stamp(path))
@@ -100,7 +100,7 @@ def bring_wandb(state_dir: Path, results: Path, incoming: Path) -> DownloadedTex
 def clean(value: Any) -> Any:
     """A value of JSON with the secrets in all of its texts hidden."""
     if isinstance(value, str):
-        return redaction.hide(REDACTOR.clean(value))
+        return redaction.hide(REDACTOR.redact(value))
     if isinstance(value, dict):
         return {clean(name): clean(it) for name, it in value.items()}
     return [clean(it) for it in value] if isinstance(value, list) else value

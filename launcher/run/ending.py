@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from launcher.backends import machine_of_record
 from launcher.base import clock
-from launcher.base.errors import LaunchError, NotPulled, TeardownUnverified, described, failure_of
-from launcher.base.failpoints import passing
+from launcher.base.errors import LaunchError, NotPulled, TeardownUnverified, as_launch_error, described
+from launcher.base.failpoints import failpoint
 from launcher.base.log import LOGGER
 from launcher.console.output import Output
 from launcher.records import lives, teardown_lock
@@ -93,7 +93,7 @@ class Ending:
             if (proof := self._proven_by_another()) is None:
                 self._bring_home(machine, turn)
                 # Not caught: it stands for a launch that breaks off here and leaves the rest to its guardian.
-                passing("cli.pulled")
+                failpoint("cli.pulled")
                 turn.doing("down")
                 proof = self._down(machine)
             self._close_doors()
@@ -204,7 +204,7 @@ class Ending:
             failure = TeardownUnverified("could not verify that everything is down", proof.detail, hint)
         if failure is None and self._signals.received is not None:
             failure = Interrupted(self._signals.received)
-        passing("cli.downed")  # not caught, as above
+        failpoint("cli.downed")  # not caught, as above
         unwritten = self._write_down(failure, proof)
         failure = failure or unwritten
         if self._parts.guardian is not None and proof.verified and unwritten is None:
@@ -226,7 +226,7 @@ class Ending:
         if error is None:
             return None
         self._trouble(f"the record cannot be written: {described(error)}")
-        return failure_of(error, self._folder / "launch.log")
+        return as_launch_error(error, self._folder / "launch.log")
 
     def _last_word(self, failure: BaseException | None, proof: Proof) -> dict[str, Any]:
         said: dict[str, Any] = {

@@ -24,9 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.waiting_for_runtime import start_seconds
-from launcher.base import clock, log, patience
-from launcher.base.errors import JobFailed, LaunchError, LimitReached, NotStarted, PreflightError, failure_of
-from launcher.base.failpoints import passing
+from launcher.base import clock, log, timeout_budget
+from launcher.base.errors import (
+    JobFailed,
+    LaunchError,
+    LimitReached,
+    NotStarted,
+    PreflightError,
+    as_launch_error,
+)
+from launcher.base.failpoints import failpoint
 from launcher.base.home import Home
 from launcher.config import earlier_run
 from launcher.console.output import Output
@@ -120,7 +127,7 @@ class Run:
         try:
             with self._signals.raising():
                 log.open_log(self._folder / "launch.log")
-                passing("cli.recorded")
+                failpoint("cli.recorded")
                 machine = self._arm()
                 token, socket = self._serve(machine)
                 self._work(machine, self._connect(machine, token, socket))
@@ -128,7 +135,7 @@ class Run:
             return self._as_limit(ended)
         except Exception as bug:  # noqa: BLE001 - whatever it is, everything must still come down
             self._output.traceback(show=False)
-            return failure_of(bug, self._folder / "launch.log")
+            return as_launch_error(bug, self._folder / "launch.log")
         return None
 
     def _arm(self) -> Machine:
@@ -152,7 +159,7 @@ class Run:
         self._update(machine=machine.describe())
         watch = self._parts.guardian = guardian.start(self._store.path(self._record.id))
         self._update(guardian=watch.process)
-        passing("cli.guarded")
+        failpoint("cli.guarded")
         self._signals.consequence = f"taking everything down{AGAIN}"
         with self._phase("arm") as progress:
             machine.arm(progress)
@@ -161,7 +168,7 @@ class Run:
             price = rented_run.announce(self._output, machine, plan, self._label, self._store.runs, yes)
             # What it really costs counts, from the beginning of the run.
             self._limits = replace(self._limits, price_per_hour=price)
-        passing("cli.armed")
+        failpoint("cli.armed")
         with self._phase("push") as progress:
             machine.push()
             self._seed(machine, progress)
@@ -189,7 +196,7 @@ class Run:
         with self._phase("serve") as progress:
             self._parts.served = True
             socket = machine.serve(self._runtime_config(machine), token, progress)
-        passing("cli.served")
+        failpoint("cli.served")
         return token, socket
 
     def _connect(self, machine: Machine, token: str, socket: Path) -> LocalEndpoint:
@@ -251,7 +258,7 @@ class Run:
                 kept = self._folder / program_log.FILE if self._request.settings.keep_output else None
                 program = minder.start(command, environ, self._request.folder, grace, kept)
                 self._update(minder=program.process)
-            passing("cli.started")
+            failpoint("cli.started")
             ending = "ending the program, " if command else ""
             self._signals.consequence = f"{ending}copying results, taking everything down{AGAIN}"
             Work(watched, program, shlex.join(command), self._output).do()
@@ -289,7 +296,7 @@ class Run:
     @property
     def _patience_seconds(self) -> float:
         plan = self._request.plan
-        return patience.seconds(plan.lease_seconds, plan.rented is not None)
+        return timeout_budget.seconds(plan.lease_seconds, plan.rented is not None)
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
         from launcher.config import runtime_config

@@ -116,7 +116,7 @@ def reason_of(failure: BaseException | None) -> str | None:
 def why_of(failure: BaseException | None) -> str | None:
     """Why that, in one line, where it is known; it may quote what a program said."""
     why = failure.why if isinstance(failure, LaunchError) else None
-    return " ".join(REDACTOR.clean(why).split()) if why else None
+    return " ".join(REDACTOR.redact(why).split()) if why else None
 
 
 def program_code_of(failure: BaseException | None, command: tuple[str, ...]) -> int | None:

@@ -34,7 +34,7 @@ _MISSED_SECONDS = 1.0
 class Watched:
     """What the loop looks at. `ended` asks the machine why the runtime is gone, `standing` how far it got;
     `grace_seconds` is the program's time to save what it has when the run is interrupted;
-    `patience_seconds` is how long the runtime may be silent (`patience.py`).
+    `patience_seconds` is how long the runtime may be silent (`timeout_budget.py`).
 
     `begun_at` and the limits are on the clock that counts the laptop's sleep (`base/clock.py`).
     """

@@ -26,7 +26,7 @@ from launcher.backends import machine_of_record
 from launcher.backends.machine_of_record import NoMachine, StandIn, from_record
 from launcher.base import clock, descriptors, processes, running
 from launcher.base.errors import JobFailed, PreflightError, described
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
 from launcher.records import teardown_lock
 from launcher.records.endpoint import RESULTS, drop_token
@@ -83,7 +83,7 @@ def start(record: Path) -> Guardian:
     """Start the guardian of a run and wait until it watches. Raises PreflightError."""
     with record.with_name(LOG).open("ab") as log:
         popen = subprocess.Popen(
-            [*own_module("launcher.teardown.guardian"), str(record)],
+            [*module_command("launcher.teardown.guardian"), str(record)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -170,7 +170,9 @@ def _end_alone(
         record = store.load(run_id)
     except Exception:  # noqa: BLE001 - without a record there are still the processes
         _say(traceback.format_exc())
-        return 1 if processes.end(lambda: running.carrying(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
+        return (
+            1 if processes.end(lambda: running.with_variable(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
+        )
     if not record.live or (launch is not None and record.launch != launch):
         return 0
     gone = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended unexpectedly"
@@ -269,7 +271,7 @@ def _end_command(record: RunRecord) -> None:
     """End what the minder has left of the user's command, and the minder."""
     minder = {record.minder} if record.minder else set()
     processes.end(
-        lambda: processes.tree(minder) | running.carrying(RUN_VARIABLE, record.id), _COMMAND_SECONDS
+        lambda: processes.tree(minder) | running.with_variable(RUN_VARIABLE, record.id), _COMMAND_SECONDS
     )
 
 

@@ -142,7 +142,7 @@ def _stray_processes(
         record = records.get(run_id)
         if run_id in unreadable or (record is not None and record.live):
             continue  # a broken record is shown by `status`; a live run is looked after, or a find of its own
-        if record is None and not all(map(running.here, found)):
+        if record is None and not all(map(running.in_our_namespace, found)):
             continue  # a container's own home may have the same path as this one
         why = "the run is over" if record else f"no record of it is left in {home.runs}"
 

@@ -30,7 +30,7 @@ from typing import NoReturn
 
 from launcher.base import descriptors, processes, running
 from launcher.base.log import REDACTOR
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
 from launcher.console import terminal
 from launcher.teardown.program_log import ProgramLog
@@ -94,7 +94,7 @@ class Command:
         # The minder was killed: the command died with it, what that had started did not.
         run_id = self._run_id
         if run_id is not None:
-            processes.end(lambda: running.carrying(COMMAND_VARIABLE, run_id), 0)
+            processes.end(lambda: running.with_variable(COMMAND_VARIABLE, run_id), 0)
         return 128 - returncode
 
 
@@ -108,7 +108,7 @@ def start(
     """Start the command under a minder, with this process's standard streams. `keep`: a file that gets what
     it prints, too."""
     theirs, ours = os.pipe()
-    minder = own_module("launcher.teardown.minder")
+    minder = module_command("launcher.teardown.minder")
     options = ["--pipe", str(theirs), "--grace", str(grace_seconds)]
     options += ["--keep", str(keep.absolute())] if keep is not None else []
     # A Ctrl-C while the minder's Python starts would show a traceback: it waits, blocked, until it is caught.
@@ -173,7 +173,7 @@ def _kept(path: Path, pipe: int) -> ProgramStreams:
     while not said.endswith(b"\n") and (piece := os.read(pipe, 65536)):
         said += piece
     if said.endswith(b"\n"):  # else the launcher is gone, and the command ends at once
-        REDACTOR.know(json.loads(said))
+        REDACTOR.add_spellings(json.loads(said))
     return ProgramStreams(ProgramLog(path))
 
 

@@ -12,7 +12,7 @@ import os
 import threading
 from pathlib import Path
 
-from launcher.base.log import MOST_BYTES, REDACTOR, before
+from launcher.base.log import MAX_BYTES, REDACTOR, rotated
 
 FILE = "program.log"
 # A line may be as long as this before its beginning is written.
@@ -23,7 +23,7 @@ class ProgramLog:
     """The file at `path`; several streams write to it, each in whole lines. Raises nothing: a full disk costs
     the copy and not the program."""
 
-    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, path: Path, most_bytes: int = MAX_BYTES) -> None:
         self._path = path
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class ProgramLog:
 
     def write(self, text: str) -> None:
         """Whole lines; what was written last when the file is full goes to the one before."""
-        content = REDACTOR.clean(text).encode(errors="surrogateescape")
+        content = REDACTOR.redact(text).encode(errors="surrogateescape")
         with self._lock, contextlib.suppress(OSError):
             if self._file is None or self._size + len(content) > self._most_bytes:
                 self._open_anew()
@@ -43,7 +43,7 @@ class ProgramLog:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-            self._path.replace(before(self._path))
+            self._path.replace(rotated(self._path))
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._size = os.fstat(self._file).st_size
 
@@ -72,8 +72,8 @@ class Lines:
 
     def _shorten(self) -> None:
         """Write the beginning of a line, but for what may be the beginning of a secret."""
-        clean = REDACTOR.clean(self._rest)
-        cut = max(0, len(clean) - REDACTOR.longest)
+        clean = REDACTOR.redact(self._rest)
+        cut = max(0, len(clean) - REDACTOR.max_length)
         self._log.write(clean[:cut])
         self._rest = clean[cut:]
 

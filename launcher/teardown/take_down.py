@@ -102,8 +102,8 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
         return record
     note(f"{record.name or record.id}: its guardian is still taking it down")
     still = idle = 0.0
-    while not processes.wait_gone(guardian, _LOOK_SECONDS):
-        record, is_stopped = store.load(record.id), running.stopped(guardian)
+    while not processes.wait_for_end(guardian, _LOOK_SECONDS):
+        record, is_stopped = store.load(record.id), running.is_stopped(guardian)
         rests = not is_stopped and teardown_lock.holder(store.folder(record.id)) is None
         idle = idle + _LOOK_SECONDS if rests else 0.0
         if rests and (record.state == "unverified" or idle > _IDLE_SECONDS):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.base.errors import CapacityError, PreflightError, UsageError
-from launcher.base.suggestions import suggestion
+from launcher.base.suggestions import closest_match
 from launcher.base.units import format_money
 from launcher.types.settings import OWN_GPUS, Settings
 from runtime.shared import gpu_memory
@@ -117,7 +117,7 @@ def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
     named = {name.upper(): name for name in (*types, *gpu_memory.TABLE_MIB, OWN_GPUS)}
     if gpu.upper() in named or gpu_memory.memory_bytes(gpu) is not None:
         return
-    meant = named.get(suggestion(gpu.upper(), named, _ALIKE) or "")
+    meant = named.get(closest_match(gpu.upper(), named, _ALIKE) or "")
     infra = "" if meant == OWN_GPUS else ",".join(settings.infra)
     unknown = f"no GPU is called {gpu}" if types else f"launch knows no GPU that is called {gpu}"
     raise UsageError(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from launcher.base.suggestions import suggestion
+from launcher.base.suggestions import closest_match
 from launcher.base.units import (
     format_duration,
     format_money,
@@ -109,7 +109,7 @@ def _place(text: str) -> str:
     if cloud in NEVER_DOWN:
         raise ValueError(f"a machine on {cloud} cannot shut itself down, so it could be left running")
     if cloud not in KNOWN:
-        meant = suggestion(cloud, KNOWN)
+        meant = closest_match(cloud, KNOWN)
         known = f"did you mean {meant}?" if meant else f"the clouds are {', '.join(sorted(KNOWN))}"
         raise ValueError(f"{cloud or 'nothing'} is not a cloud; {known}")
     if not all(rest) or (len(rest) > 2 and cloud not in OWN):

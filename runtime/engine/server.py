@@ -87,7 +87,7 @@ def run(config: RuntimeConfig, index: int, args: Namespace) -> NoReturn:
     """Serve until stopped, and end this process."""
     scratch = scratch_path(config, index)
     scratch.mkdir(mode=0o700, exist_ok=True)
-    failpoints.passing("engine.starting")
+    failpoints.failpoint("engine.starting")
     well = _serve(args)
     shutil.rmtree(scratch, ignore_errors=True)
     _finish(well)
@@ -183,11 +183,11 @@ def _passing_instants(engine: type[Any]) -> type[Any]:
 
     class Watched(engine):
         async def generate(self, *args: Any, **settings: Any) -> AsyncIterator[Any]:
-            failpoints.passing("engine.accepted")
+            failpoints.failpoint("engine.accepted")
             async for output in super().generate(*args, **settings):
-                failpoints.passing("engine.streaming")
+                failpoints.failpoint("engine.streaming")
                 yield output
-            failpoints.passing("engine.answering")
+            failpoints.failpoint("engine.answering")
 
     return Watched
 

@@ -88,7 +88,7 @@ def _load_and_remember(self: LRUCacheWorkerLoRAManager, lora_request: LoRAReques
         raise ValueError(f"{name} was used for other weights: a name is never used again")
     loaded = _load_adapter(self, lora_request)
     _numbers[name] = lora_request.lora_int_id
-    failpoints.passing("engine.loading")
+    failpoints.failpoint("engine.loading")
     return loaded
 
 
@@ -129,7 +129,7 @@ class WorkerExtension:
 
     def verify_adapter(self, name: str, folder: str) -> dict[str, Any]:
         """Compare what this worker multiplies with for `name` against the PEFT folder (adapter_check.py)."""
-        failpoints.passing("engine.verifying")
+        failpoints.failpoint("engine.verifying")
         manager = self.model_runner.lora_manager._adapter_manager
         number = _numbers.get(name)
         if number not in manager.list_adapters():

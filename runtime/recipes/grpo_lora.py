@@ -111,7 +111,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.policy.masters.values(), lr=self.cfg.learning_rate, weight_decay=self.cfg.weight_decay
         )
         self.optimizer.register_step_pre_hook(self._begin_change)
-        self.optimizer.register_step_post_hook(lambda *_: failpoints.passing("trainer.stepped"))
+        self.optimizer.register_step_post_hook(lambda *_: failpoints.failpoint("trainer.stepped"))
         last = self.load_checkpoint()
         if last is not None:
             self._take_over(last)
@@ -181,7 +181,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _try(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]] | None:
         """Do the step; None when it failed and the policy is still as committed, else it raises."""
         try:
-            failpoints.passing("trainer.read")
+            failpoints.failpoint("trainer.read")
             return self._restore(batch) if batch.kind == "restore" else self._update(batch)
         except RankLostError as error:  # who is lost says why, or what is tried again is counted
             self._say("failed", step=batch.step, error=str(error))
@@ -201,7 +201,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
     def _update(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
         if not self.ranks.first:
-            failpoints.passing("rank.training")
+            failpoints.failpoint("rank.training")
         settings = UpdateSettings.of(self.cfg, batch.meta)
         optimizer_state.tell(self.optimizer, settings)
         if batch.kind == "supervised":
@@ -247,18 +247,18 @@ class GRPOLoRARecipe(FTRecipeInterface):
         """Called by the optimizer as its step begins: gradients are whole, masters about to change."""
         self.sound = False
         self.tries.forgive()
-        failpoints.passing("trainer.backward")
+        failpoints.failpoint("trainer.backward")
 
     # ------------------------------------------------------------------ the commit
 
     def _commit(self, batch: Batch, trained: Trained, evidence: dict[str, Tensor]) -> None:
         def write(folder: Path) -> None:
             self.policy.export_adapter(folder / "adapter", self._base_name())
-            failpoints.passing("checkpoint.writing")
+            failpoints.failpoint("checkpoint.writing")
             optimizer_state.save(folder, self.policy, self.optimizer)
-            failpoints.passing("checkpoint.writing")
+            failpoints.failpoint("checkpoint.writing")
             save_file(evidence, folder / PROBE_FILE)
-            failpoints.passing("checkpoint.writing")
+            failpoints.failpoint("checkpoint.writing")
 
         counters = trained.added_to(self.counters)
         state = state_of(batch, step_folder(self.steps, batch.step).name, trained, counters)
@@ -268,12 +268,12 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self._say_full,
         )
         self.counters = counters
-        failpoints.passing("trainer.committed")
+        failpoints.failpoint("trainer.committed")
         _log.info("step %d is committed", batch.step)
         line = line_of(checkpoint.manifest, checkpoint.state)
         self.wandb.append(line)
         self.metrics.append(line)
-        failpoints.passing("trainer.logged")
+        failpoints.failpoint("trainer.logged")
         # The next versions may be waiting for their proof still.
         self.store.prune(self.cfg.keep_checkpoints, self.awaited | served(self.output))
 

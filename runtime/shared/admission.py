@@ -62,7 +62,7 @@ def leave(state_dir: Path, subject: str, write: Callable[[Path], None]) -> None:
     write(partial)
     (partial / STATE).write_text(json.dumps({"subject": subject}))
     manifests.write(partial, step=0, version=0)
-    failpoints.passing("admission.written")
+    failpoints.failpoint("admission.written")
     os.rename(partial, folder)
     files.sync(state_dir)
 

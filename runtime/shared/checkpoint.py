@@ -133,12 +133,12 @@ class CheckpointStore:
             write(partial)
             (partial / STATE).write_text(json.dumps(state))
             manifest = manifests.write(partial, step, version)
-            failpoints.passing("checkpoint.manifest")
+            failpoints.failpoint("checkpoint.manifest")
             os.rename(partial, folder)
         except BaseException:  # goes on as it came; a full disk wants its space back
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        failpoints.passing("checkpoint.renamed")
+        failpoints.failpoint("checkpoint.renamed")
         files.sync(self.root)
         return Checkpoint(folder, manifest, state)
 
@@ -279,7 +279,7 @@ class CheckpointStore:
         if (self.root / name).exists():
             doomed = self.root / f".tmp-removed-{name}"
             os.rename(self.root / name, doomed)
-            failpoints.passing("checkpoint.removing")
+            failpoints.failpoint("checkpoint.removing")
             shutil.rmtree(doomed)
 
 

@@ -79,7 +79,7 @@ class Failpoints:
         """Whether any instant could ever act: where not, a hot path need not be wrapped at all."""
         return bool(self._points) or self._file is not None
 
-    def passing(self, name: str) -> None:
+    def reached(self, name: str) -> None:
         """Act if this is the instant."""
         if not self.armed:
             return
@@ -138,7 +138,7 @@ def armed() -> bool:
     return _ours.armed
 
 
-def passing(name: str) -> None:
+def failpoint(name: str) -> None:
     """An instant of the runtime's own processes."""
     if _ours.armed:
-        _ours.passing(name)
+        _ours.reached(name)

@@ -33,7 +33,7 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
     for name in sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()):
         described[name] = _describe(folder / name)
         files.sync(folder / name)
-        failpoints.passing("checkpoint.file")
+        failpoints.failpoint("checkpoint.file")
     said = {
         "schema": SCHEMA,
         "step": step,
@@ -43,7 +43,7 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
         "adapter_sha256": described[ADAPTER_WEIGHTS]["sha256"],
     }
     text = text_of(said)
-    failpoints.passing("checkpoint.described")
+    failpoints.failpoint("checkpoint.described")
     (folder / MANIFEST).write_text(text)
     for path in (folder / MANIFEST, *(path for path in folder.rglob("*") if path.is_dir()), folder):
         files.sync(path)

@@ -61,7 +61,7 @@ def imitation_gradients(
     for one in own_packs(policy, batch, list(range(batch.sequences)), settings, ranks):
         loss, measured = _pack_loss(policy, batch, one, weight_A, settings)
         loss.backward()
-        failpoints.passing("trainer.pack")
+        failpoints.failpoint("trainer.pack")
         policy.collect_gradients()
         sums += measured
     add_up(policy, sums, ranks)

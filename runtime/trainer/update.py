@@ -225,7 +225,7 @@ def gradients(
     for one in packs:
         terms, entropy = _pack_loss(policy, batch, one, selected, settings, old, lags)
         terms.loss.backward()
-        failpoints.passing("trainer.pack")
+        failpoints.failpoint("trainer.pack")
         policy.collect_gradients()
         sums += _summed(terms, entropy)
         ratio_max = torch.maximum(ratio_max, terms.ratio_max.detach().float())

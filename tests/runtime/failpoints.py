@@ -13,7 +13,7 @@ def instants(*folders: str) -> set[str]:
     """Every failpoint that stands in the runtime's code and begins with one of the words."""
     names: set[str] = set()
     for path in sorted((REPOSITORY / "runtime").rglob("*.py")):
-        for part in path.read_text().split('failpoints.passing("')[1:]:
+        for part in path.read_text().split('failpoints.failpoint("')[1:]:
             names.add(part.partition('"')[0])
     return {name for name in names if name.partition(".")[0] in folders}
 

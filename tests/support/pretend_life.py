@@ -28,7 +28,7 @@ import pytest
 
 from launcher.backends import machine_of_record
 from launcher.base import clock
-from launcher.base.errors import NotPulled, failure_of
+from launcher.base.errors import NotPulled, as_launch_error
 from launcher.base.home import Home
 from launcher.base.log import REDACTOR, close_log
 from launcher.config.setting_sources import load
@@ -150,7 +150,7 @@ class PretendLife:
             try:
                 code = Run(request, self.home, output, functools.partial(self._made, calls)).execute()
             except Exception as error:  # noqa: BLE001 - the outermost boundary, as there
-                code, begun = failure_of(error).exit_code, False
+                code, begun = as_launch_error(error).exit_code, False
             finally:
                 close_log()
         objects = [json.loads(line) for line in stdout.getvalue().splitlines()]

@@ -182,7 +182,7 @@ def test_g23_a_pull_that_waits_for_another_says_so_and_ends(
     store.update(record.id, machine=machine.describe())
     results = store.folder(record.id) / "results"
     results.mkdir()
-    with locks.alone(results):
+    with locks.exclusive(results):
         done = typed("pull", "dev")
     assert done.returncode == 8
     assert re.match(r"copying the results of dev, 0\.\d s · or waiting for another pull", done.stderr)

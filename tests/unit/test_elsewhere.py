@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import place, running
+from launcher.base import process_location, running
 from launcher.base.home import Home
-from launcher.base.place import Place
+from launcher.base.process_location import ProcessLocation
 from launcher.base.processes import ProcessId
 from launcher.records import heartbeat, teardown_lock, whereabouts
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
@@ -57,11 +57,11 @@ def local_run(home: Path) -> Iterator[str]:
     )
     assert process.stdout is not None
     run_id: str = json.loads(process.stdout.readline())["run_id"]
-    wait_until(lambda: len(running.carrying(RUN_VARIABLE, run_id)) == 5, what="all of it runs")
+    wait_until(lambda: len(running.with_variable(RUN_VARIABLE, run_id)) == 5, what="all of it runs")
     yield run_id
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not running.carrying(RUN_VARIABLE, run_id), what="its container is gone")
+    wait_until(lambda: not running.with_variable(RUN_VARIABLE, run_id), what="its container is gone")
 
 
 def rented(store: RecordStore, there: Path) -> RunRecord:
@@ -102,7 +102,7 @@ def test_p01_a_live_local_run_of_another_place_is_left_alone(
     lines += [["--resume", "watched", "--", "true"], ["--name", "watched", "--", "true"], ["down", "watched"]]
     gc, table, status, doctor, resume, attach, down = typed_from(where, home, *lines)
 
-    assert len(running.carrying(RUN_VARIABLE, local_run)) == 5, "its processes live"
+    assert len(running.with_variable(RUN_VARIABLE, local_run)) == 5, "its processes live"
     record = store.load(local_run)
     assert record.live and record.proof is None
     lives = f"lives on {where}"
@@ -218,9 +218,9 @@ def test_p01_a_containers_own_home_is_not_taken_for_ours_by_its_path(
     words = ["env", f"{RUN_VARIABLE}=slip-01234567", f"PYTHONPATH={code}", "sleep", "600"]
     process = containers.start(containers.container(*words), start_new_session=True)
     try:
-        wait_until(lambda: bool(running.carrying(RUN_VARIABLE, "slip-01234567")), what="it runs")
+        wait_until(lambda: bool(running.with_variable(RUN_VARIABLE, "slip-01234567")), what="it runs")
         assert Typed(tmp_path / "project", home)("gc", "--yes").returncode == 0
-        assert running.carrying(RUN_VARIABLE, "slip-01234567"), "it is the container's own run's"
+        assert running.with_variable(RUN_VARIABLE, "slip-01234567"), "it is the container's own run's"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -247,25 +247,25 @@ def test_p01_a_heartbeat_on_a_full_disk_or_in_no_folder_ends_nothing(tmp_path: P
 
 @pytest.mark.quick
 def test_p01_places_are_compared_by_kernel_then_by_computer() -> None:
-    here = Place("c", "boot", "pid:[1]", "vm")
-    assert here.seen_from(here) == "here"
-    assert dataclasses.replace(here, computer="d", host="renamed").seen_from(here) == "here"
-    assert dataclasses.replace(here, pids="pid:[2]").seen_from(here) == "elsewhere"
-    assert dataclasses.replace(here, boot="b").seen_from(here) == "rebooted"
-    assert dataclasses.replace(here, boot="b", pids="pid:[2]").seen_from(here) == "rebooted"
-    assert dataclasses.replace(here, boot="b", computer="d").seen_from(here) == "elsewhere"
-    mac = Place("c", None, None, "mac")
-    assert mac.seen_from(mac) == "here"
-    assert mac.seen_from(Place("d", None, None, "mac")) == "elsewhere"
+    here = ProcessLocation("c", "boot", "pid:[1]", "vm")
+    assert here.visibility_from(here) == "here"
+    assert dataclasses.replace(here, computer="d", host="renamed").visibility_from(here) == "here"
+    assert dataclasses.replace(here, pids="pid:[2]").visibility_from(here) == "elsewhere"
+    assert dataclasses.replace(here, boot="b").visibility_from(here) == "rebooted"
+    assert dataclasses.replace(here, boot="b", pids="pid:[2]").visibility_from(here) == "rebooted"
+    assert dataclasses.replace(here, boot="b", computer="d").visibility_from(here) == "elsewhere"
+    mac = ProcessLocation("c", None, None, "mac")
+    assert mac.visibility_from(mac) == "here"
+    assert mac.visibility_from(ProcessLocation("d", None, None, "mac")) == "elsewhere"
 
 
 @pytest.mark.quick
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac is not told by its name")
 def test_p01_a_computer_that_its_network_names_in_full_is_the_same() -> None:
     assert (
-        place._computer("fedora")
-        == place._computer("Fedora.fritz.box")
-        != place._computer("debian.fritz.box")
+        process_location._computer("fedora")
+        == process_location._computer("Fedora.fritz.box")
+        != process_location._computer("debian.fritz.box")
     )
 
 
@@ -283,7 +283,7 @@ def test_p01_a_record_of_an_older_version_is_here_as_before(store: RecordStore) 
 @pytest.mark.quick
 def test_p01_who_ends_a_run_elsewhere_stands_still_when_the_folder_is_silent(store: RecordStore) -> None:
     record = store.create()
-    there = Place("other", "other boot", "pid:[1]", "gpubox")
+    there = ProcessLocation("other", "other boot", "pid:[1]", "gpubox")
     holder = Holder("down", ProcessId(2**22, "long ago"), "copying results", there)
     assert "on gpubox" in holder.describe()
     (record.folder / heartbeat.ENDING).touch()

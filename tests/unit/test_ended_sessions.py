@@ -16,7 +16,7 @@ import pytest
 
 from launcher.backends.cloud import CloudMachine
 from launcher.base.home import Home
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
 from launcher.records.records import RecordStore
 from launcher.teardown import guardian
 from tests.support.played_aws import PlayedAws
@@ -70,7 +70,7 @@ class Rented:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         with (self.folder / guardian.LOG).open("ab") as log:
             return subprocess.Popen(
-                [*own_module("launcher.teardown.guardian"), str(self.store.path(self.id))],
+                [*module_command("launcher.teardown.guardian"), str(self.store.path(self.id))],
                 env=kept | {"HOME": str(self.user)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

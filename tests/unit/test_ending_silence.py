@@ -35,7 +35,7 @@ def test_g23_a_runtime_that_never_answers_at_first_ends_the_run_within_its_patie
     live: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.run.pulse._ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("launcher.base.patience.LEAST_SECONDS", 1.0)
+    monkeypatch.setattr("launcher.base.timeout_budget.MIN_SECONDS", 1.0)
     over = threading.Event()
     lived = live(acts={"status": lambda: over.wait(30) or None}, price=PRICE)
     over.set()

@@ -1,4 +1,4 @@
-"""launcher/teardown/guardian.py with real processes: however the launcher goes, the run's processes go too."""
+"""launcher/teardown/guardian.py with real processes: however the launcher ends, its run ends too."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Launcher:
         return self.store.load(self.run_id)
 
     def left(self) -> set[ProcessId]:
-        return running.carrying(RUN_VARIABLE, self.run_id)
+        return running.with_variable(RUN_VARIABLE, self.run_id)
 
     def go(self) -> None:
         """Let it meet its end."""

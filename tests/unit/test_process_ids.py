@@ -77,9 +77,9 @@ def test_what_carries_the_variable_is_found_wherever_it_went(started: list[subpr
     left = ["sh", "-c", "setsid sleep 60 > /dev/null 2>&1 & echo $!"]
     said = subprocess.run(left, env=environ, capture_output=True, text=True, check=True)
 
-    found = running.carrying("SLIPWAY_TEST_MARK", mark)
+    found = running.with_variable("SLIPWAY_TEST_MARK", mark)
     assert [process.pid for process in found] == [int(said.stdout)]
-    assert processes.end(lambda: running.carrying("SLIPWAY_TEST_MARK", mark), 1) == set()
+    assert processes.end(lambda: running.with_variable("SLIPWAY_TEST_MARK", mark), 1) == set()
 
 
 def test_who_asks_is_not_what_is_left(started: list[subprocess.Popen[bytes]]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base import log, processes, running
-from launcher.base.log import REDACTOR, before
+from launcher.base.log import REDACTOR, rotated
 from launcher.teardown import minder, program_log
 from launcher.teardown.program_log import Lines, ProgramLog
 from launcher.teardown.program_streams import ProgramStreams
@@ -74,14 +74,14 @@ def test_what_is_kept_is_bounded_and_its_newest_part_is_there(kept: Path) -> Non
     file = ProgramLog(kept, most_bytes=1000)
     for number in range(500):
         file.write(f"line {number}\n")
-    assert kept.stat().st_size <= 1000 and before(kept).stat().st_size <= 1000
-    assert (before(kept).read_text() + kept.read_text()).endswith("line 498\nline 499\n")
-    assert sorted(path.name for path in kept.parent.iterdir()) == [kept.name, before(kept).name]
+    assert kept.stat().st_size <= 1000 and rotated(kept).stat().st_size <= 1000
+    assert (rotated(kept).read_text() + kept.read_text()).endswith("line 498\nline 499\n")
+    assert sorted(path.name for path in kept.parent.iterdir()) == [kept.name, rotated(kept).name]
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
 def test_the_launchers_own_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "MOST_BYTES", 2000)
+    monkeypatch.setattr(log, "MAX_BYTES", 2000)
     path = tmp_path / "launch.log"
     log.open_log(path)
     try:
@@ -89,9 +89,9 @@ def test_the_launchers_own_log_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
             log.LOGGER.info("line %d", number)
     finally:
         log.close_log()
-    assert path.stat().st_size < 2200 and before(path).stat().st_size < 2200
-    assert path.read_text().endswith("line 199\n") or before(path).read_text().endswith("line 199\n")
-    assert {stat.S_IMODE(it.stat().st_mode) for it in (path, before(path))} == {0o600}
+    assert path.stat().st_size < 2200 and rotated(path).stat().st_size < 2200
+    assert path.read_text().endswith("line 199\n") or rotated(path).read_text().endswith("line 199\n")
+    assert {stat.S_IMODE(it.stat().st_mode) for it in (path, rotated(path))} == {0o600}
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -106,7 +106,7 @@ def test_a_disk_that_refuses_costs_the_copy_and_not_the_program(tmp_path: Path) 
 def run_id() -> Iterator[str]:
     name = uuid.uuid4().hex
     yield name
-    processes.end(lambda: running.carrying(minder.COMMAND_VARIABLE, name), 0)
+    processes.end(lambda: running.with_variable(minder.COMMAND_VARIABLE, name), 0)
 
 
 def _start(code: str, kept: Path, run_id: str, **environ: str) -> minder.Command:
@@ -255,7 +255,7 @@ def test_when_the_launcher_is_killed_a_kept_command_ends_as_well(tmp_path: Path,
     process.send_signal(signal.SIGKILL)
     process.wait()
     begun = time.monotonic()
-    wait_until(lambda: not running.carrying(minder.COMMAND_VARIABLE, run_id), what="nothing is left")
+    wait_until(lambda: not running.with_variable(minder.COMMAND_VARIABLE, run_id), what="nothing is left")
     assert time.monotonic() - begun < 120
 
 

@@ -124,7 +124,7 @@ def test_g22_whoever_copies_for_long_is_waited_for_and_whoever_stands_still_is_n
 ) -> None:
     monkeypatch.setattr(locks, "time", clock)
     folder = tmp_path / "machine"
-    with locks.alone(folder) as held:
+    with locks.exclusive(folder) as held:
         left = 5
 
         def sleep(seconds: float) -> None:
@@ -133,10 +133,10 @@ def test_g22_whoever_copies_for_long_is_waited_for_and_whoever_stands_still_is_n
             if left:
                 left -= 1
                 os.utime(held._descriptor, (left, left))
-                held.still_here()
+                held.touch()
 
         monkeypatch.setattr(clock, "sleep", sleep)
         begun = clock.now
-        with pytest.raises(TimeoutError, match="60 s"), locks.alone(folder, 60.0):
+        with pytest.raises(TimeoutError, match="60 s"), locks.exclusive(folder, 60.0):
             pytest.fail("not reached")
     assert clock.now - begun >= 5 * 50.0 + 60.0

@@ -123,7 +123,7 @@ def test_c52_a_program_that_hung_up_while_its_answer_was_on_its_way_has_none(
             sleeps.set()
             wakes.wait(60)
 
-    monkeypatch.setattr(relay_forward, "passing", sleep)
+    monkeypatch.setattr(relay_forward, "failpoint", sleep)
     leaving = program(port, "left")
     assert sleeps.wait(60), "it has the answer"
     leaving.close()

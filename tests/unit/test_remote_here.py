@@ -120,5 +120,5 @@ def test_g22_results_are_pulled_on_a_disk_that_locks_only_what_is_open_for_writi
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["logs", "metrics.jsonl"]
     # It is a lock all the same.
     monkeypatch.setattr(home_copy, "_PULL_SECONDS", 0.0)
-    with locks.alone(tmp_path / "results"), pytest.raises(NotPulled, match="could not copy the results"):
+    with locks.exclusive(tmp_path / "results"), pytest.raises(NotPulled, match="could not copy the results"):
         home_copy.pull(tmp_path / "machine", tmp_path / "results")

@@ -40,7 +40,7 @@ def test_a_hidden_secret_is_cleaned_from_any_spelling(text: str) -> None:
     redactor.hide([CANARY])
     text = text.format(CANARY)
     assert any(spelling in text.encode() for spelling in spellings(CANARY)), "the test would see it"
-    cleaned = redactor.clean(text).encode()
+    cleaned = redactor.redact(text).encode()
     assert not any(spelling in cleaned for spelling in spellings(CANARY))
     assert b"***" in cleaned
 
@@ -123,7 +123,7 @@ def test_g14_a_command_that_crashes_shows_no_secret(
     monkeypatch.setattr("launcher.backends.skypilot.prices.market", crash)
     monkeypatch.setattr("launcher.backends.skypilot.price_snapshot.market", crash)
     monkeypatch.setattr("launcher.teardown.take_down.pull", crash)
-    monkeypatch.setattr("launcher.base.processes.wait_gone", crash)
+    monkeypatch.setattr("launcher.base.processes.wait_for_end", crash)
     monkeypatch.setattr("launcher.base.processes.ProcessId.send", lambda self, number: None)
     options = ["--debug", *(["--json"] if as_json else [])]
     done = typed(*options, *words, SHELL_TOKEN=in_shell)

@@ -125,7 +125,7 @@ def test_g01_a_guardian_whose_package_was_replaced_in_mid_run_still_ends_everyth
         wait_until(lambda: not store.load(said["run_id"]).live, what=log.read_text)
         assert store.load(said["run_id"]).ended_by == "guardian"
     finally:
-        processes.end(lambda: running.carrying(RUN_VARIABLE, said["run_id"]), 0)
+        processes.end(lambda: running.with_variable(RUN_VARIABLE, said["run_id"]), 0)
 
 
 def _guarded(store: RecordStore, record: RunRecord) -> subprocess.CompletedProcess[str]:

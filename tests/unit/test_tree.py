@@ -252,7 +252,7 @@ def test_s06_only_one_place_of_the_launcher_starts_modules_of_ours() -> None:
     """So that none of them is started with the user's folder on its path; one of the others reads command
     lines, one prints a line to paste."""
     found = {path.name for path in (ROOT / "launcher").rglob("*.py") if '"-m"' in path.read_text()}
-    assert found == {"own_python.py", "cpu_seconds.py", "program_check.py"}
+    assert found == {"module_command.py", "cpu_seconds.py", "program_check.py"}
 
 
 def test_the_client_imports_nothing_outside_launcher() -> None:
@@ -260,8 +260,8 @@ def test_the_client_imports_nothing_outside_launcher() -> None:
     for path in [path for path in _sources() if path.is_relative_to(ROOT / "launcher" / "client")]:
         own = (
             "launcher.base.errors",
-            "launcher.base.harmless",
-            "launcher.base.own_python",
+            "launcher.base.sanitize",
+            "launcher.base.module_command",
             "launcher.client",
         )
         for node in ast.walk(_parsed(path)):

@@ -1,4 +1,4 @@
-"""unarmed.py and staying_awake.py: what a machine is told for its boot, and a computer that stays awake."""
+"""unarmed.py and inhibit_sleep.py: what a machine is told for its boot, and a computer that stays awake."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from launcher.backends.skypilot import unarmed
 from launcher.backends.skypilot.sky_home import SkyHome
-from launcher.base.staying_awake import staying_awake
+from launcher.base.inhibit_sleep import inhibit_sleep
 from launcher.run.summary import Summary
 from launcher.types.machine import Proof
 from launcher.types.standing import Standing
@@ -60,7 +60,7 @@ def test_p03_the_computer_is_kept_awake_while_it_matters_and_no_longer(
     )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent))
-    with staying_awake("a machine is being rented"):
+    with inhibit_sleep("a machine is being rented"):
         wait_until((tmp_path / "begun").exists, what="it to hold")
         assert not (tmp_path / "over").exists()
     assert (tmp_path / "over").exists()
@@ -69,5 +69,5 @@ def test_p03_the_computer_is_kept_awake_while_it_matters_and_no_longer(
 
 def test_p03_without_a_way_to_stay_awake_all_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with staying_awake("a machine is being rented"):
+    with inhibit_sleep("a machine is being rented"):
         assert os.environ["PATH"] == str(tmp_path)

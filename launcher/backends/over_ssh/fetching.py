@@ -68,9 +68,9 @@ class Fetching:
         here = self.remote.here
         here.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:  # `launch pull` may copy while the run does
-            with locks.alone(here, _SILENT_SECONDS) as held:
+            with locks.exclusive(here, _SILENT_SECONDS) as held:
                 newest = 1
-                while not self._bring(newest, held.still_here):
+                while not self._bring(newest, held.touch):
                     newest += 1
         except OSError as error:
             raise JobFailed("copying did not start", error.strerror, None) from error

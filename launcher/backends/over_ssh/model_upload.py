@@ -48,7 +48,7 @@ def bring(
     """Copy the model in `folder` to `models.there`. `if_lost` is asked whenever the connection breaks, and
     may raise. Raises JobFailed, LaunchError."""
     size = size_of(folder)
-    progress(f"copying the model, {disk.in_units(size)}")
+    progress(f"copying the model, {disk.format_bytes(size)}")
     models.shell(f"umask 077 && mkdir -p {shlex.quote(models.there)}", "create the model's folder")
     copy = Copy(size, lambda moved: progress(f"the model: {moved.describe()}"))
     words = ["-rtL", *(f"--include=/{pattern}" for pattern in FILES), "--exclude=*"]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from launcher.backends.over_ssh.link import Host
-from launcher.base import harmless
+from launcher.base import sanitize
 from launcher.base.descriptors import readable
 from launcher.base.errors import JobFailed
 
@@ -49,7 +49,7 @@ class RemoteLog:
         self._again = again
         self._shown_bytes = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._log = harmless.LogStream()
+        self._log = sanitize.LogStream()
 
     def show(self, lost_seconds: float = LOST_SECONDS) -> None:
         """To its end, or until the machine is gone. Raises JobFailed when it cannot be read to there."""
@@ -109,7 +109,7 @@ class RemoteLog:
                 reader.wait()
                 return True
             self._shown_bytes += len(piece)
-            self._write(self._log.hear(self._decoder.decode(piece)))
+            self._write(self._log.feed(self._decoder.decode(piece)))
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)

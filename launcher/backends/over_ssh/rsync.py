@@ -61,7 +61,7 @@ class Moved:
 
     def describe(self) -> str:
         """ "120 MB of 450 MB, 2.4 MB/s, 2m 20s left"."""
-        said = f"{disk.in_units(self.bytes)} of {disk.in_units(max(self.of, self.bytes))}"
+        said = f"{disk.format_bytes(self.bytes)} of {disk.format_bytes(max(self.of, self.bytes))}"
         if self.bytes_per_second <= 0:
             return said
         left = max(0, self.of - self.bytes) / self.bytes_per_second

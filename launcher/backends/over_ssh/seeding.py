@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.backends.over_ssh.remote_folder import RemoteFolder
 from launcher.backends.over_ssh.rsync import Copy, Moved
 from launcher.backends.over_ssh.uploads import Upload
-from launcher.base.failpoints import passing
+from launcher.base.failpoints import failpoint
 from launcher.results import durable
 from launcher.types.machine import Progress
 
@@ -35,7 +35,7 @@ def send(remote: RemoteFolder, seed: durable.Seed, progress: Progress, if_lost: 
         remote.write(f"{durable.SEEDING}/{name}", text.encode())
     if seed.rewound is not None:
         remote.write(durable.REWOUND, seed.rewound.encode())
-    passing("cloud.seeding")
+    failpoint("cloud.seeding")
     place = shlex.quote("checkpoints" if seed.step else seed.folders[0].name)
     come = durable.SEEDING if seed.step else f"{durable.SEEDING}/{place}"
     begin = f"cd {there} && rm -rf -- {place} && mv {come} {place} && rm -rf -- {durable.SEEDING}"

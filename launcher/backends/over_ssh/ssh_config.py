@@ -94,7 +94,7 @@ def _alone() -> Iterator[None]:
     path = Path.home() / ".ssh" / _LOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        locks.hold(descriptor, path)
+        locks.acquire(descriptor, path)
         yield
     finally:
         os.close(descriptor)

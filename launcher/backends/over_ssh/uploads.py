@@ -43,7 +43,7 @@ class Upload:
         while (trouble := self._attempt(remote, words, copy)) is not None:
             if_lost()
             if time.monotonic() > bound:
-                size = disk.in_units(copy.size)
+                size = disk.format_bytes(copy.size)
                 raise self._failed(f"took longer than even a slow connection needs for {size}", trouble)
             progress(f"the connection broke, continuing: {trouble}")
             time.sleep(_PAUSE_SECONDS)

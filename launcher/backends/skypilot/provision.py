@@ -20,7 +20,7 @@ from launcher.backends.skypilot.sky_process import NoAccessError, SkyCallError, 
 from launcher.backends.skypilot.task_file import task_file
 from launcher.backends.skypilot.verdicts import rent_refused
 from launcher.base.errors import CapacityError, LaunchError
-from launcher.base.failpoints import passing
+from launcher.base.failpoints import failpoint
 from launcher.types.clouds import clouds_of
 from launcher.types.machine import Progress
 
@@ -107,7 +107,7 @@ class Provisioning:
         tried += [place for place in step.places if place not in tried]
         unsure += [place for place in step.places if place not in unsure]
         self.trying(tried)
-        passing("cloud.launching")
+        failpoint("cloud.launching")
         order = self.order
         try:
             return self.sky.call(

@@ -25,7 +25,7 @@ from pathlib import Path
 from launcher.backends.skypilot import sky_cache, sky_config, sky_credentials
 from launcher.base import processes, running
 from launcher.base.errors import PreflightError
-from launcher.base.own_python import own_module
+from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
 from launcher.types.clouds import clouds_of, has_account, is_for, no_account, places_of
 
@@ -200,7 +200,7 @@ class SkyHome:
 
     def _start_server(self, bound_seconds: float, spared: Set[ProcessId]) -> str:
         """Start one and wait for its answer; why there is none."""
-        command = [*own_module(_SERVER), "--host=127.0.0.1", f"--port={self.port()}"]
+        command = [*module_command(_SERVER), "--host=127.0.0.1", f"--port={self.port()}"]
         with (self.folder / "api-server.log").open("ab") as output:
             server = subprocess.Popen(
                 command,
@@ -225,7 +225,7 @@ class SkyHome:
     def processes(self) -> set[ProcessId]:
         """Everything that was started in this home. SkyPilot renames its processes, which blots out their
         environment, so the folder they work in counts as well."""
-        return running.carrying(_MARK, str(self.folder)) | running.working_in(self.folder)
+        return running.with_variable(_MARK, str(self.folder)) | running.with_working_folder(self.folder)
 
     def end_server(self, spared: Set[ProcessId] = _NOBODY, grace_seconds: float = _END_SECONDS) -> None:
         """End the API server, its executors and whatever else works here but `spared`."""

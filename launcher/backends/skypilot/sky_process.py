@@ -19,8 +19,8 @@ from typing import IO, Any
 
 from launcher.backends.skypilot.sky_home import SERVER_SECONDS, SkyHome
 from launcher.base.errors import CapacityError, LaunchError, PreflightError
-from launcher.base.failpoints import passing
-from launcher.base.own_python import own_module
+from launcher.base.failpoints import failpoint
+from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
 from launcher.types.machine import Progress, silent
 
@@ -95,7 +95,7 @@ class SkyProcess:
             process.stdin.write(json.dumps({"call": name, "arguments": arguments}) + "\n")
             process.stdin.flush()
             if name == "launch":
-                passing("cloud.asked")
+                failpoint("cloud.asked")
             line = self._answer(bound_seconds, watched=name in _BY_THE_SERVER)
         except queue.Empty:
             self.end()
@@ -189,7 +189,7 @@ class SkyProcess:
     def _start(self, *words: str) -> subprocess.Popen[str]:
         self._port = self._home.port()
         self._process = subprocess.Popen(
-            [*own_module("launcher.backends.skypilot.sky_calls"), *words],
+            [*module_command("launcher.backends.skypilot.sky_calls"), *words],
             cwd=self._home.folder,
             env=self._home.environ(),
             stdin=subprocess.PIPE,

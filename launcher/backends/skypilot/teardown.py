@@ -27,7 +27,7 @@ from launcher.backends.skypilot.verdicts import (
     place,
 )
 from launcher.base.errors import LaunchError
-from launcher.base.failpoints import passing
+from launcher.base.failpoints import failpoint
 from launcher.base.log import LOGGER
 from launcher.types.machine import Proof
 
@@ -134,10 +134,10 @@ class Teardown:
     def _by_name(self) -> None:
         self._learn()
         self._sky.serve(SERVER_BACK_SECONDS)
-        passing("cloud.downing")
+        failpoint("cloud.downing")
         if not self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)["known"]:
             self._end_unlisted()
-        passing("cloud.downed")
+        failpoint("cloud.downed")
         self._end_listed()
 
     def _end_from(self, spare: Callable[[], SpareHome]) -> None:

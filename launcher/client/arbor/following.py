@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.arbor import jobs, server
 from launcher.client.arbor.fine_tuning_jobs import FineTuningJob
 from launcher.client.arbor.jobs import Job
@@ -169,5 +169,5 @@ def _number(value: float | None) -> str:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(f"{harmless(text)}\n")
+    sys.stdout.write(f"{sanitized(text)}\n")
     sys.stdout.flush()

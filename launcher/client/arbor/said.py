@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 
 _lock = threading.Lock()
 _said: set[str] = set()
@@ -16,7 +16,7 @@ _said: set[str] = set()
 
 def say(text: str) -> None:
     """The line, now."""
-    sys.stderr.write(f"arbor: {harmless(text)}\n")
+    sys.stderr.write(f"arbor: {sanitized(text)}\n")
     sys.stderr.flush()
 
 

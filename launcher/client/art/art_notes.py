@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 
 _lock = threading.Lock()
 _said: set[str] = set()
@@ -20,5 +20,5 @@ def say_once(text: str) -> None:
         if text in _said:
             return
         _said.add(text)
-    sys.stderr.write(f"art: {harmless(text)}\n")
+    sys.stderr.write(f"art: {sanitized(text)}\n")
     sys.stderr.flush()

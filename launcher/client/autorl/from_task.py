@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.autorl.answering import Answering
 from launcher.client.autorl.before_after import HELD_OUT_RUBRIC, BeforeAfter, Pair, compared
 from launcher.client.autorl.scenario_writing import Scenarios, scenarios
@@ -156,7 +156,7 @@ def _check_not_vain(taken: Sequence[StepResult]) -> None:
 
 
 def _tell(run: Session, verdict: BeforeAfter) -> None:
-    sys.stderr.write(f"slipway: AutoRL: {harmless(str(verdict))}\n")
+    sys.stderr.write(f"slipway: AutoRL: {sanitized(str(verdict))}\n")
     sys.stderr.flush()
     if verdict.share is not None:
         judged = len(verdict.outcomes) - verdict.count("not judged")

@@ -23,7 +23,7 @@ import dspy
 from dspy.clients.provider import ReinforceJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.bodies import Group, StepStatus
 from launcher.client.dspy import earlier, naming
 from launcher.client.dspy.job_places import begin_job
@@ -292,5 +292,5 @@ def _check_adapter() -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"grpo: {harmless(text)}\n")
+    sys.stderr.write(f"grpo: {sanitized(text)}\n")
     sys.stderr.flush()

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, TextIO
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client import standard_error
 from launcher.client.alarms import Alarm
 from launcher.client.bodies import StepCounts, StepStatus
@@ -176,7 +176,7 @@ class Journal:
 
     def note(self, text: str) -> None:
         """A line for people alone."""
-        self._stream.write(f"grpo: {harmless(text)}\n")
+        self._stream.write(f"grpo: {sanitized(text)}\n")
         self._stream.flush()
 
     def once(self, kind: str, text: str) -> None:

@@ -18,7 +18,7 @@ from dspy.clients.provider import TrainingJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 from pydantic import ValidationError
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.bodies import StepStatus, SupervisedExample
 from launcher.client.dspy import earlier, finetune_data, naming
 from launcher.client.dspy.job_places import begin_job
@@ -116,7 +116,7 @@ class _Imitation:
 
     def note(self, text: str) -> None:
         """A line for people."""
-        sys.stderr.write(f"finetune: {harmless(text)}\n")
+        sys.stderr.write(f"finetune: {sanitized(text)}\n")
         sys.stderr.flush()
 
     def say_what_is_meant(self, model: str) -> None:

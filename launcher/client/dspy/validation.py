@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import dspy
 
-from launcher.base.harmless import line as harmless
+from launcher.base.sanitize import one_line as sanitized
 from launcher.client import standard_error
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.examples import checked
@@ -173,7 +173,7 @@ def _say_crashed(found: Evaluation) -> None:
     crashed = [it for it in found.finished if it.outcome == "crashed"]
     if crashed:
         said = f"evaluation: score {found.score:.4g} · crashed {len(crashed)} of {len(found.finished)}"
-        sys.stderr.write(f"slipway: {said} · {harmless(crashed[0].reason or '')}\n")
+        sys.stderr.write(f"slipway: {said} · {sanitized(crashed[0].reason or '')}\n")
         sys.stderr.flush()
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.ruler.conversations import Conversation, conversation_of, messages_shown, tools_of
 from launcher.client.ruler.judge_answer import Score, scores_of
 from launcher.client.ruler.judge_asking import Tries, ask_until_read
@@ -151,5 +151,5 @@ def _show(found: Sequence[Score]) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"slipway: {harmless(line)}\n")
+    sys.stderr.write(f"slipway: {sanitized(line)}\n")
     sys.stderr.flush()

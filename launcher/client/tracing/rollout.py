@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.bodies import (
     PREDICTOR_HEADER,
     PURPOSE_HEADER,
@@ -256,7 +256,7 @@ def _say_once(run: TracedRun, text: str) -> None:
     """Once for a run in this process."""
     if (run.root, text) not in _said:
         _said.add((run.root, text))
-        sys.stderr.write(f"slipway: {harmless(text)}\n")
+        sys.stderr.write(f"slipway: {sanitized(text)}\n")
         sys.stderr.flush()
 
 

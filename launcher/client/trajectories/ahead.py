@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.bodies import RuntimeStatus
 from launcher.client.failures import Rewound
 from launcher.client.staleness import check_staleness, check_whole
@@ -301,5 +301,5 @@ def _counted(count: int, one: str, more: str = "") -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"slipway: {harmless(text)}\n")
+    sys.stderr.write(f"slipway: {sanitized(text)}\n")
     sys.stderr.flush()

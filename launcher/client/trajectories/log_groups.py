@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client import standard_error
 from launcher.client.bodies import Validation
 from launcher.client.connection import Connection
@@ -174,5 +174,5 @@ def _json(thing: Any) -> bytes:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"slipway: log: {harmless(text)}\n")
+    sys.stderr.write(f"slipway: log: {sanitized(text)}\n")
     sys.stderr.flush()

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from launcher.base.harmless import text as harmless
+from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.answers import check_size
 from launcher.client.bodies import Group, StepCounts, StepSettings, StepStatus
 from launcher.client.failures import Refused, Rewound, StepFailed
@@ -159,6 +159,6 @@ def _said(result: StepResult) -> StepResult:
     parts += [f"{result.joined} joined"] if result.joined else []
     parts += [f"{result.sealed} sealed"] if result.sealed else []
     parts += [f"{count} × {reason}" for reason, count in sorted(result.dropped.items())]
-    sys.stderr.write(f"slipway: {step}: {harmless(', '.join(parts))}\n")
+    sys.stderr.write(f"slipway: {step}: {sanitized(', '.join(parts))}\n")
     sys.stderr.flush()
     return result

@@ -262,12 +262,12 @@ class Completions:
             delivered=flight.awaited and not asked.receipt_follows,
         )
         try:
-            failpoints.passing("gateway.recording")
+            failpoints.failpoint("gateway.recording")
             self._store.record(exchange)
         except OSError as error:  # a full disk: what is not recorded is not handed out
             raise _not_recorded(error) from error
         flight.recorded = True
-        failpoints.passing("gateway.recorded")
+        failpoints.failpoint("gateway.recorded")
 
 
 class Door:

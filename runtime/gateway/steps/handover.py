@@ -60,10 +60,10 @@ class Handover:
         After a try that broke off the trainer may have it: what it has is never made again. Raises OSError,
         and NothingToTrainError where nothing is left to train.
         """
-        failpoints.passing("gateway.giving")
+        failpoints.failpoint("gateway.giving")
         if not self._folder.was_given(step.id):
             await asyncio.to_thread(self._folder.give, step.id, await self._batch(step))
-        failpoints.passing("gateway.given")
+        failpoints.failpoint("gateway.given")
         step.state = "training"
 
     async def give_beside(

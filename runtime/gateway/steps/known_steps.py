@@ -39,7 +39,7 @@ class KnownSteps:
     def take_in(self, step: Step) -> None:
         """The step survives from here on. Raises OSError."""
         self._folder.queue(step)
-        failpoints.passing("gateway.queued")
+        failpoints.failpoint("gateway.queued")
         self._remember(step)
 
     def find(self, key: str, digest: str) -> Step | None:

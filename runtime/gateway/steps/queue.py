@@ -242,7 +242,7 @@ class StepQueue:
             return
         if step.state == "committed":
             checkpoint = await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id))
-            failpoints.passing("gateway.committed")
+            failpoints.failpoint("gateway.committed")
             following = partial(self._steps.following, step.id)
             await self._handover.give_beside(self._publish_step(step, checkpoint), following, self._wake)
         elif step.state in ("published", "failed"):  # its end could not be written
@@ -285,7 +285,7 @@ class StepQueue:
         self._end(step)
 
     def _end(self, step: Step) -> None:
-        failpoints.passing("gateway.ending")
+        failpoints.failpoint("gateway.ending")
         self._folder.write_outcome(step)
         step.let_go()
         step.trained.set()

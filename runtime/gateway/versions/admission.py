@@ -103,7 +103,7 @@ class Admission:
         return now is None or now.manifest != trial.manifest
 
     def _admit(self, proof: AdmissionProof, started: float) -> None:
-        failpoints.passing("admission.proven")
+        failpoints.failpoint("admission.proven")
         self._write(started, admitted=True, **_plain(asdict(proof)))
         log.info("admitted: %s", self.record)
         self._passed.set()

@@ -78,9 +78,9 @@ class Publisher:
                 if refusals == REFUSALS:
                     break
                 continue
-            failpoints.passing("gateway.staged")
+            failpoints.failpoint("gateway.staged")
             self._versions.move(checkpoint.version, checkpoint.step)
-            failpoints.passing("gateway.moved")
+            failpoints.failpoint("gateway.moved")
             proof["seconds"] = round(time.monotonic() - started, 4)
             self._write(checkpoint, "published", started, **proof)
             await self._retire()

@@ -7,4 +7,4 @@ import sys
 from launcher.base import running
 
 if __name__ == "__main__":
-    print(len(running.carrying(*sys.argv[1:])))
+    print(len(running.with_variable(*sys.argv[1:])))

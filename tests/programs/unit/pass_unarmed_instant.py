@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from launcher.base.failpoints import passing
+from launcher.base.failpoints import failpoint
 
-passing("cli.armed")
+failpoint("cli.armed")
 assert "runtime.shared.failpoints" not in sys.modules

@@ -1,7 +1,7 @@
 """What a machine or a model wrote is shown on the terminal and never acts on it, by every way it gets there.
 
 The bytes are hostile ones: the clipboard, the title, a cleared screen, another screen, a moved cursor, keys
-that mean something else, C1 controls, text that runs backwards (launcher/base/harmless.py).
+that mean something else, C1 controls, text that runs backwards (launcher/base/sanitize.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import harmless
+from launcher.base import sanitize
 from launcher.base.errors import JobFailed
 from launcher.base.home import Home
 from launcher.client.bodies import StepCounts, StepStatus
@@ -63,35 +63,35 @@ def _is_harmless(said: str, *, seen: bool = True) -> None:
 
 def test_p09_each_that_acts_is_seen_and_the_text_of_every_language_is_as_it_was() -> None:
     for given, seen in ACTS.items():
-        assert harmless.text(f"<{given}>").startswith(f"<{seen}"), given
-        _is_harmless(harmless.text(given) + harmless.line(given), seen=False)
-        _is_harmless(harmless.LogStream().hear(f"{given} "), seen=False)
+        assert sanitize.plain_text(f"<{given}>").startswith(f"<{seen}"), given
+        _is_harmless(sanitize.plain_text(given) + sanitize.one_line(given), seen=False)
+        _is_harmless(sanitize.LogStream().feed(f"{given} "), seen=False)
     kept = "naïve « thé »\u00a0 日本語 العربية עברית 👩‍🔬\tand\na line\n"
-    assert harmless.text(kept) == kept == harmless.LogStream().hear(kept)
-    assert harmless.line("a\nb\tc") == r"a\nb\tc"
-    assert harmless.text("50%\r100%\r\nend\r\r\n") == "50%\n100%\nend\n"
+    assert sanitize.plain_text(kept) == kept == sanitize.LogStream().feed(kept)
+    assert sanitize.one_line("a\nb\tc") == r"a\nb\tc"
+    assert sanitize.plain_text("50%\r100%\r\nend\r\r\n") == "50%\n100%\nend\n"
 
 
 def test_p09_a_log_keeps_its_colours_and_they_go_no_further() -> None:
     for colour in (RED, "\x1b[m", "\x1b[1;38;5;8m", "\x1b[38;2;8;8;8m", "\x1b[4:3m", PLAIN):
-        assert harmless.LogStream().hear(f"{colour}text") == f"{colour}text"
-        assert harmless.text(f"{colour}text") == harmless.line(f"{colour}text") == "text"
+        assert sanitize.LogStream().feed(f"{colour}text") == f"{colour}text"
+        assert sanitize.plain_text(f"{colour}text") == sanitize.one_line(f"{colour}text") == "text"
     for concealing in ("\x1b[8m", "\x1b[1;8m", "\x1b[38;5;1;8m"):
-        assert harmless.LogStream().hear(f"{concealing}text") == repr(concealing)[1:-1] + "text"
-    log = harmless.LogStream()
-    assert log.hear(f"{RED}text") + log.end() == f"{RED}text{PLAIN}"
-    log = harmless.LogStream()
-    assert log.hear(f"{RED}text{PLAIN}") + log.end() == f"{RED}text{PLAIN}"
+        assert sanitize.LogStream().feed(f"{concealing}text") == repr(concealing)[1:-1] + "text"
+    log = sanitize.LogStream()
+    assert log.feed(f"{RED}text") + log.end() == f"{RED}text{PLAIN}"
+    log = sanitize.LogStream()
+    assert log.feed(f"{RED}text{PLAIN}") + log.end() == f"{RED}text{PLAIN}"
 
 
 def test_p09_a_log_in_pieces_is_as_in_one() -> None:
     given = f"{HOSTILE}\r\n{RED}red\x1b[0;1mbold{PLAIN}\rover\r\n\x1b[3"
-    whole = harmless.LogStream()
-    expected = whole.hear(given) + whole.end()
+    whole = sanitize.LogStream()
+    expected = whole.feed(given) + whole.end()
     _is_harmless(expected)
     for size in (1, 2, 3, 7):
-        log = harmless.LogStream()
-        made = [log.hear(given[at : at + size]) for at in range(0, len(given), size)]
+        log = sanitize.LogStream()
+        made = [log.feed(given[at : at + size]) for at in range(0, len(given), size)]
         assert "".join(made) + log.end() == expected, size
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 
-def own_module(name: str, python: Path | str | None = None) -> list[str]:
+def module_command(name: str, python: Path | str | None = None) -> list[str]:
     """The beginning of its command line. `-P`: the folder it is started in is not on its path.
 
     `python`: by another interpreter than this process's.

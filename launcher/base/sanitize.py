@@ -14,33 +14,33 @@ from __future__ import annotations
 
 import re
 
-_ACTS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-_ACTING = re.compile(f"[{_ACTS}]")
-_IN_A_LINE = re.compile(f"[\t\n{_ACTS}]")
+_CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_CONTROL_CHARACTER = re.compile(f"[{_CONTROL}]")
+_CONTROL_OR_NEWLINE = re.compile(f"[\t\n{_CONTROL}]")
 _COLOUR = re.compile(r"\x1b\[([0-9;:]{0,64})m")
 _LINE_END = re.compile(r"\r+\n?")
 # What may be the beginning of a colour or of a line's end.
-_BEGUN = re.compile(r"(\r+|\x1b(\[[0-9;:]{0,64})?)\Z")
-_PLAIN = "\x1b[0m"
+_UNFINISHED = re.compile(r"(\r+|\x1b(\[[0-9;:]{0,64})?)\Z")
+_RESET = "\x1b[0m"
 _CONCEAL = 8
 # `38;5;8` and `38;2;8;8;8` are colours: so many numbers follow.
-_WIDE = {38, 48, 58}
-_FOLLOWING = {5: 1, 2: 3}
+_EXTENDED_COLOUR = {38, 48, 58}
+_EXTENDED_PARAMETERS = {5: 1, 2: 3}
 
 
-def text(given: str) -> str:
+def plain_text(given: str) -> str:
     """Lines, without colours."""
-    return _ACTING.sub(_shown, _LINE_END.sub("\n", _COLOUR.sub("", given)))
+    return _CONTROL_CHARACTER.sub(_escaped, _LINE_END.sub("\n", _COLOUR.sub("", given)))
 
 
-def line(given: str) -> str:
+def one_line(given: str) -> str:
     """One line, without colours, whatever it holds; a line's end inside it is shown as well."""
-    return _IN_A_LINE.sub(_shown, _COLOUR.sub("", given))
+    return _CONTROL_OR_NEWLINE.sub(_escaped, _COLOUR.sub("", given))
 
 
-def in_json(given: str) -> str:
+def json_text(given: str) -> str:
     """JSON with the same meaning, for a program or for a terminal: it escapes C0 alone by itself."""
-    return _ACTING.sub(lambda found: f"\\u{ord(found[0]):04x}", given)
+    return _CONTROL_CHARACTER.sub(lambda found: f"\\u{ord(found[0]):04x}", given)
 
 
 class LogStream:
@@ -50,32 +50,32 @@ class LogStream:
         self._rest = ""
         self._coloured = False
 
-    def hear(self, piece: str) -> str:
+    def feed(self, piece: str) -> str:
         """What may be shown by now; what may be the beginning of a sequence waits for its end."""
         given = self._rest + piece
-        begun = _BEGUN.search(given)
+        begun = _UNFINISHED.search(given)
         cut = begun.start() if begun else len(given)
         self._rest = given[cut:]
-        return self._made(given[:cut])
+        return self._sanitized(given[:cut])
 
     def end(self) -> str:
         """What was held back; colours go no further."""
         given, self._rest = self._rest, ""
-        return self._made(given) + (_PLAIN if self._coloured else "")
+        return self._sanitized(given) + (_RESET if self._coloured else "")
 
-    def _made(self, given: str) -> str:
+    def _sanitized(self, given: str) -> str:
         made, at = [], 0
         for found in _COLOUR.finditer(given):
             if _conceals(found[1]):
                 continue
-            made += [_without(given[at : found.start()]), found[0]]
+            made += [_strip_colours(given[at : found.start()]), found[0]]
             self._coloured = found[1].strip("0;") != ""
             at = found.end()
-        return "".join([*made, _without(given[at:])])
+        return "".join([*made, _strip_colours(given[at:])])
 
 
-def _without(given: str) -> str:
-    return _ACTING.sub(_shown, _LINE_END.sub("\n", given))
+def _strip_colours(given: str) -> str:
+    return _CONTROL_CHARACTER.sub(_escaped, _LINE_END.sub("\n", given))
 
 
 def _conceals(parameters: str) -> bool:
@@ -84,10 +84,10 @@ def _conceals(parameters: str) -> bool:
     while at < len(numbers):
         if numbers[at] == _CONCEAL:
             return True
-        wide = numbers[at] in _WIDE and at + 1 < len(numbers)
-        at += 2 + _FOLLOWING.get(numbers[at + 1], 0) if wide else 1
+        wide = numbers[at] in _EXTENDED_COLOUR and at + 1 < len(numbers)
+        at += 2 + _EXTENDED_PARAMETERS.get(numbers[at + 1], 0) if wide else 1
     return False
 
 
-def _shown(found: re.Match[str]) -> str:
+def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()

@@ -22,11 +22,11 @@ from launcher.base import computer_identity
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = "/proc/{}/ns/pid"
 # The same processes are seen; none of its processes can live; or nobody here can know.
-Seen = Literal["here", "rebooted", "elsewhere"]
+Visibility = Literal["here", "rebooted", "elsewhere"]
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessLocation:
     """`computer` is a digest that a reboot does not change; `boot` and `pids` (the PID namespace) are as the
     kernel names them, None where it does not. `host` is for people."""
 
@@ -36,7 +36,7 @@ class Place:
     host: str
 
     @staticmethod
-    def here() -> Place:
+    def here() -> ProcessLocation:
         """Of this process."""
         return _here()
 
@@ -45,7 +45,7 @@ class Place:
         """As a record has it; what a later version added is passed over."""
         return cls(**{key: values[key] for key in cls.__dataclass_fields__})
 
-    def seen_from(self, here: Place) -> Seen:
+    def visibility_from(self, here: ProcessLocation) -> Visibility:
         """How processes of this place stand to one that asks `here`.
 
         One kernel tells by its boot; a machine-id may be its image's. Another boot of the same computer has
@@ -55,7 +55,7 @@ class Place:
             return "here" if self.pids == here.pids else "elsewhere"
         return "rebooted" if self.computer == here.computer else "elsewhere"
 
-    def describe(self, here: Place) -> str:
+    def describe(self, here: ProcessLocation) -> str:
         """ "gpubox", or "another container of gpubox" where the kernel is this one."""
         if self.boot is not None and self.boot == here.boot:
             number = "".join(character for character in self.pids or "" if character.isdigit())
@@ -64,9 +64,9 @@ class Place:
 
 
 @functools.cache
-def _here() -> Place:
+def _here() -> ProcessLocation:
     host = socket.gethostname()
-    return Place(_computer(host), boot_id(), pid_namespace("self"), host)
+    return ProcessLocation(_computer(host), boot_id(), pid_namespace("self"), host)
 
 
 @functools.cache

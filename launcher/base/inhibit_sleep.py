@@ -19,7 +19,7 @@ _END_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def staying_awake(why: str) -> Iterator[None]:
+def inhibit_sleep(why: str) -> Iterator[None]:
     """Awake until left; also when this process is killed before. Without a way to ask for it, as before."""
     held = _hold(why)
     try:

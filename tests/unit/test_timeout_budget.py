@@ -1,4 +1,4 @@
-"""patience.py: one number for how long an absent runtime is waited for, which none contradicts."""
+"""timeout_budget.py: one number for how long an absent runtime is waited for, which none contradicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.backends.over_ssh import link
-from launcher.base import patience
+from launcher.base import timeout_budget
 from launcher.client import wire
 from launcher.client.connection import Connection
 from launcher.client.failures import EndpointLost, NotConnected
@@ -34,16 +34,16 @@ LEASES = (LEAST_LEASE_SECONDS, 60.0, USUAL_LEASE, 4 * 3600.0)
 
 
 def test_the_program_and_launch_call_it_the_same() -> None:
-    assert wire.PATIENCE_VARIABLE == patience.VARIABLE
-    assert patience.seconds(USUAL_LEASE, rented=True) == wire._USUAL_SECONDS
+    assert wire.PATIENCE_VARIABLE == timeout_budget.VARIABLE
+    assert timeout_budget.seconds(USUAL_LEASE, rented=True) == wire._USUAL_SECONDS
     assert wire._LONGEST_ANSWER_SECONDS == engine_client._COMPLETION_SECONDS
 
 
 @pytest.mark.parametrize("lease_seconds", LEASES)
 def test_g05_a_rented_runtime_is_waited_for_as_long_as_it_waits_for_us(lease_seconds: float) -> None:
-    assert patience.seconds(lease_seconds, rented=True) >= lease_seconds
-    assert patience.seconds(USUAL_LEASE, rented=True) == USUAL_LEASE
-    assert patience.seconds(lease_seconds, rented=False) == patience.LEAST_SECONDS
+    assert timeout_budget.seconds(lease_seconds, rented=True) >= lease_seconds
+    assert timeout_budget.seconds(USUAL_LEASE, rented=True) == USUAL_LEASE
+    assert timeout_budget.seconds(lease_seconds, rented=False) == timeout_budget.MIN_SECONDS
 
 
 @pytest.mark.parametrize("rented", [False, True])
@@ -52,8 +52,8 @@ def test_g17_a_client_waits_longer_than_the_door_may_take_to_answer(
     lease_seconds: float, rented: bool
 ) -> None:
     """It hangs up on a door that still asks for it in no case: that would be another question."""
-    door = patience.seconds(lease_seconds, rented)
-    client = Patience.of_run({patience.VARIABLE: str(door)})
+    door = timeout_budget.seconds(lease_seconds, rented)
+    client = Patience.of_run({timeout_budget.VARIABLE: str(door)})
     assert client.away_seconds >= door
     # Before rewards the door says which answers arrived; then it asks, and the runtime samples.
     assert client.answer_seconds >= door + door + engine_client._COMPLETION_SECONDS
@@ -67,7 +67,7 @@ def test_g17_a_client_waits_longer_than_the_door_may_take_to_answer(
 def test_g23_what_mends_itself_has_its_time_before_anybody_gives_up(
     lease_seconds: float, rented: bool
 ) -> None:
-    waited = patience.seconds(lease_seconds, rented)
+    waited = timeout_budget.seconds(lease_seconds, rented)
     frozen = health.STALL_SECONDS + fleet.WAIT_SECONDS
     assert waited > frozen, "a gateway that froze is ended and started again, then it waits for its engines"
     assert waited > link.MOST_SILENT_SECONDS + 60.0, "a link that fell silent is made anew"
@@ -97,7 +97,7 @@ def test_g23_one_patience_is_told_to_the_door_the_heart_the_work_and_the_program
     monkeypatch.setattr(Relay, "__init__", door)
     monkeypatch.setattr(Pulse, "start", beat)
     monkeypatch.setattr(Watched, "__init__", work)
-    monkeypatch.setattr("launcher.base.patience.LEAST_SECONDS", 41.5)
+    monkeypatch.setattr("launcher.base.timeout_budget.MIN_SECONDS", 41.5)
     seen = tmp_path / "seen.json"
     text = f"import os, json; json.dump(dict(os.environ), open({str(seen)!r}, 'w'))"
     assert live((sys.executable, "-c", text)).code == 0
@@ -108,7 +108,7 @@ def test_g23_one_patience_is_told_to_the_door_the_heart_the_work_and_the_program
 
 def test_a_patience_that_is_no_number_is_refused() -> None:
     with pytest.raises(NotConnected, match="LAUNCH_PATIENCE_SECONDS"):
-        Patience.of_run({patience.VARIABLE: "long"})
+        Patience.of_run({timeout_budget.VARIABLE: "long"})
 
 
 @pytest.mark.parametrize("how", ["at once", "from an event loop"])
@@ -135,6 +135,6 @@ async def _asked_from_a_loop(endpoint: Endpoint) -> None:
 
 
 def test_a_program_takes_the_patience_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, patience.VARIABLE, "240")
+    monkeypatch.setitem(os.environ, timeout_budget.VARIABLE, "240")
     taken = Connection(Endpoint("http://127.0.0.1:1", "token")).wire.patience
     assert taken.away_seconds == 240.0

@@ -19,12 +19,12 @@ from typing import Any
 # What the program finds it in; the client has its own copy of the name.
 VARIABLE = "LAUNCH_PATIENCE_SECONDS"
 # Longer than a gateway that froze needs to be noticed and started again, and than it waits for an engine.
-LEAST_SECONDS = 180.0
+MIN_SECONDS = 180.0
 
 
 def seconds(lease_seconds: float, rented: bool) -> float:
     """The patience of a run with this lease."""
-    return max(LEAST_SECONDS, lease_seconds) if rented else LEAST_SECONDS
+    return max(MIN_SECONDS, lease_seconds) if rented else MIN_SECONDS
 
 
 def of_record(plan: Mapping[str, Any]) -> float:
