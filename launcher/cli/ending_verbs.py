@@ -102,7 +102,7 @@ def gc(
     elif yes or _agreed(output, columns(rows), len(finds)):
         return _remove(output, finds, seen)
     else:
-        shown = "" if consent.can_ask(output) else columns(rows)
+        shown = "" if consent.can_prompt(output) else columns(rows)
         output.result({"found": [find.to_dict() for find in finds], "removed": False} | said, shown)
         asked = ["--older-than", older_than] if older_than is not None else []
         asked += ["--unpulled"] if unpulled else []
@@ -161,7 +161,7 @@ def _from_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsew
         raise UsageError(f"{label} is starting: left alone", why, f"launch status {label}")
     if elsewhere:
         return record
-    agreed = consent.can_ask(output) and consent.agreed(output, "its launch is at work there. End it?")
+    agreed = consent.can_prompt(output) and consent.confirm(output, "its launch is at work there. End it?")
     if not agreed:
         hint = f"launch down {label} --elsewhere  # ends it from here"
         raise UsageError(f"{label} is alive: left alone", f"it lives on {record.whereabouts}", hint)
@@ -195,10 +195,10 @@ def _at_providers(
 
 def _agreed(output: Output, shown: str, count: int) -> bool:
     """Show what would go and ask; without a terminal nobody is asked, and nothing goes."""
-    if not consent.can_ask(output):
+    if not consent.can_prompt(output):
         return False
     output.note(shown)
-    return consent.agreed(output, f"remove {'this' if count == 1 else f'these {count}'}?")
+    return consent.confirm(output, f"remove {'this' if count == 1 else f'these {count}'}?")
 
 
 def _who_answered(seen: Look | None) -> dict[str, Any]:

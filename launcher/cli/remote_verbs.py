@@ -19,7 +19,7 @@ from launcher.backends.over_ssh.remote_log import RemoteLog, Standing
 from launcher.base.errors import EXIT_OK, JobFailed, LaunchError, UsageError
 from launcher.base.home import Home
 from launcher.config import remote_tools, shadowing
-from launcher.console import passed_on
+from launcher.console import sanitized_command
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
 
@@ -54,7 +54,7 @@ def execute(output: Output, name: str, command: list[str]) -> int:
         f' PATH="$(dirname "$(cat {shlex.quote(machine.state_dir)}/{machine_scripts.PYTHON})"):$PATH"'
         f" && {shlex.join(command)}"
     )
-    code = passed_on.call(machine.host.command("--", there), stdout=2 if output.as_json else 1)
+    code = sanitized_command.run(machine.host.command("--", there), stdout=2 if output.as_json else 1)
     if output.as_json:
         output.result({"command": command, "exit_code": code}, "")
     if code:

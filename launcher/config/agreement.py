@@ -23,7 +23,7 @@ _NO_MODEL = "not known for this model"
 
 def refuse_unasked(settings: Settings) -> None:
     """Nobody is there to agree, and nobody has with --yes: then prices are not even looked up."""
-    if not settings.rented or settings.yes or consent.somebody_is_here():
+    if not settings.rented or settings.yes or consent.is_interactive():
         return
     raise _nobody(
         f"{plan_again(settings, settings.gpus or '')}  # what it costs; then the same run with --yes"
@@ -34,10 +34,10 @@ def confirm(output: Output, plan: Plan, settings: Settings) -> None:
     """Have the most it can cost agreed to, before any call of a provider. Raises UsageError without that."""
     if plan.rented is None or settings.yes:
         return
-    if not consent.can_ask(output):
+    if not consent.can_prompt(output):
         raise _nobody("run the same command with --yes")
     output.note(table(plan))
-    if not consent.agreed(output, f"{plan.describe_cost()}. Proceed?"):
+    if not consent.confirm(output, f"{plan.describe_cost()}. Proceed?"):
         again = "run it again with a shorter --max or a smaller --budget"
         raise UsageError("not agreed to", "nothing was rented", again)
 

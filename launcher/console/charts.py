@@ -18,8 +18,8 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 58, 44
 _TICKS = 5
 # As wide as a letter may be.
-_LETTER = 7
-_LONGEST_NAME = 21
+_CHARACTER_WIDTH = 7
+_MAX_NAME_LENGTH = 21
 # Of a bar's height, for the number above it.
 _LABEL_ROOM = 0.12
 
@@ -95,7 +95,7 @@ def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
     return [width * it for it in range(first, last + 1)]
 
 
-def shown(value: float) -> str:
+def as_text(value: float) -> str:
     """A number as an axis has it."""
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.2g}"
@@ -126,7 +126,7 @@ def _frame(title: str, y: _Axis) -> list[str]:
             f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{place:.1f}" y2="{place:.1f}" stroke="#e4e4e4"/>'
         )
         parts.append(
-            f'<text x="{_LEFT - 8}" y="{place + 4:.1f}" text-anchor="end" fill="#555">{shown(value)}</text>'
+            f'<text x="{_LEFT - 8}" y="{place + 4:.1f}" text-anchor="end" fill="#555">{as_text(value)}</text>'
         )
     return parts
 
@@ -136,15 +136,15 @@ def _legend(names: Iterable[tuple[str, str]]) -> list[str]:
     parts, x = [], _LEFT
     for name, colour in names:
         label = _short(name)
-        if x + _LETTER * len(label) > WIDTH - _RIGHT:
+        if x + _CHARACTER_WIDTH * len(label) > WIDTH - _RIGHT:
             break
         parts.append(f'<rect x="{x}" y="33" width="10" height="10" rx="2" fill="{colour}"/>')
         parts.append(f'<text x="{x + 15}" y="42" fill="#555">{escape(label)}</text>')
-        x += 35 + _LETTER * len(label)
+        x += 35 + _CHARACTER_WIDTH * len(label)
     return parts
 
 
-def _short(name: str, most: int = _LONGEST_NAME) -> str:
+def _short(name: str, most: int = _MAX_NAME_LENGTH) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
@@ -159,18 +159,18 @@ def _chart(chart: Chart) -> list[str]:
     parts = _frame(chart.title, y)
     for value in x.values:
         place = f'x="{x.at(value):.1f}" y="{HEIGHT - _BOTTOM + 18}"'
-        parts.append(f'<text {place} text-anchor="middle" fill="#555">{shown(value)}</text>')
+        parts.append(f'<text {place} text-anchor="middle" fill="#555">{as_text(value)}</text>')
     parts.append(
         f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 8}" text-anchor="end" fill="#555">'
         f"{escape(chart.x_name)}</text>"
     )
     for line in chart.lines:
-        parts += _line(line, x, y)
+        parts += _series(line, x, y)
     named = [(line.name, _colour(line.colour)) for line in chart.lines if line.kind != "faint"]
     return parts + _legend(named)
 
 
-def _line(line: ChartLine, x: _Axis, y: _Axis) -> list[str]:
+def _series(line: ChartLine, x: _Axis, y: _Axis) -> list[str]:
     colour = _colour(line.colour)
     placed = [(x.at(it.x), y.at(it.y), it) for it in line.points]
     width, opacity = (1, 0.4) if line.kind == "faint" else (2, 1)
@@ -183,7 +183,7 @@ def _line(line: ChartLine, x: _Axis, y: _Axis) -> list[str]:
         parts += _error_bar(across, point, y, colour)
         parts.append(
             f'<circle cx="{across:.1f}" cy="{up:.1f}" r="4" fill="{colour}">'
-            f"<title>{escape(line.name)}, {_said(point)}</title></circle>"
+            f"<title>{escape(line.name)}, {_tooltip(point)}</title></circle>"
         )
     return parts
 
@@ -237,8 +237,8 @@ def _colour(number: int) -> str:
     return _COLOURS[number % len(_COLOURS)]
 
 
-def _said(point: Point) -> str:
-    return f"step {shown(point.x)}: {_value(point)}"
+def _tooltip(point: Point) -> str:
+    return f"step {as_text(point.x)}: {_value(point)}"
 
 
 def _value(point: Point) -> str:

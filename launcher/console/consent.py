@@ -17,23 +17,23 @@ from launcher.console.output import Output
 _ANSWERS = "answers.json"
 
 
-def somebody_is_here() -> bool:
+def is_interactive() -> bool:
     """Whether a question would be seen and could be answered."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def can_ask(output: Output) -> bool:
+def can_prompt(output: Output) -> bool:
     """With `--json` a program is reading, which answers no questions."""
-    return not output.as_json and somebody_is_here()
+    return not output.as_json and is_interactive()
 
 
-def agreed(output: Output, question: str) -> bool:
+def confirm(output: Output, question: str) -> bool:
     """The answer; no without one."""
     output.note(f"{question} [y/N]")
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def remembered(data: Path, question: str) -> bool | None:
+def remembered_answer(data: Path, question: str) -> bool | None:
     """What was answered to `question` before; None when it was never asked. `data` is the home's folder."""
     try:
         answer = json.loads((data / _ANSWERS).read_text()).get(question)
@@ -42,7 +42,7 @@ def remembered(data: Path, question: str) -> bool | None:
     return answer if isinstance(answer, bool) else None
 
 
-def remember(data: Path, question: str, answer: bool) -> None:
+def remember_answer(data: Path, question: str, answer: bool) -> None:
     """Not to be asked again. Where it cannot be written, it will be."""
     with contextlib.suppress(OSError):
         data.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ QUIET_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveStatus:
     """What the live line shows of a running run; None where it is not known yet."""
 
     name: str
@@ -93,7 +93,7 @@ class Output:
     def result(self, data: Mapping[str, Any], text: str) -> None:
         """The answer of a verb: `data` as one object, or `text`."""
         if self.as_json:
-            self._object(data)
+            self._print_json(data)
         elif text:
             self._print(self._stdout, sanitize.plain_text(text))
 
@@ -123,7 +123,7 @@ class Output:
         path = log_path()
         LOGGER.error("%s: %s (%s)", type(error).__name__, error.message, error.why)
         if self.as_json:
-            self._object(
+            self._print_json(
                 {"event": "error", "error": error.to_dict(), "log": str(path) if path else None, **fields}
             )
         self.release_terminal()
@@ -153,7 +153,7 @@ class Output:
         """Something happened: an object for `--json`, a line for people where there is one."""
         LOGGER.info("%s", line or f"{event} {fields}")
         if self.as_json:
-            self._object({"event": event, **fields})
+            self._print_json({"event": event, **fields})
         elif line is not None:
             self._say(line)
 
@@ -161,7 +161,7 @@ class Output:
         """Something is wrong and the run goes on."""
         LOGGER.warning("%s", text)
         if self.as_json:
-            self._object({"event": "warning", "text": text})
+            self._print_json({"event": "warning", "text": text})
         else:
             self._say(text, _YELLOW)
 
@@ -171,7 +171,9 @@ class Output:
         begun = time.monotonic()
         LOGGER.info("%s begins", name)
         if self.as_json:
-            self._object({"event": "phase", "phase": name, "state": "begin", "usual_seconds": usual_seconds})
+            self._print_json(
+                {"event": "phase", "phase": name, "state": "begin", "usual_seconds": usual_seconds}
+            )
         known = usual_seconds is not None and usual_seconds >= 1
         usual = f" (usually {format_duration(usual_seconds or 0)})" if known else ""
         detail = ""
@@ -188,14 +190,16 @@ class Output:
 
         state = "broken off"
         try:
-            with self._ticking(text, lambda: self._say_waiting(name, time.monotonic() - begun, detail)):
+            with self._redrawing(text, lambda: self._say_waiting(name, time.monotonic() - begun, detail)):
                 yield progress
             state = "end"
         finally:
             seconds = time.monotonic() - begun
             LOGGER.info("%s %s after %.2f s", name, state, seconds)
             if self.as_json:
-                self._object({"event": "phase", "phase": name, "state": state, "seconds": round(seconds, 3)})
+                self._print_json(
+                    {"event": "phase", "phase": name, "state": state, "seconds": round(seconds, 3)}
+                )
             else:
                 how = usual if state == "end" else ", interrupted"
                 self._say(f"  {name:<9} {format_duration(seconds)}{how}")
@@ -214,7 +218,7 @@ class Output:
             nonlocal detail
             detail = line
 
-        with self._ticking(text, lambda: self.note(text())):
+        with self._redrawing(text, lambda: self.note(text())):
             yield progress
 
     @contextlib.contextmanager
@@ -227,7 +231,7 @@ class Output:
         finally:
             self.release_terminal()
 
-    def live(self, live: Live) -> None:
+    def live(self, live: LiveStatus) -> None:
         """Where the run stands. Without a terminal: at a new step or trouble, else now and then."""
         if self._line:
             self._draw(live.line(), _YELLOW if live.trouble else _DIM)
@@ -245,9 +249,9 @@ class Output:
         if self._line:
             self._line.clear()
 
-    def say_at_once(self, text: str) -> None:
+    def write_from_signal_handler(self, text: str) -> None:
         """A line from a signal handler: it waits for no lock and goes round the stream's own buffer."""
-        sequence = self._line.fresh_row() if self._line else ""
+        sequence = self._line.clear_sequence() if self._line else ""
         with contextlib.suppress(OSError, ValueError):
             os.write(self._stderr.fileno(), f"{sequence}{text}\n".encode(errors="replace"))
 
@@ -261,7 +265,7 @@ class Output:
     # -------------------------------------------------------------- how
 
     @contextlib.contextmanager
-    def _ticking(self, text: Callable[[], str], waiting: Callable[[], None]) -> Iterator[None]:
+    def _redrawing(self, text: Callable[[], str], waiting: Callable[[], None]) -> Iterator[None]:
         """Redraw while the main thread is busy; without a terminal, a line or object each QUIET_SECONDS."""
         over = threading.Event()
 
@@ -286,7 +290,7 @@ class Output:
 
     def _say_waiting(self, phase: str, seconds: float, detail: str) -> None:
         fields = {"state": "waiting", "seconds": round(seconds, 3), "detail": detail or None}
-        self._object({"event": "phase", "phase": phase, **fields})
+        self._print_json({"event": "phase", "phase": phase, **fields})
 
     def _draw(self, text: str, style: str = _DIM) -> None:
         if self._line:
@@ -299,7 +303,7 @@ class Output:
         else:
             self._print(self._stderr, line)
 
-    def _object(self, data: Mapping[str, Any]) -> None:
+    def _print_json(self, data: Mapping[str, Any]) -> None:
         text = json.dumps({"schema": SCHEMA, **data}, default=str, ensure_ascii=False)
         self._print(self._stdout, sanitize.json_text(REDACTOR.redact(text)))
 

@@ -21,10 +21,10 @@ _CLEAR_LINE = "\x1b[2K"
 _ALL_ROWS = "\x1b[r"
 # A smaller terminal shows the program only.
 _MIN_ROWS, _MIN_COLUMNS = 6, 20
-_USUAL_SIZE = os.terminal_size((80, 24))
+_DEFAULT_SIZE = os.terminal_size((80, 24))
 
 
-def give_back(descriptor: int) -> None:
+def reset_rows(descriptor: int) -> None:
     """All rows to whoever comes next, from a process that outlives the owner of a pinned line."""
     with contextlib.suppress(OSError):
         if os.isatty(descriptor):
@@ -65,7 +65,7 @@ class StatusLine:
         """Remove the status line; the cursor is at the start of a row."""
         with self._lock:
             if self._pinned:
-                self._write(self.fresh_row())
+                self._write(self.clear_sequence())
                 self._pinned = False
             elif self._inline:
                 self._write(f"\r{_CLEAR_LINE}")
@@ -84,7 +84,7 @@ class StatusLine:
             self._write(f"\n{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}\x1b[1A")
             self._rows = rows
 
-    def fresh_row(self) -> str:
+    def clear_sequence(self) -> str:
         """What removes the status line and gets to the start of a row; for a signal handler, too, which
         cannot wait for the lock."""
         if self._inline:
@@ -111,8 +111,8 @@ class StatusLine:
         try:
             size = os.get_terminal_size(self._stream.fileno())
         except OSError:
-            return _USUAL_SIZE
-        return size if size.columns and size.lines else _USUAL_SIZE  # a container's terminal may say 0 × 0
+            return _DEFAULT_SIZE
+        return size if size.columns and size.lines else _DEFAULT_SIZE  # a container's terminal may say 0 × 0
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal was closed

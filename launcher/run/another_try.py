@@ -2,7 +2,7 @@
 
 On a terminal only, where somebody may be: Enter runs it again, `q` ends the run, and so does --idle without a
 key. The run is watched as ever meanwhile: lease, deadline, budget and signals end it as they would.
-Neighbours: `run.py` asks, `work.py` watches, `console/keys.py` reads the keyboard.
+Neighbours: `run.py` asks, `work.py` watches, `console/keyboard.py` reads the keyboard.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from launcher.base import clock
 from launcher.base.errors import JobFailed
 from launcher.base.units import format_duration, format_money
 from launcher.console import consent
-from launcher.console.keys import Keys
+from launcher.console.keyboard import RawKeyboard
 from launcher.console.output import Output
 from launcher.records.lease import Limits
 from launcher.run.pulse import Pulse
@@ -63,7 +63,7 @@ class AnotherTry:
         price = self._limits.price_per_hour
         cost = f", which goes on costing {format_money(price)}/h" if price else ""
         work = self._watching()
-        with Keys() as keys:
+        with RawKeyboard() as keys:
             waiting = _Waiting(keys, work, idle_seconds)
             self._output.warn(
                 f"{failed.message}, before its first step: mend it, and Enter runs it again on the same "
@@ -78,7 +78,7 @@ class AnotherTry:
 class _Waiting:
     """Until Enter, the end that is asked for, or so long without a key."""
 
-    def __init__(self, keys: Keys, work: Work, idle_seconds: float) -> None:
+    def __init__(self, keys: RawKeyboard, work: Work, idle_seconds: float) -> None:
         self._keys = keys
         self._work = work
         self._idle_seconds = idle_seconds
@@ -87,7 +87,7 @@ class _Waiting:
 
     def over(self) -> bool:
         """A look at the keyboard, a little while long."""
-        key = self._keys.pressed(_LOOK_SECONDS)
+        key = self._keys.read_key(_LOOK_SECONDS)
         now = clock.boot_seconds()
         if key is not None:  # somebody is there
             self._until = now + self._idle_seconds
@@ -98,4 +98,4 @@ class _Waiting:
 
 
 def _somebody_answers(output: Output, *, yes: bool) -> bool:
-    return not yes and not os.environ.get("CI") and consent.can_ask(output)
+    return not yes and not os.environ.get("CI") and consent.can_prompt(output)

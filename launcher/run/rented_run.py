@@ -29,14 +29,14 @@ SHARED_FRACTION = 0.45
 def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
     """Ask once whether plain `ssh` may find rented machines; before anything is rented, for the answer may
     take its time."""
-    if plan.rented is None or yes or consent.remembered(runs.parent, _SSH_LINE) is not None:
+    if plan.rented is None or yes or consent.remembered_answer(runs.parent, _SSH_LINE) is not None:
         return
-    if not ssh_config.included(runs) and consent.can_ask(output):
+    if not ssh_config.included(runs) and consent.can_prompt(output):
         output.note(
             "`launch ssh RUN` always works. Plain ssh and scp need one Include line in ~/.ssh/config,"
         )
-        agreed = consent.agreed(output, "removed with the last run. Add it, now and for later runs?")
-        consent.remember(runs.parent, _SSH_LINE, agreed)
+        agreed = consent.confirm(output, "removed with the last run. Add it, now and for later runs?")
+        consent.remember_answer(runs.parent, _SSH_LINE, agreed)
 
 
 def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Path, yes: bool) -> float:
@@ -49,7 +49,7 @@ def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Pat
         most = format_money(plan.dearest_per_hour)
         output.warn(f"it costs {format_money(price)}/h, the plan said {most}/h at most")
     standing = machine.describe()["standing"]
-    answered = consent.remembered(runs.parent, _SSH_LINE)
+    answered = consent.remembered_answer(runs.parent, _SSH_LINE)
     try:
         if (yes if answered is None else answered) and ssh_config.include(runs):
             output.event("ssh", "added one Include line to ~/.ssh/config, removed with the last run")

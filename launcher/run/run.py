@@ -89,7 +89,7 @@ class Run:
     def execute(self) -> int:
         """Live it from beginning to end; the exit code. Raises LaunchError when nothing was started."""
         settings, plan = self._request.settings, self._request.plan
-        with Signals(self._output.say_at_once) as self._signals:
+        with Signals(self._output.write_from_signal_handler) as self._signals:
             self._record = self._write_ahead()
             self._label = settings.name or self._record.id
             self._folder = self._store.folder(self._record.id)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from launcher.base import clock
 from launcher.base.errors import JobFailed, LimitReached
-from launcher.console.output import Live, Output
+from launcher.console.output import LiveStatus, Output
 from launcher.records.lease import LONGER, Limits
 from launcher.run.pulse import Beat, Pulse
 from launcher.run.signals import Interrupted
@@ -174,11 +174,11 @@ class Work:
             self._output.event("durable", f"copying caught up: {standing.describe()}", **standing.to_dict())
         self._late = late
 
-    def _live(self, beat: Beat, now: float) -> Live:
+    def _live(self, beat: Beat, now: float) -> LiveStatus:
         status = beat.status
         silent = None if beat.silent_since is None else time.monotonic() - beat.silent_since
         trouble = _word_of(status) if status else None
-        return Live(
+        return LiveStatus(
             name=self._watched.label,
             up_seconds=now - self._watched.begun_at,
             cost=self._watched.limits.spent + self._watched.limits.cost(now),

@@ -219,7 +219,7 @@ class _Minder:
             left = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
             readable = descriptors.readable(waiting, left)
             if self._pipe in readable and not os.read(self._pipe, 4096):
-                terminal.give_back(sys.stderr.fileno())
+                terminal.reset_rows(sys.stderr.fileno())
                 return self._end_all(128 + signal.SIGTERM)
             if self._wakeup in readable:
                 self._pass_on(os.read(self._wakeup, 4096))

@@ -88,7 +88,7 @@ def test_g11_the_price_and_the_most_it_can_cost_are_agreed_to(
     offered: tuple[Settings, Plan], monkeypatch: pytest.MonkeyPatch, answer: str, agreed: bool
 ) -> None:
     settings, plan = offered
-    monkeypatch.setattr("launcher.console.consent.can_ask", lambda output: True)
+    monkeypatch.setattr("launcher.console.consent.can_prompt", lambda output: True)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     stderr = io.StringIO()
     output = Output(stdout=io.StringIO(), stderr=stderr, environ={})

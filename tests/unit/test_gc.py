@@ -175,7 +175,7 @@ def test_on_a_terminal_the_answer_decides(
     debris.mkdir(parents=True)
     stdin = io.StringIO(answer)
     monkeypatch.setattr(sys, "stdin", stdin)
-    monkeypatch.setattr("launcher.console.consent.can_ask", lambda output: True)
+    monkeypatch.setattr("launcher.console.consent.can_prompt", lambda output: True)
     done = typed("gc")
     assert done.returncode == 0
     assert "[y/N]" in done.stderr

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.base.home import Home
 from launcher.console import charts
-from launcher.console.charts import Chart, ChartLine, Point, shown, ticks
+from launcher.console.charts import Chart, ChartLine, Point, as_text, ticks
 from launcher.records.records import RecordStore, RunRecord
 from launcher.results import report_data, report_page
 from launcher.results.report_data import ReportedStep, RunData
@@ -379,7 +379,7 @@ def test_b18_an_axis_has_round_numbers_and_takes_in_its_ends(low: float, high: f
     found = ticks(low, high)
     assert found[0] <= low and found[-1] >= high * (1 - 1e-9)
     assert 2 <= len(found) <= 8
-    assert len({shown(it) for it in found}) == len(found)
+    assert len({as_text(it) for it in found}) == len(found)
     step = found[1] - found[0]
     assert f"{step:e}"[:3] in ("1.0", "2.0", "2.5", "5.0")
 

@@ -25,8 +25,8 @@ from launcher.client.dspy.report import Journal
 from launcher.client.failures import StepFailed
 from launcher.client.last_words import say_them
 from launcher.client.left_out import LeftOut
-from launcher.console import passed_on
-from launcher.console.output import Live, Output
+from launcher.console import sanitized_command
+from launcher.console.output import LiveStatus, Output
 from launcher.records.records import RecordStore
 from tests.support.own_sshd import OwnSshd
 from tests.support.typed import Typed
@@ -118,7 +118,7 @@ SAID: dict[str, Callable[[Output], None]] = {
     "a warning of the runtime's": lambda output: output.warn(HOSTILE),
     "an event": lambda output: output.event("served", HOSTILE, detail=HOSTILE),
     "a phase's progress": _phase,
-    "a live line": lambda output: output.live(Live(HOSTILE, 1.0, 0.0, trouble=HOSTILE)),
+    "a live line": lambda output: output.live(LiveStatus(HOSTILE, 1.0, 0.0, trouble=HOSTILE)),
     "an error": lambda output: output.error(JobFailed(HOSTILE, f"{HOSTILE}\n{HOSTILE}", HOSTILE)),
     "what a machine said last": lambda output: output.error(JobFailed("x", last_lines=[HOSTILE])),
     "a traceback": _traceback,
@@ -217,7 +217,7 @@ def test_p09_what_is_passed_on_to_a_file_is_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "evil").write_bytes(evil)
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         words = ["sh", "-c", f"cat {tmp_path}/evil; cat {tmp_path}/evil >&2; exit 7"]
-        assert passed_on.call(words, out.fileno(), err.fileno()) == 7
+        assert sanitized_command.run(words, out.fileno(), err.fileno()) == 7
     assert (tmp_path / "out").read_bytes() == (tmp_path / "err").read_bytes() == evil
 
 
@@ -227,7 +227,7 @@ def test_p09_what_a_command_left_behind_is_not_waited_for(tmp_path: Path) -> Non
     screen, terminal = pty.openpty()
     left = tmp_path / "left"
     words = ["sh", "-c", f"sleep 600 & echo $! > {left}; printf done"]
-    assert passed_on.call(words, terminal, terminal) == 0
+    assert sanitized_command.run(words, terminal, terminal) == 0
     os.kill(int(left.read_text()), 9)
     assert _read(screen, terminal) == "done"
 

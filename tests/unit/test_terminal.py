@@ -15,7 +15,7 @@ from typing import TextIO
 import pytest
 
 from launcher.base.errors import JobFailed
-from launcher.console.output import Live, Output
+from launcher.console.output import LiveStatus, Output
 from launcher.console.terminal import StatusLine
 
 ROWS, COLUMNS = 24, 60
@@ -106,8 +106,8 @@ def test_a_lasting_line_goes_above_the_status_line(terminal: Terminal) -> None:
     assert terminal.read().endswith("\r\x1b[2Kdone one\r\nworking")
 
 
-def live(step: int) -> Live:
-    return Live(
+def live(step: int) -> LiveStatus:
+    return LiveStatus(
         "dev", 192.0, 0.0, budget=40.0, step=step, reward=0.5, tunnel_ms=2.4, lease_left_seconds=870.0
     )
 

@@ -65,7 +65,7 @@ class Claims:
             self._folder.queue(step)
             self._owners.update(dict.fromkeys(late, step.id))
 
-    def give_back(self, step: Step) -> None:
+    def reset_rows(self, step: Step) -> None:
         """The step trains nothing: its samples are free."""
         for sample in step.samples:
             if self._owners.get(sample) == step.id:

@@ -279,7 +279,7 @@ class StepQueue:
             error = f"committed, but not published: {error}"
             self.trouble = f"step {step.id} is {error}"
         else:
-            self._claims.give_back(step)
+            self._claims.reset_rows(step)
             self._folder.withdraw(step.id, error)
         step.state, step.error = "failed", error
         self._end(step)

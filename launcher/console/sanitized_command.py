@@ -16,17 +16,19 @@ _BYTES = 65536
 _LOOK_EVERY_SECONDS = 0.1
 
 
-def call(words: Sequence[str], stdout: int = 1, stderr: int = 2) -> int:
+def run(words: Sequence[str], stdout: int = 1, stderr: int = 2) -> int:
     """Run it to its end with these descriptors; its exit code, negative where a signal ended it."""
     terminals = {target: os.ttyname(target) for target in (stdout, stderr) if os.isatty(target)}
     # One way where both lead to one terminal: what is printed keeps its order.
-    ways = {name: _Way(target) for name, target in {name: it for it, name in terminals.items()}.items()}
+    ways = {
+        name: _SanitizedPipe(target) for name, target in {name: it for it, name in terminals.items()}.items()
+    }
     ends = {target: ways[name].writing for target, name in terminals.items()}
     process = subprocess.Popen(words, stdout=ends.get(stdout, stdout), stderr=ends.get(stderr, stderr))
     for way in ways.values():
         os.close(way.writing)
     try:
-        _hand_on(process, [*ways.values()])
+        _forward_all(process, [*ways.values()])
         return process.wait()
     except BaseException:  # an interruption goes on; the command does not
         process.kill()
@@ -37,7 +39,7 @@ def call(words: Sequence[str], stdout: int = 1, stderr: int = 2) -> int:
             way.close()
 
 
-class _Way:
+class _SanitizedPipe:
     """From the command to one terminal."""
 
     def __init__(self, target: int) -> None:
@@ -46,7 +48,7 @@ class _Way:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._log = sanitize.LogStream()
 
-    def hand_on(self) -> bool:
+    def forward(self) -> bool:
         """The next piece; False at its end."""
         piece = os.read(self.reading, _BYTES)
         self._show(self._log.feed(self._decoder.decode(piece, final=not piece)))
@@ -62,7 +64,7 @@ class _Way:
             view = view[os.write(self._target, view) :]
 
 
-def _hand_on(process: subprocess.Popen[bytes], ways: list[_Way]) -> None:
+def _forward_all(process: subprocess.Popen[bytes], ways: list[_SanitizedPipe]) -> None:
     """Until its end; what ssh itself has left behind may hold a pipe open and is not waited for."""
     left = {way.reading: way for way in ways}
     while left:
@@ -71,5 +73,5 @@ def _hand_on(process: subprocess.Popen[bytes], ways: list[_Way]) -> None:
         if ended and not ready:
             return
         for descriptor in ready:
-            if not left[descriptor].hand_on():
+            if not left[descriptor].forward():
                 del left[descriptor]

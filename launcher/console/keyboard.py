@@ -19,7 +19,7 @@ from launcher.base import descriptors
 _INPUT, _LOCAL = 0, 3  # of the list that tcgetattr gives
 
 
-class Keys:
+class RawKeyboard:
     """While entered, the terminal of our input gives keys one by one; Ctrl-C stays Ctrl-C."""
 
     def __init__(self) -> None:
@@ -29,18 +29,18 @@ class Keys:
     def __enter__(self) -> Self:
         """What was typed before is nobody's answer to what is asked now."""
         try:
-            self._begin()
+            self._enter_raw_mode()
         except BaseException:  # a signal: nobody else gives the terminal back
-            self._give_back()
+            self._restore()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._give_back()
+        self._restore()
 
-    def pressed(self, seconds: float) -> str | None:
+    def read_key(self, seconds: float) -> str | None:
         """The next key within so long, None without one; empty where none can come any more."""
         if in_background(self._descriptor):
             time.sleep(seconds)
@@ -52,7 +52,7 @@ class Keys:
         except OSError:
             return ""
 
-    def _begin(self) -> None:
+    def _enter_raw_mode(self) -> None:
         with contextlib.suppress(termios.error):
             self._before = termios.tcgetattr(self._descriptor)
             changed = termios.tcgetattr(self._descriptor)
@@ -61,7 +61,7 @@ class Keys:
             changed[_INPUT] |= termios.ICRNL
             self._set(termios.TCSAFLUSH, changed)
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         if self._before is not None:
             with contextlib.suppress(termios.error):  # the terminal was closed
                 self._set(termios.TCSADRAIN, self._before)
